@@ -1,0 +1,41 @@
+"""Safe distributed Horovod and PyTorch tasks for Flyte.
+
+Importing this package imports neither torch nor horovod, and not even flytekit until a task config is asked for: the
+file-system helpers and the ranks' own code use it too, and pay only for what they touch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Logs as Logs
+    from .config import SafeHorovod as SafeHorovod
+    from .config import SafeTorch as SafeTorch
+    from .config import Scratch as Scratch
+    from .config import Timeouts as Timeouts
+
+# Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
+# the modules named here are those whose import also registers it.
+_PUBLIC = {
+    "Logs": "config",
+    "SafeHorovod": "task",
+    "SafeTorch": "task",
+    "Scratch": "config",
+    "Timeouts": "config",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

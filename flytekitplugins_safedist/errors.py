@@ -1,0 +1,156 @@
+"""The exception tree of safedist.
+
+Every error is a value made of facts: *what* is wrong, *where* (a field, a path, a host, a rank), what was *seen* and
+*expected*, and the *next step*. The message is composed from them, so no caller can forget one, and a program can
+read them back. All of them survive pickling: ranks, servers and agents are different processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+def _rebuild(cls: type[SafedistError], state: dict[str, Any]) -> SafedistError:
+    error = cls.__new__(cls)
+    error.__setstate__(state)
+    return error
+
+
+class SafedistError(Exception):
+    """Base of every error that safedist raises on purpose.
+
+    Args:
+        what: one sentence that says what is wrong.
+        where: the place: a field, path, URI, host or rank, as ``{"path": ..., "rank": ...}``.
+        seen: the value that was found, if a value is the trouble.
+        expected: what would have been right.
+        hint: the next step for the reader.
+    """
+
+    what: str
+    where: Mapping[str, object]
+    seen: object
+    expected: object
+    hint: str
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: Mapping[str, object] | None = None,
+        seen: object = None,
+        expected: object = None,
+        hint: str = "",
+    ) -> None:
+        self.what = what
+        self.where = dict(where or {})
+        self.seen = seen
+        self.expected = expected
+        self.hint = hint
+        super().__init__(self.message())
+
+    def message(self) -> str:
+        """The facts as text: ``what [place] (seen …, expected …). Next step.``"""
+        text = self.what
+        if self.where:
+            text += " [" + ", ".join(f"{key}={value}" for key, value in self.where.items()) + "]"
+        facts = []
+        if self.seen is not None:
+            facts.append(f"seen: {self.seen}")
+        if self.expected is not None:
+            facts.append(f"expected: {self.expected}")
+        if facts:
+            text += " (" + "; ".join(facts) + ")"
+        if self.hint:
+            text += f". Next step: {self.hint}"
+        return text
+
+    def __str__(self) -> str:
+        return self.message()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own __reduce__ calls cls(*args), which loses keyword-only facts.
+        return (_rebuild, (type(self), dict(self.__dict__)))
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+        Exception.__init__(self, self.message())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a configuration: the field, the value seen, why it cannot work, and the repair."""
+
+    field: str
+    value: object
+    reason: str
+    repair: str
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value!r} {self.reason} ({self.repair})"
+
+
+class ConfigError(SafedistError):
+    """A task configuration that cannot work. Lists every problem at once."""
+
+    problems: tuple[Problem, ...]
+
+    def __init__(self, problems: Iterable[Problem], *, where: Mapping[str, object] | None = None) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        listed = "; ".join(str(problem) for problem in self.problems)
+        super().__init__(f"{count} problem{'' if count == 1 else 's'}: {listed}", where=where)
+
+
+class MissingDependencyError(SafedistError):
+    """A package that the task needs (torch, horovod) is not installed, or cannot be imported, on this machine."""
+
+
+class TopologyError(SafedistError):
+    """The environment does not say, or contradicts itself about, which node of how many this is."""
+
+
+class NotInTaskError(SafedistError):
+    """Something that exists only inside a rank was asked for outside one."""
+
+
+class PayloadError(SafedistError):
+    """The task function, its inputs or its result cannot be moved between the agent and its ranks."""
+
+
+class ScratchError(SafedistError):
+    """A scratch directory cannot be made, written, or kept below its size limit."""
+
+
+class LaunchError(SafedistError):
+    """The ranks of this node could not be started, or the process that starts them has died."""
+
+
+class RankFailedError(SafedistError):
+    """The job failed in the user's function. The message is the root cause: the first failing rank of the job."""
+
+
+class RankKilledError(SafedistError):
+    """A rank was ended by a signal, or left without saying why. Flyte should retry: this is infrastructure."""
+
+
+class JobInterruptedError(SafedistError):
+    """The agent was told to stop (SIGTERM, SIGINT) and ended its ranks."""
+
+
+class RendezvousError(SafedistError):
+    """The nodes of the job did not come together, or lost each other."""
+
+
+class StagingError(SafedistError):
+    """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""
+
+
+class ArchiveError(SafedistError):
+    """A code archive is refused whole: damaged, hostile, or over its limits."""
+
+
+class FsError(SafedistError):
+    """A file-system helper could not keep its promise."""
