@@ -1,0 +1,13 @@
+"""Which node of how many is this, and who says so: from the environment, without touching it.
+
+:func:`from_env` is pure: a mapping goes in, a :class:`Topology` comes out. Each operator that can start a pod of ours
+has one adapter in :mod:`.adapters`; at most one of them may recognise the environment, and what it reads is checked
+against what was decided at registration.
+"""
+
+from __future__ import annotations
+
+from .adapters import ADAPTERS, Adapter, from_env
+from .model import DEFAULT_PORT, Asked, Endpoint, Topology
+
+__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env"]

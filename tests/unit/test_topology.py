@@ -1,0 +1,271 @@
+"""Which node of how many: from each operator's variables, and never from a guess."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.errors import TopologyError
+from flytekitplugins_safedist.topology import ADAPTERS, Endpoint, Topology, from_env
+
+
+@dataclass(frozen=True)
+class Asked:
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+
+
+def pinned(nodes: int | str, nproc: int) -> dict[str, str]:
+    return {"SAFEDIST_NODES": str(nodes), "SAFEDIST_NPROC_PER_NODE": str(nproc)}
+
+
+def pytorchjob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
+    return pinned(nodes, nproc) | {
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": "f1-n0-0-master-0",
+        "MASTER_PORT": "23456",
+        "PET_MASTER_ADDR": "f1-n0-0-master-0",
+        "PET_MASTER_PORT": "23456",
+        "WORLD_SIZE": str(nodes),
+        "RANK": str(rank),
+        "PET_NODE_RANK": str(rank),
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NNODES": str(nodes),
+    }
+
+
+def elastic(nodes: str, nproc: int) -> dict[str, str]:
+    return pinned(nodes, nproc) | {
+        "PET_RDZV_ENDPOINT": "f1-n0-0-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": nodes,
+        "PET_MAX_RESTARTS": "3",
+        "PET_NPROC_PER_NODE": str(nproc),
+    }
+
+
+def mpijob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
+    return pinned(nodes, nproc) | {
+        "SAFEDIST_MPI_NODE_RANK": str(rank),
+        "SAFEDIST_MPI_NODES": str(nodes),
+        "SAFEDIST_MPI_ENDPOINT": "10.0.0.7:23456",
+    }
+
+
+def mpirun(rank: int, nodes: int, nproc: int) -> dict[str, str]:
+    return pinned(nodes, nproc) | {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(nodes),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        "SAFEDIST_ENDPOINT": "10.0.0.7:23456",
+    }
+
+
+def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
+    return {
+        "JOBSET_NAME": "f1",
+        "JOBSET_RESTART_ATTEMPT": "0",
+        "JOB_COMPLETION_INDEX": str(rank),
+        "NNODES": str(nodes),
+        "NPROC_PER_NODE": str(nproc),
+        "MASTER_PORT": "29500",
+    }
+
+
+def volcano(rank: int, nodes: int, nproc: int, extras: int = 0) -> dict[str, str]:
+    return pinned(nodes, nproc) | {
+        "VC_TASK_INDEX": str(max(rank - 1, 0)),
+        "MASTER_ADDR": "job-master-0.job",
+        "MASTER_PORT": "23456",
+        "WORLD_SIZE": str(nodes + extras),
+        "RANK": str(rank),
+    }
+
+
+FIXED = {"pytorchjob": pytorchjob, "mpijob": mpijob, "mpirun": mpirun, "jobset": jobset, "volcano": volcano}
+
+
+def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
+    topology = from_env({"PATH": "/bin"}, Asked(1, 1, 4))
+
+    assert topology == Topology(
+        node_rank=0, min_nodes=1, max_nodes=1, nproc_per_node=4, endpoint=None, source="local run"
+    )
+
+
+def test_a_local_run_of_a_task_for_many_nodes_says_that_it_is_smaller() -> None:
+    topology = from_env({}, Asked(2, 2, 4))
+
+    assert topology.world_size == 4
+    assert topology.notes == ("a local run is one node: 4 ranks instead of 8 on 2 nodes",)
+
+
+def test_the_one_pod_of_a_one_node_task_needs_no_operator() -> None:
+    topology = from_env(pinned(1, 8), Asked(1, 1, 8))
+
+    assert (topology.node_rank, topology.world_size, topology.source) == (0, 8, "single pod")
+
+
+@pytest.mark.parametrize("env", [pinned(2, 4), {"FLYTE_INTERNAL_EXECUTION_ID": "f1"}], ids=["pinned", "flyte"])
+def test_a_pod_of_many_without_an_operators_word_has_no_identity(env: dict[str, str]) -> None:
+    with pytest.raises(TopologyError, match="nothing says which node of the job this pod is") as caught:
+        from_env(env, Asked(2, 2, 4))
+
+    assert "PyTorchJob" in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("operator", FIXED)
+def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint(operator: str, rank: int) -> None:
+    topology = from_env(FIXED[operator](rank, 3, 4), Asked(3, 3, 4))
+
+    hosts = {"pytorchjob": "f1-n0-0-master-0", "jobset": "f1-workers-0-0.f1", "volcano": "job-master-0.job"}
+    port = 29500 if operator == "jobset" else 23456
+    assert (topology.node_rank, topology.nnodes, topology.world_size) == (rank, "3", 12)
+    assert topology.ranks() == range(rank * 4, rank * 4 + 4)
+    assert topology.endpoint == Endpoint(hosts.get(operator, "10.0.0.7"), port)
+
+
+def test_an_elastic_job_has_no_rank_before_its_rendezvous() -> None:
+    topology = from_env(elastic("2:4", 8), Asked(2, 4, 8))
+
+    assert topology.node_rank is None
+    assert (topology.nnodes, topology.is_elastic, topology.world_size) == ("2:4", True, 32)
+    assert topology.endpoint == Endpoint("f1-n0-0-worker-0", 23456)
+    with pytest.raises(TopologyError, match="not known before its rendezvous"):
+        topology.ranks()
+
+
+def test_volcanos_extra_pods_do_not_count_as_nodes() -> None:
+    topology = from_env(volcano(2, 4, 2, extras=4), Asked(4, 4, 2))
+
+    assert (topology.node_rank, topology.max_nodes, topology.world_size) == (2, 4, 8)
+    assert "WORLD_SIZE=8 counts every pod" in topology.notes[0]
+
+
+def test_volcanos_pytorch_plugin_is_recognised_by_its_four_variables_alone() -> None:
+    env = volcano(1, 2, 2)
+    del env["VC_TASK_INDEX"]
+
+    assert from_env(env, Asked(2, 2, 2)).source == "Volcano's pytorch plugin"
+
+
+def test_a_pod_that_volcano_gave_no_rank_is_no_training_pod() -> None:
+    env = volcano(1, 2, 2)
+    del env["RANK"]
+
+    with pytest.raises(TopologyError, match="not a training pod"):
+        from_env(env, Asked(2, 2, 2))
+
+
+def test_a_volcano_job_with_too_few_pods_is_refused() -> None:
+    with pytest.raises(TopologyError, match="a job of 2 pods"):
+        from_env(volcano(1, 2, 2) | {"SAFEDIST_NODES": "3"}, Asked(3, 3, 2))
+
+
+REFUSED = {
+    "two operators": (pytorchjob(0, 2, 4) | jobset(0, 2, 4), Asked(2, 2, 4), "more than one operator"),
+    "master and elastic": (pytorchjob(0, 2, 4) | elastic("2", 4), Asked(2, 2, 4), "more than one operator"),
+    "rank beyond size": (pytorchjob(2, 2, 4), Asked(2, 2, 4), "node rank 2; expected: 0 to 1"),
+    "pods differ": (pytorchjob(0, 2, 4) | pinned(3, 4), Asked(3, 3, 4), "nodes=2; expected: nodes=3"),
+    "two ranks": (pytorchjob(0, 2, 4) | {"RANK": "1"}, Asked(2, 2, 4), "RANK=1; expected: RANK=0"),
+    "negative": (pytorchjob(0, 2, 4) | {"PET_NODE_RANK": "-1"}, Asked(2, 2, 4), "PET_NODE_RANK of PyTorchJob"),
+    "no master": (pytorchjob(0, 2, 4) | {"MASTER_ADDR": ""}, Asked(2, 2, 4), "does not say MASTER_ADDR"),
+    "port": (pytorchjob(0, 2, 4) | {"MASTER_PORT": "70000"}, Asked(2, 2, 4), "a TCP port"),
+    "nproc differs": (pytorchjob(0, 2, 4) | {"PET_NPROC_PER_NODE": "8"}, Asked(2, 2, 4), "PET_NPROC_PER_NODE=8"),
+    "fixed said, range asked": (pytorchjob(0, 2, 4) | pinned("2:4", 4), Asked(2, 4, 4), "nodes=2; expected: nodes=2:4"),
+    "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), Asked(4, 4, 4), "nodes=2:4; expected: nodes=4"),
+    "elastic policy of one size": (elastic("4", 4), Asked(4, 4, 4), "with a Master"),
+    "range unreadable": (elastic("2:", 4) | pinned("2:4", 4), Asked(2, 4, 4), "MIN:MAX"),
+    "two agents in a pod": (mpirun(0, 2, 4) | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Asked(2, 2, 4), "ppr:1:node"),
+    "code changed": (pytorchjob(0, 2, 4), Asked(2, 2, 8), "nproc_per_node=8 in the code, 4 at registration"),
+    "endpoint alone": (pinned(1, 4) | {"SAFEDIST_ENDPOINT": "a:1"}, Asked(1, 1, 4), "no other node to meet"),
+    "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, Asked(2, 2, 4), "HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_contradictions_are_refused_and_list_what_was_seen(case: str) -> None:
+    env, asked, text = REFUSED[case]
+
+    with pytest.raises(TopologyError) as caught:
+        from_env(env, asked)
+
+    assert text in str(caught.value)
+    assert caught.value.where
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_auto_ranks_need_a_pinned_number() -> None:
+    env = pytorchjob(0, 2, 4)
+    assert from_env(env, Asked(2, 2, 4)).nproc_per_node == 4
+
+    del env["SAFEDIST_NPROC_PER_NODE"]
+    with pytest.raises(TopologyError, match="PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod"):
+        from_env(env, Asked(2, 2, 4))
+
+
+def test_an_endpoint_that_the_user_set_wins() -> None:
+    env = pytorchjob(1, 2, 4) | {"SAFEDIST_ENDPOINT": "[fd00::1]:29999"}
+
+    topology = from_env(env, Asked(2, 2, 4))
+
+    assert topology.endpoint == Endpoint("fd00::1", 29999)
+    assert str(topology.endpoint) == "[fd00::1]:29999"
+
+
+def test_reading_leaves_the_environment_alone() -> None:
+    env = pytorchjob(0, 2, 4)
+    before = dict(env)
+
+    from_env(env, Asked(2, 2, 4))
+
+    assert env == before
+
+
+sizes = st.tuples(st.integers(1, 12), st.integers(1, 9))
+
+
+@given(st.sampled_from(sorted(FIXED)), sizes)
+def test_ranks_over_all_nodes_are_a_permutation(operator: str, size: tuple[int, int]) -> None:
+    nodes, nproc = size
+    if operator == "mpirun" and nodes == 1:
+        return
+    found = [from_env(FIXED[operator](rank, nodes, nproc), Asked(nodes, nodes, nproc)) for rank in range(nodes)]
+
+    assert [one.node_rank for one in found] == list(range(nodes))
+    assert sorted(rank for one in found for rank in one.ranks()) == list(range(nodes * nproc))
+    assert all(rank - one.ranks().start < nproc for one in found for rank in one.ranks())
+    assert len({one.endpoint for one in found}) == 1
+
+
+@given(st.sampled_from(sorted(FIXED)), st.data())
+def test_no_adapter_invents_an_identity(operator: str, data: st.DataObject) -> None:
+    """Whatever is taken away from what the operator said, the answer is the same node or an error."""
+    nodes, nproc = 3, 2
+    rank = data.draw(st.integers(1, nodes - 1))
+    env = FIXED[operator](rank, nodes, nproc)
+    for name in data.draw(st.lists(st.sampled_from(sorted(env)), unique=True)):
+        del env[name]
+    if not any(adapter.recognises(env) for adapter in ADAPTERS) and "SAFEDIST_NODES" not in env:
+        return  # nothing distinguishes this from the user's own machine
+
+    try:
+        topology = from_env(env, Asked(nodes, nodes, nproc))
+    except TopologyError:
+        return
+    assert topology.node_rank == rank
+
+
+@given(st.dictionaries(st.sampled_from(sorted(pytorchjob(0, 2, 2) | jobset(0, 2, 2) | mpirun(0, 2, 2))), st.text()))
+def test_any_text_gives_a_topology_within_the_asked_size_or_our_error(env: dict[str, str]) -> None:
+    try:
+        topology = from_env(env, Asked(2, 2, 2))
+    except TopologyError:
+        return
+    assert topology.node_rank in (0, 1)
