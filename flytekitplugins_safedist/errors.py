@@ -154,3 +154,19 @@ class ArchiveError(SafedistError):
 
 class FsError(SafedistError):
     """A file-system helper could not keep its promise."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """A deadline passed before every node was there. ``seen`` and the text name the nodes that are missing."""
+
+
+class GroupClosedError(RendezvousError):
+    """The group is over: a node ended the job, and said why. Nobody can join a closed group."""
+
+
+class FencedError(RendezvousError):
+    """Another process took this node's place in the group: this one is the ghost, and must end its ranks."""
+
+
+class StoreLostError(RendezvousError):
+    """The process that holds the job's store (node 0's agent) is gone, frozen, or cannot be reached."""

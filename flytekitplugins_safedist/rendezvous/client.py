@@ -1,0 +1,268 @@
+"""Connections to a TCPStore whose calls can be given up, and the server side.
+
+A store whose process is *frozen* (SIGSTOP, a paused container, a machine that swaps) answers nothing, and no client
+call that waits for a reply returns: not even ``wait`` with a timeout, which asks the server to cancel and waits for
+that reply. So each connection lives on a thread of its own that may be abandoned; the caller waits on a future.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from ..errors import RendezvousError, RendezvousTimeoutError, StoreLostError
+
+T = TypeVar("T")
+
+_FOREVER = timedelta(days=7)
+"""Timeout given to torch where our own deadline counts: an expired torch timeout writes a stack trace to the log."""
+
+_RESOLVE_AGAIN = 0.5
+"""Seconds between look-ups of a name that does not exist yet."""
+
+_AFTER_A_PAUSE = 1.0
+"""Seconds that a late reply is given when the deadline has passed."""
+
+_Job = tuple["Future[Any]", Callable[[Any], Any]]
+
+
+class Connection:
+    """One client connection to the job's store, on one thread.
+
+    Args:
+        host, port: the store.
+        silence: seconds without a reply after which the store counts as lost.
+        connect_timeout: seconds for the connection itself.
+
+    Raises:
+        RendezvousTimeoutError: no connection within ``connect_timeout``.
+    """
+
+    def __init__(self, host: str, port: int, *, silence: float, connect_timeout: float, label: str) -> None:
+        self._where = {"store": f"{host}:{port}"}
+        self._silence = silence
+        self._dead: str | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._store: list[Any] = []
+        # A daemon: it may hang in a call to a frozen store for ever, and must not keep the process alive.
+        threading.Thread(
+            target=_serve_jobs, args=(self._jobs, self._store), name=f"safedist-{label}", daemon=True
+        ).start()
+        deadline = time.monotonic() + connect_timeout
+        _await_name(host, deadline, self._where)
+        self._open(host, port, deadline)
+
+    def _open(self, host: str, port: int, deadline: float) -> None:
+        from torch.distributed import DistError, TCPStore
+
+        left = max(0.1, deadline - time.monotonic())
+
+        def connect(_: Any) -> None:
+            # Refused connections are retried inside, with backoff, and quietly: node 0 may be the last to come.
+            limit = timedelta(seconds=left)
+            store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+            store.set_timeout(_FOREVER)
+            self._store.append(store)
+
+        try:
+            self.submit(connect).result(left + 1.0)
+        except (DistError, FutureTimeoutError) as error:
+            self._dead = "never connected"
+            raise RendezvousTimeoutError(
+                "node 0 is missing: its store accepts no connection",
+                where=self._where,
+                seen=_probe(host, port),
+                expected="node 0's agent listening there",
+                hint="see whether node 0's pod was scheduled, and whether a network policy blocks the port",
+            ) from error
+
+    def submit(self, op: Callable[[Any], T]) -> Future[T]:
+        """Queue a call; its future may never be done. Calls run one after the other."""
+        future: Future[T] = Future()
+        self._jobs.put((future, op))
+        return future
+
+    def call(self, what: str, op: Callable[[Any], T], timeout: float | None = None) -> T:
+        """Run ``op(store)`` and wait for its reply, at most ``timeout`` seconds (default: the connection's silence).
+
+        Raises:
+            StoreLostError: the store is gone, or did not reply in time. The connection is useless from then on.
+        """
+        from torch.distributed import DistError
+
+        if self._dead is not None:
+            raise self._lost(what, self._dead)
+        limit = self._silence if timeout is None else timeout
+        try:
+            return _patient_result(self.submit(op), limit)
+        except FutureTimeoutError:
+            self._dead = f"no reply for {limit:g} s"
+            raise self._lost(what, self._dead) from None
+        except DistError as error:
+            self._dead = str(error).splitlines()[0]
+            raise self._lost(what, self._dead) from error
+
+    def wait_for_key(self, key: str) -> Future[None]:
+        """A future that is done when ``key`` exists. Occupies the connection until then."""
+        return self.submit(lambda store: store.wait([key], _FOREVER))
+
+    def raw(self) -> Any:
+        """The TCPStore itself, for torch elastic's agent. Its calls have no deadline of ours."""
+        return self._store[0]
+
+    def close(self) -> None:
+        """Let the thread end and drop the connection, unless a call never returns."""
+        self._dead = self._dead or "closed"
+        self._jobs.put(None)
+
+    def _lost(self, what: str, seen: str) -> StoreLostError:
+        return StoreLostError(
+            "the job's store does not answer",
+            where={**self._where, "while": what},
+            seen=seen,
+            expected="a reply from node 0's agent",
+            hint="look at node 0's pod first: killed, evicted, paused, or cut off by the network",
+        )
+
+
+def _patient_result(future: Future[T], limit: float) -> T:
+    try:
+        return future.result(limit)
+    except FutureTimeoutError:
+        # If it was this process that stood still (a paused container), the reply is already in the socket.
+        return future.result(_AFTER_A_PAUSE)
+
+
+def _serve_jobs(jobs: queue.SimpleQueue[_Job | None], cell: list[Any]) -> None:
+    while (job := jobs.get()) is not None:
+        future, op = job
+        try:
+            future.set_result(op(cell[0] if cell else None))
+        except BaseException as error:  # it belongs to the caller, whatever it is
+            future.set_exception(error)
+        del job, future, op
+    cell.clear()
+
+
+class Server:
+    """The TCPStore server in node 0's agent. Listens from construction to :meth:`close`.
+
+    Args:
+        port: the port; 0 takes a free one (only where no other node must know it).
+        loopback: listen on 127.0.0.1 only.
+
+    Raises:
+        RendezvousError: the port is taken, or may not be used.
+    """
+
+    def __init__(self, port: int, *, loopback: bool) -> None:
+        from torch.distributed import TCPStore
+
+        try:
+            listener = socket.create_server(("127.0.0.1", port)) if loopback else _listen_everywhere(port)
+        except OSError as error:
+            raise RendezvousError(
+                "the job's store cannot listen",
+                where={"port": port},
+                seen=error.strerror or str(error),
+                expected="a free port on node 0",
+                hint="another agent of this job may still be running in this pod; choose another port if not",
+            ) from error
+        self.port: int = listener.getsockname()[1]
+        self.loopback = loopback
+        # We bind, torch serves: its own bind takes every interface, and says only in words that a port is taken.
+        self._store: Any = TCPStore(
+            "127.0.0.1",
+            self.port,
+            is_master=True,
+            timeout=timedelta(seconds=30),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def close(self) -> None:
+        """Stop listening and forget everything."""
+        self._store = None
+
+
+class ReservedPort:
+    """A free port that nobody else gets, and that a server with ``SO_REUSEADDR`` (as torch's) may still bind.
+
+    Bound but not listening: the kernel hands the port out to no connect and no ``bind(0)``, while a second socket that
+    also has ``SO_REUSEADDR`` may bind and listen. So no other process can slip in between choosing and using it.
+    """
+
+    def __init__(self) -> None:
+        self._socket = _bound_everywhere(0)
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Give the port back. A server that listens on it is not disturbed."""
+        self._socket.close()
+
+
+def _bound_everywhere(port: int) -> socket.socket:
+    # Containers without IPv6 refuse the family or the bind; then IPv4 is all there is.
+    with suppress(OSError):
+        return _bound(socket.AF_INET6, "::", port)
+    return _bound(socket.AF_INET, "", port)
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    sock = _bound_everywhere(port)
+    try:
+        # The kernel caps it at net.core.somaxconn. Thousands of nodes connect in the same second.
+        sock.listen(65535)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _await_name(host: str, deadline: float, where: dict[str, str]) -> None:
+    """Wait until ``host`` has an address: a headless service has none until node 0's pod is scheduled."""
+    pause = threading.Event()
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+        except socket.gaierror as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousTimeoutError(
+                    "node 0 is missing: its name has no address",
+                    where=where,
+                    seen=error.strerror,
+                    expected="an address for node 0's service",
+                    hint="see whether node 0's pod was scheduled and the job's headless service exists",
+                ) from error
+            pause.wait(_RESOLVE_AGAIN)
+        else:
+            return
+
+
+def _probe(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=2.0).close()
+    except OSError as error:
+        return str(error)
+    return "the port accepts connections, but the store behind it does not answer"

@@ -1,0 +1,299 @@
+"""One node's membership in the group: claim the slot, arrive, wait for all, move on, end.
+
+The rules, and the races they settle, are in ``docs/rendezvous.md``; names of keys in :mod:`.protocol`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RendezvousError, StoreLostError
+from .client import Connection
+from .links import Links
+from .protocol import FIRST, End, EndKind, Go, Keys, State
+from .settings import GroupSettings
+from .watch import Watch
+
+logger = logging.getLogger(__name__)
+
+_SLICE = 0.5
+"""Seconds between looks at the watch while waiting for the others. No store call is made for it."""
+
+_RING = 0.2
+"""Seconds for the bell of the last generation to be heard, once its successor was seen."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A generation that came together: its number and what node 0 offers to it."""
+
+    generation: int
+    values: Mapping[str, str]
+
+
+class Group:
+    """This node's place in the group. Not for use from two threads, except :attr:`watch` and :meth:`close`.
+
+    Args:
+        settings: see :class:`GroupSettings`.
+        lead: called on node 0 before it arrives in a generation; returns what the others need for that round
+            (addresses as text). Whatever it started must already listen.
+    """
+
+    def __init__(self, settings: GroupSettings, lead: Callable[[int], Mapping[str, str]]) -> None:
+        self.settings = settings
+        self.keys = Keys(settings.run_id)
+        self._lead = lead
+        self.links = Links(settings, self.keys)
+        self._ringing: Future[None] | None = None
+        self._incarnation = 0
+        self._arrived = -1
+        self.watch: Watch | None = None
+
+    @property
+    def control(self) -> Connection:
+        """The connection for short calls.
+
+        Raises:
+            RendezvousError: the node has not joined yet, or has left.
+        """
+        return self.links.control
+
+    def join(self) -> Round:
+        """Arrive in the next generation and wait until every node has.
+
+        Raises:
+            RendezvousTimeoutError: a node was missing at the deadline; on every node, naming the missing.
+            GroupClosedError: the job has ended.
+            FencedError: another process took this node's place.
+            StoreLostError: node 0 is gone or frozen.
+        """
+        deadline = time.monotonic() + self.settings.timeout
+        if self._incarnation == 0:
+            self.links.open(deadline)
+            self._claim()
+        generation = self._current()
+        if generation <= self._arrived:
+            self.move_on(generation)
+            generation = self._current()
+        while True:
+            go = self._arrive(generation, deadline)
+            if go.go:
+                self._ringing = self.links.bell.wait_for_key(self.keys.bell(generation))
+                if self.watch is not None:
+                    self.watch.settle(generation, self._ringing)
+                return Round(generation, go.values)
+            generation = self._current()
+
+    def move_on(self, generation: int) -> None:
+        """Ask every node to leave ``generation`` and form the next one. Asking twice, or from two nodes, moves once."""
+        self._replace_generation(generation, str(generation + 1))
+
+    def close(self, kind: EndKind, text: str, missing: tuple[int, ...] = ()) -> End:
+        """End the group for every node; whoever ends it first gives the reason. Returns the reason that counts.
+
+        Raises:
+            FencedError: another process took this node's place; a ghost ends nothing.
+            StoreLostError: node 0 is gone or frozen.
+        """
+        wanted = End(kind, self.settings.node_rank, text, missing)
+        while True:
+            state = self._read_state()
+            if state.end is not None:
+                return state.end
+            state.check(self.settings.node_rank, self._incarnation)
+            self._replace_generation(state.generation, wanted.text_value())
+
+    def read_end(self) -> End | None:
+        """How the group ended, or None while it lives."""
+        return self._read_state().end
+
+    def leave(self) -> None:
+        """Say goodbye and let go of every connection; node 0 stays, at most ``linger`` seconds, until all have left."""
+        if self.watch is not None:
+            self.watch.stop()
+        with suppress(RendezvousError):
+            byes = self.control.call("leaving", lambda store: store.add(self.keys.byes, 1), timeout=2.0)
+            if self.links.hosting:
+                self._await_byes(byes)
+        self.links.close()
+
+    # --- joining -------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        keys, node = self.keys, self.settings.node_rank
+
+        def claim(store: Any) -> int:
+            store.add(keys.claims, 1)
+            return int(store.add(keys.incarnation(node), 1))
+
+        self._incarnation = self.control.call("claiming this node's slot", claim)
+        self.watch = Watch(self.control, keys, self.settings, self._incarnation)
+        if self._incarnation > 1:
+            self._replace()
+
+    def _replace(self) -> None:
+        """This process takes a dead one's place: everyone must start over, and that costs the replacement budget."""
+        settings = self.settings
+        count: int = self.control.call("replacing", lambda store: store.add(self.keys.replacements, 1))
+        logger.warning(
+            "this is process %d of node %d; the group starts a new round", self._incarnation, settings.node_rank
+        )
+        if count > settings.max_replacements:
+            node = settings.describe((settings.node_rank,))
+            self.close("replacements", f"{node} came back, but {settings.max_replacements} replacements are used up")
+        # Read after the claim: whatever generation the ghost may still count in, it is not above this one. It moves on
+        # past it, so the ghost's arrival and ours never count in the same generation.
+        self.move_on(self._current())
+
+    def _arrive(self, generation: int, deadline: float) -> Go:
+        keys, settings = self.keys, self.settings
+        if self._ringing is not None:
+            try:
+                self._ringing.result(_RING)
+            except FutureTimeoutError:
+                # Whoever moved the generation died before ringing; our own wait would block the bell connection.
+                self._wake(self._arrived)
+        if settings.node_rank == 0:
+            offer = json.dumps(dict(self._lead(generation)))
+            self.control.call("offering addresses", lambda store: store.set(keys.lead(generation), offer))
+        self._arrived = generation
+
+        def arrive(store: Any) -> int:
+            store.set(keys.arrived(settings.node_rank), str(generation))
+            return int(store.add(keys.count(generation), 1))
+
+        if self.control.call("arriving", arrive) == settings.nodes:
+            return self._complete(generation)
+        return self._await_go(generation, deadline)
+
+    def _complete(self, generation: int) -> Go:
+        """Last to arrive: everyone may go, unless the generation moved on meanwhile."""
+        key = self.keys.lead(generation)
+        offered = json.loads(self.control.call("completing the round", lambda store: bytes(store.get(key))))
+        return self._decide(generation, Go(go=True, values=offered))
+
+    def _decide(self, generation: int, wanted: Go) -> Go:
+        """Take the decision about ``generation``, once for all nodes, and wake those who wait for it."""
+        key = self.keys.go(generation)
+
+        def decide(store: Any) -> bytes:
+            decided = bytes(store.compare_set(key, "", wanted.text()))
+            # compare_set wakes nobody who waits for the key; writing the same value again does.
+            store.set(key, decided)
+            return decided
+
+        return Go.parse(self.control.call("deciding about the round", decide))
+
+    def _await_go(self, generation: int, deadline: float) -> Go:
+        key = self.keys.go(generation)
+        came = self.links.bell.submit(lambda store: bytes(store.get(key)))
+        while True:
+            left = deadline - time.monotonic()
+            with suppress(FutureTimeoutError):
+                return Go.parse(self._settled(came, min(_SLICE, max(0.0, left))))
+            if self.watch is not None:
+                self.watch.check()
+                if self.watch.generation > generation:
+                    self._wake(generation)
+            if left <= 0:
+                return self._expire(generation, came)
+
+    def _settled(self, came: Future[bytes], timeout: float) -> bytes:
+        from torch.distributed import DistError
+
+        try:
+            return came.result(timeout)
+        except DistError as error:
+            raise StoreLostError(
+                "the job's store went away while this node waited for the others",
+                where={"node": self.settings.node_rank, "store": f"{self.settings.host}:{self.settings.port}"},
+                seen=str(error).splitlines()[0],
+                hint="look at node 0's pod first",
+            ) from error
+
+    # --- deadlines -----------------------------------------------------------------------------------------------
+
+    def _expire(self, generation: int, came: Future[bytes]) -> Go:
+        """The deadline passed. One node finds out who is missing and tells all; nobody asks N keys on N nodes."""
+        keys, settings = self.keys, self.settings
+        me = str(settings.node_rank)
+        judge = self.control.call(
+            "finding out who is missing", lambda store: store.compare_set(keys.judge(generation), "", me)
+        )
+        if judge.decode() != me:
+            with suppress(FutureTimeoutError):
+                return Go.parse(self._settled(came, settings.linger))
+        # From here the round cannot complete any more; if it just has, that is fine too.
+        decided = self._decide(generation, Go(go=False))
+        if decided.go:
+            return decided
+        missing = self._missing(generation)
+        text = f"{settings.describe(missing)} of {settings.nodes} did not arrive within {settings.timeout:g} s"
+        self.close("timeout", text, missing)
+        return Go(go=False)
+
+    def _missing(self, generation: int) -> tuple[int, ...]:
+        keys = self.keys
+
+        def look(store: Any) -> tuple[int, ...]:
+            there = []
+            for node in range(self.settings.nodes):
+                key = keys.arrived(node)
+                present = store.check([key]) and int(store.get(key)) >= generation
+                there.append(present)
+            return tuple(node for node, present in enumerate(there) if not present)
+
+        return self.control.call("finding out who is missing", look)
+
+    # --- small things --------------------------------------------------------------------------------------------
+
+    def _read_state(self) -> State:
+        keys, node = self.keys, self.settings.node_rank
+
+        def read(store: Any) -> State:
+            # compare_set reads, and writes the first generation if nobody has. One request then reads generation and
+            # owner together: a ghost that sees a generation its replacement may count in also sees that it is fenced.
+            store.compare_set(keys.generation, "", FIRST)
+            return State.parse(*store.multi_get([keys.generation, keys.incarnation(node)]))
+
+        return self.control.call("reading the generation", read)
+
+    def _current(self) -> int:
+        return self._read_state().check(self.settings.node_rank, self._incarnation)
+
+    def _replace_generation(self, generation: int, value: str) -> None:
+        key, before = self.keys.generation, str(generation)
+        self.control.call("ending a round", lambda store: store.compare_set(key, before, value))
+        self._wake(generation)
+
+    def _wake(self, generation: int) -> None:
+        """Wake those who wait for ``generation`` to form, and those who run in it."""
+        self._decide(generation, Go(go=False))
+        bell = self.keys.bell(generation)
+        self.control.call("waking the others", lambda store: store.set(bell, "1"))
+
+    def _await_byes(self, byes: int) -> None:
+        """Node 0: the others read the end from this process. Wait for them, but not for the dead."""
+        control, deadline, pause = self.control, time.monotonic() + self.settings.linger, 0.01
+        while time.monotonic() < deadline:
+            claims, dead = control.call(
+                "waiting for the others to leave",
+                lambda store: (store.add(self.keys.claims, 0), store.add(self.keys.replacements, 0)),
+                timeout=2.0,
+            )
+            if byes >= claims - dead:
+                return
+            time.sleep(pause)
+            pause = min(0.2, pause * 1.5)
+            byes = control.call(
+                "waiting for the others to leave", lambda store: store.add(self.keys.byes, 0), timeout=2.0
+            )

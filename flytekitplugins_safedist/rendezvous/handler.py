@@ -1,0 +1,206 @@
+"""The handler that torch elastic's agents talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from torch.distributed import PrefixStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError
+from . import BACKEND
+from .client import ReservedPort
+from .group import Group
+from .jobstore import JobStore
+from .settings import GroupSettings
+
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+
+DEFAULT_PORT = 29400
+"""Where the endpoint names no port: torch elastic's own default (torch/distributed/run.py)."""
+
+Lead = Callable[[int], Mapping[str, str]]
+
+
+class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any to mypy here
+    """Rendezvous for a group of fixed size.
+
+    Args:
+        settings: who this node is, and how long it waits.
+        local_addr: address of node 0 that ranks elsewhere can reach; default: the endpoint's host.
+        lead: called on node 0 with the round's number before each round; returns texts that every node finds in
+            :attr:`values` once the round is complete, such as the address of Horovod's key-value server.
+    """
+
+    def __init__(self, settings: GroupSettings, *, local_addr: str | None = None, lead: Lead | None = None) -> None:
+        self.settings = settings
+        self.lead = lead
+        self._address = "127.0.0.1" if settings.nodes == 1 else local_addr or settings.host
+        self._group = Group(settings, self._offer)
+        self._reserved: ReservedPort | None = None
+        self._round: int | None = None
+        self._values: Mapping[str, str] = {}
+
+    @property
+    def round(self) -> int:
+        """Number of the round this node is in: the same on every node, and never used twice in one job.
+
+        It grows by one or more with each restart; a round that never came together is skipped.
+        TORCHELASTIC_RESTART_COUNT is per agent and cannot serve for this.
+
+        Raises:
+            RendezvousError: there was no round yet.
+        """
+        if self._round is None:
+            raise RendezvousError("no round has come together yet", where={"node": self.settings.node_rank})
+        return self._round
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """What node 0's ``lead`` offered to this round, with MASTER_ADDR and MASTER_PORT."""
+        return self._values
+
+    @property
+    def jobs(self) -> JobStore:
+        """Counters and notes of the whole job, on the same store. Usable after the first round, until shutdown."""
+        return JobStore(self._group)
+
+    def get_backend(self) -> str:
+        """Name in torch elastic's registry."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self.settings.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """False: ranks make a store of their own, on a fresh port for every round.
+
+        Keys of dead ranks stay in a shared store, and after a pod was replaced agents would keep its old address.
+        """
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until every node of the job is there.
+
+        Called while this node's round is still the current one, it asks all nodes for a new round.
+
+        Raises:
+            RendezvousTimeoutError: nodes were missing at the deadline; the same on every node, naming them.
+            GroupClosedError, FencedError, StoreLostError: see :mod:`flytekitplugins_safedist.errors`.
+        """
+        formed = self._group.join()
+        self._round, self._values = formed.generation, formed.values
+        address, port = formed.values[MASTER_ADDR], int(formed.values[MASTER_PORT])
+        store = PrefixStore(f"safedist/{self.settings.run_id}/agent/{formed.generation}", self._group.links.raw.raw())
+        bootstrap = RendezvousStoreInfo(address, port)
+        return RendezvousInfo(store, self.settings.node_rank, self.settings.nodes, bootstrap)
+
+    def request_round(self) -> None:
+        """Ask every node to restart, without joining the next round yet; once per round, however many ask."""
+        self._group.move_on(self.round)
+
+    def num_nodes_waiting(self) -> int:
+        """1 when a new round was asked for, else 0. Never blocks.
+
+        Raises:
+            GroupClosedError, RendezvousTimeoutError: the group has ended. Torch's agents ask only while their ranks
+                run, and would otherwise let them run on.
+            FencedError: another process took this node's place.
+            StoreLostError: node 0 is gone or frozen.
+        """
+        watch = self._group.watch
+        if watch is None:
+            return 0
+        watch.check()
+        return 1 if watch.moved() else 0
+
+    def is_closed(self) -> bool:
+        """Whether the group was seen to have ended. Never blocks."""
+        watch = self._group.watch
+        if watch is None:
+            return False
+        try:
+            watch.check()
+        except (GroupClosedError, RendezvousTimeoutError):
+            return True
+        except RendezvousError:
+            return False
+        return False
+
+    def set_closed(self) -> None:
+        """End the group for every node.
+
+        Raises:
+            FencedError: another process took this node's place; a ghost ends nothing.
+            StoreLostError: node 0 is gone or frozen.
+        """
+        self._group.close("done", "the job is over")
+
+    def shutdown(self) -> bool:
+        """End the group and leave it. Node 0 stays, at most ``linger`` seconds, until the others have left."""
+        with suppress(RendezvousError):
+            self.set_closed()
+        self.leave()
+        return True
+
+    def leave(self) -> None:
+        """Leave without ending the group: the place of this node stays free for a new process."""
+        self._group.leave()
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def _offer(self, generation: int) -> Mapping[str, str]:
+        if self._reserved is not None:
+            self._reserved.close()
+        self._reserved = ReservedPort()
+        offered = dict(self.lead(generation)) if self.lead is not None else {}
+        return {MASTER_ADDR: self._address, MASTER_PORT: str(self._reserved.port), **offered}
+
+
+def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
+    """The handler for what ``torchrun`` was told.
+
+    ``--nnodes=N --rdzv-backend=safedist --rdzv-endpoint=HOST:PORT --rdzv-id=ID --rdzv-conf=node_rank=R``, and in
+    ``--rdzv-conf`` also ``timeout``, ``silence``, ``beat``, ``linger`` (seconds) and ``max_replacements``.
+
+    Raises:
+        ConfigError: an elastic range, or no or an impossible ``node_rank``; lists every problem.
+    """
+    problems = []
+    if params.min_nodes != params.max_nodes:
+        seen = f"{params.min_nodes}:{params.max_nodes}"
+        problems.append(Problem("nnodes", seen, "is a range", "use a fixed number, or the c10d backend"))
+    node_rank = params.get_as_int("node_rank", params.get_as_int("rank"))
+    if node_rank is None:
+        problems.append(Problem("node_rank", None, "is not given", "pass --rdzv-conf=node_rank=R, 0 to nnodes-1"))
+    elif not 0 <= node_rank < params.max_nodes:
+        problems.append(Problem("node_rank", node_rank, f"is not in 0..{params.max_nodes - 1}", "correct it"))
+    if not params.endpoint.strip():
+        problems.append(Problem("endpoint", params.endpoint, "is empty", "pass --rdzv-endpoint=NODE0:PORT"))
+    if problems:
+        raise ConfigError(problems, where={"rendezvous backend": BACKEND})
+    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+    settings = GroupSettings(
+        run_id=params.run_id,
+        nodes=params.max_nodes,
+        node_rank=int(node_rank),
+        host=host,
+        port=port,
+        timeout=float(params.get("timeout", GroupSettings.timeout)),
+        silence=float(params.get("silence", GroupSettings.silence)),
+        beat=float(params.get("beat", GroupSettings.beat)),
+        linger=float(params.get("linger", GroupSettings.linger)),
+        max_replacements=int(params.get("max_replacements", GroupSettings.max_replacements)),
+    )
+    return SafedistHandler(settings, local_addr=params.local_addr)

@@ -1,0 +1,264 @@
+"""Counters and notes of the whole job, on the store that the rendezvous runs on.
+
+All of them are single requests or compare_set loops: two nodes that ask at once get one answer. Waits poll with backoff
+(a blocked call would occupy the connection and, when it expires, torch writes a stack trace to the log).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..errors import RendezvousError, RendezvousTimeoutError
+from .protocol import End
+
+if TYPE_CHECKING:
+    from .group import Group
+
+T = TypeVar("T")
+
+TEXT_LIMIT = 64 * 1024
+"""Bytes of one note. The store keeps everything in node 0's memory."""
+
+_POLL_FIRST, _POLL_LAST = 0.02, 0.5
+"""Seconds between two looks while waiting, growing from the first to the last."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed, as the whole job sees it.
+
+    Attributes:
+        node, rank: where; ``rank`` is the global rank.
+        time_ns: when, by that node's clock (``time.time_ns``).
+        consequence: the rank failed only because another one had (it was torn down, or lost its peer).
+        text: the outcome record, as text.
+    """
+
+    node: int
+    rank: int
+    time_ns: int
+    consequence: bool
+    text: str
+
+    def dump(self) -> str:
+        """As stored."""
+        return json.dumps([self.node, self.rank, self.time_ns, self.consequence, self.text])
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Failure:
+        """Read a stored value."""
+        node, rank, time_ns, consequence, text = json.loads(raw)
+        return cls(int(node), int(rank), int(time_ns), bool(consequence), str(text))
+
+    def earlier_than(self, other: Failure) -> bool:
+        """Whether this is nearer to the root: causes before consequences, then by time, then by rank."""
+        return (self.consequence, self.time_ns, self.rank) < (other.consequence, other.time_ns, other.rank)
+
+
+class JobStore:
+    """What the agents of one job share besides the rendezvous.
+
+    Every method may raise :class:`~flytekitplugins_safedist.errors.StoreLostError`. Get it from
+    :attr:`.handler.SafedistHandler.jobs`.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._keys = group.keys
+        self._node = group.settings.node_rank
+
+    # --- budgets -------------------------------------------------------------------------------------------------
+
+    def spend_restart(self, limit: int, *, round_no: int) -> int | None:
+        """Take one of ``limit`` restarts of the job, for the failure of ``round_no``.
+
+        Nodes that see the same round fail spend once together. Returns the number of the restart (from 1), or None
+        when the budget is used up.
+        """
+        return self._spend("restarts", limit, round_no)
+
+    def spend_replacement(self, limit: int, *, round_no: int) -> int | None:
+        """The same when ``round_no`` failed because a node was lost: a budget of its own."""
+        return self._spend("losses", limit, round_no)
+
+    def restarts(self) -> int:
+        """Restarts spent so far."""
+        raw = self._read(self._keys.job("restarts"))
+        return 0 if raw is None else int(json.loads(raw)[0])
+
+    def _spend(self, name: str, limit: int, round_no: int) -> int | None:
+        key = self._keys.job(name)
+
+        def spend(store: Any) -> int | None:
+            before = ""
+            while True:
+                spent, paid_round = json.loads(before) if before else (0, -1)
+                if paid_round >= round_no:
+                    return int(spent)
+                if spent >= limit:
+                    return None
+                after = json.dumps([spent + 1, round_no])
+                found = store.compare_set(key, before, after).decode()
+                if found == after:
+                    return int(spent) + 1
+                before = found
+
+        return self._call("spending a restart", spend)
+
+    # --- failures ------------------------------------------------------------------------------------------------
+
+    def report(self, round_no: int, failure: Failure | None) -> Failure | None:
+        """Say how ``round_no`` ended on this node: its first failure, or None if its ranks were only torn down.
+
+        Returns the failure nearest to the root that any node has reported so far.
+
+        Raises:
+            RendezvousError: the text is longer than :data:`TEXT_LIMIT`.
+        """
+        keys, node = self._keys, self._node
+        cause, count = keys.job(f"cause/{round_no}"), keys.job(f"reports/{round_no}")
+        dumped = "" if failure is None else _bounded(failure.dump(), node)
+
+        def report(store: Any) -> bytes | None:
+            best = None if failure is None else _propose(store, cause, failure, dumped)
+            # Counted after the cause is in place, and once per node: who sees all reports sees the cause.
+            if store.add(keys.job(f"reported/{round_no}/{node}"), 1) == 1:
+                store.add(count, 1)
+            if best is None and store.check([cause]):
+                best = bytes(store.get(cause))
+            return best
+
+        raw = self._call("reporting a failure", report)
+        return None if raw is None else Failure.parse(raw)
+
+    def root_cause(self, round_no: int) -> Failure | None:
+        """The failure nearest to the root among those reported for ``round_no``."""
+        raw = self._read(self._keys.job(f"cause/{round_no}"))
+        return None if raw is None else Failure.parse(raw)
+
+    def wait_reports(self, round_no: int, timeout: float) -> tuple[Failure | None, tuple[int, ...]]:
+        """Wait, at most ``timeout`` seconds, until every node has reported for ``round_no``.
+
+        Returns the root cause, and the nodes that have not reported. Expiry is an answer here, not an error.
+        """
+        key, nodes = self._keys.job(f"reports/{round_no}"), self._group.settings.nodes
+        with_all = self._poll(lambda store: store.add(key, 0) >= nodes or None, timeout)
+        silent = () if with_all else self._call("reading reports", lambda store: self._unreported(store, round_no))
+        return self.root_cause(round_no), silent
+
+    def _unreported(self, store: Any, round_no: int) -> tuple[int, ...]:
+        nodes = range(self._group.settings.nodes)
+        return tuple(node for node in nodes if not store.check([self._keys.job(f"reported/{round_no}/{node}")]))
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def close(self, kind: Literal["done", "failed"], outcome: str) -> End:
+        """End the job for every node, with its outcome as text; the first one to end it decides. Returns that end."""
+        return self._group.close(kind, _bounded(outcome, self._node))
+
+    def end(self) -> End | None:
+        """How the job ended, or None while it runs."""
+        return self._group.read_end()
+
+    def set_uploaded(self, note: str = "") -> None:
+        """Node 0: the outputs (or the one error) are safely uploaded; the other nodes may leave."""
+        text = _bounded(note, self._node) or "yes"
+        self._call("saying that outputs are uploaded", lambda s: s.compare_set(self._keys.job("uploaded"), "", text))
+
+    def wait_uploaded(self, timeout: float) -> str:
+        """Wait until node 0 says that it has uploaded; returns its note.
+
+        Raises:
+            GroupClosedError: the job ended without an upload.
+            RendezvousTimeoutError: not within ``timeout`` seconds.
+        """
+        return self._await_text(self._keys.job("uploaded"), timeout, "node 0 to upload the outputs")
+
+    # --- notes ---------------------------------------------------------------------------------------------------
+
+    def publish(self, name: str, text: str) -> str:
+        """Write a note once; returns the note that counts (the first one)."""
+        key, value = self._keys.job(f"note/{name}"), _bounded(text, self._node)
+        return bytes(self._call("publishing a note", lambda s: s.compare_set(key, "", value))).decode()
+
+    def lookup(self, name: str, timeout: float) -> str:
+        """Wait for a note and return it.
+
+        Raises:
+            GroupClosedError: the job ended and there is no such note.
+            RendezvousTimeoutError: no note within ``timeout`` seconds.
+        """
+        return self._await_text(self._keys.job(f"note/{name}"), timeout, f"the note {name!r}")
+
+    def _await_text(self, key: str, timeout: float, what: str) -> str:
+        raw = self._poll(lambda store: bytes(store.get(key)) if store.check([key]) else None, timeout)
+        if raw is not None:
+            return raw.decode()
+        end = self.end()
+        late = self._read(key)
+        if late is not None:
+            return late.decode()
+        if end is not None:
+            raise end.error(self._node)
+        raise RendezvousTimeoutError(
+            f"waited in vain for {what}",
+            where={"node": self._node},
+            seen=f"nothing for {timeout:g} s",
+            hint="look at node 0's log: its upload may hang, or its agent may have died",
+        )
+
+    # --- who is alive --------------------------------------------------------------------------------------------
+
+    def beats(self) -> tuple[int, ...]:
+        """Heartbeat counter of every node, 0 for a node that never came. Meant for node 0, where it is local."""
+        keys, nodes = self._keys, self._group.settings.nodes
+        return self._call("reading heartbeats", lambda s: tuple(int(s.add(keys.beat(n), 0)) for n in range(nodes)))
+
+    # --- small things --------------------------------------------------------------------------------------------
+
+    def _call(self, what: str, op: Callable[[Any], T]) -> T:
+        return self._group.control.call(what, op)
+
+    def _read(self, key: str) -> bytes | None:
+        return self._call("reading a note", lambda store: bytes(store.get(key)) if store.check([key]) else None)
+
+    def _poll(self, look: Callable[[Any], T | None], timeout: float) -> T | None:
+        """Look until there is something, the job has ended, or time is up."""
+        deadline, pause, never = time.monotonic() + timeout, _POLL_FIRST, threading.Event()
+        while True:
+            found = self._call("waiting for a note", look)
+            left = deadline - time.monotonic()
+            if found is not None or left <= 0 or self.end() is not None:
+                return found
+            never.wait(min(pause, left))
+            pause = min(_POLL_LAST, pause * 1.5)
+
+
+def _propose(store: Any, key: str, mine: Failure, dumped: str) -> bytes:
+    """Put my failure in place unless one nearer to the root is there; returns what is in place."""
+    before = ""
+    while True:
+        if before and not mine.earlier_than(Failure.parse(before.encode())):
+            return before.encode()
+        found: str = store.compare_set(key, before, dumped).decode()
+        if found == dumped:
+            return dumped.encode()
+        before = found
+
+
+def _bounded(text: str, node: int) -> str:
+    size = len(text.encode())
+    if size > TEXT_LIMIT:
+        raise RendezvousError(
+            "a note for the other nodes is too long",
+            where={"node": node},
+            seen=f"{size} bytes",
+            expected=f"at most {TEXT_LIMIT}",
+            hint="keep long texts (tracebacks, logs) in the rank's scratch and send their beginning",
+        )
+    return text

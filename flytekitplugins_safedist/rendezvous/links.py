@@ -1,0 +1,120 @@
+"""What one node has open: the store's server on node 0, and this node's connections."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+from ..errors import RendezvousError
+from .client import Connection, Server
+from .protocol import VERSION, Hello, Keys
+from .settings import GroupSettings
+
+logger = logging.getLogger(__name__)
+
+_SLOW_CONNECT = 1.0
+"""Seconds for node 0 to connect to itself that are worth a warning."""
+
+
+class Links:
+    """The connections of one node: one for short calls, one for the blocking wait, one for torch elastic's agent."""
+
+    def __init__(self, settings: GroupSettings, keys: Keys) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._server: Server | None = None
+        self._open: dict[str, Connection] = {}
+
+    @property
+    def hosting(self) -> bool:
+        """Whether the store's server runs in this process."""
+        return self._server is not None
+
+    @property
+    def control(self) -> Connection:
+        """For short calls, from any thread; they queue."""
+        return self._named("control")
+
+    @property
+    def bell(self) -> Connection:
+        """For the one blocking wait of this node."""
+        return self._named("bell")
+
+    @property
+    def raw(self) -> Connection:
+        """Whose store torch elastic's agent may use directly."""
+        return self._named("agent" if self._settings.raw_store else "control")
+
+    def open(self, deadline: float) -> None:
+        """Start the server on node 0; connect; check that this is the right group.
+
+        Raises:
+            RendezvousTimeoutError: node 0 could not be reached before ``deadline`` (``time.monotonic``).
+            RendezvousError: node 0 leads another group, or its port is taken.
+        """
+        try:
+            self._connect(deadline)
+        except RendezvousError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop every connection and stop listening. Calls that hang are abandoned with their thread."""
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _named(self, label: str) -> Connection:
+        if label not in self._open:
+            raise RendezvousError("this node is not in the group", where={"node": self._settings.node_rank})
+        return self._open[label]
+
+    def _connect(self, deadline: float) -> None:
+        settings = self._settings
+        host, port = settings.host, settings.port
+        if settings.node_rank == 0:
+            self._server = Server(port, loopback=settings.nodes == 1)
+            # Node 0's own name may not be in the DNS yet; it does not need it.
+            host, port = "127.0.0.1", self._server.port
+        started = time.monotonic()
+        self._dial("control", host, port, deadline)
+        if self.hosting:
+            self._greet(time.monotonic() - started)
+        self._check_hello(deadline)
+        for label in ("bell", "agent") if settings.raw_store else ("bell",):
+            self._dial(label, host, port, deadline)
+
+    def _dial(self, label: str, host: str, port: int, deadline: float) -> None:
+        left = max(0.1, deadline - time.monotonic())
+        silence = self._settings.silence
+        self._open[label] = Connection(host, port, silence=silence, connect_timeout=left, label=label)
+
+    def _greet(self, took: float) -> None:
+        hello = Hello(self._settings.nodes, uuid.uuid4().hex).text()
+        self.control.call("opening the store", lambda store: store.set(self._keys.hello, hello))
+        if took > _SLOW_CONNECT:
+            # The store looks every caller's name up, one after the other, before it serves the next.
+            logger.warning(
+                "node 0 needed %.1f s to connect to its own store: reverse DNS look-ups are slow here, and every "
+                "connection of %d nodes will wait for one. Next step: give the pod network a working reverse zone, "
+                "or let failing look-ups fail at once",
+                took,
+                self._settings.nodes,
+            )
+
+    def _check_hello(self, deadline: float) -> None:
+        settings, key = self._settings, self._keys.hello
+        left = max(1.0, deadline - time.monotonic())
+        hello = Hello.parse(self.control.call("waiting for node 0's greeting", lambda s: bytes(s.get(key)), left))
+        if (hello.version, hello.nodes) != (VERSION, settings.nodes):
+            raise RendezvousError(
+                "node 0 leads another group than this node wants to join",
+                where={"node": settings.node_rank, "store": f"{settings.host}:{settings.port}"},
+                seen=f"{hello.nodes} nodes, protocol {hello.version}",
+                expected=f"{settings.nodes} nodes, protocol {VERSION}",
+                hint="every pod of the job must run the same image and configuration",
+            )

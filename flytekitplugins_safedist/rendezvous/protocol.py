@@ -1,0 +1,231 @@
+"""What is in the store: names of keys, meaning of values. Pure; no store, no clock, no thread.
+
+Every value is a decimal counter or a short text. The generation is the only number that decides anything: it moves by
+``compare_set(g -> g + 1)``, or ends by ``compare_set(g -> "end ...")``, so that all nodes agree on its history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import FencedError, GroupClosedError, RendezvousError, RendezvousTimeoutError
+
+VERSION = 1
+FIRST = "0"
+
+_END = "end "
+"""Starts the value of ``generation`` when the group is over."""
+
+EndKind = Literal["done", "failed", "timeout", "replacements"]
+
+NAMED_AT_MOST = 16
+"""Missing nodes named one by one in a message; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Names of the keys of one job. ``run_id`` keeps two jobs apart that meet on one address by mistake."""
+
+    run_id: str
+
+    def _key(self, name: str) -> str:
+        return f"safedist/{self.run_id}/{name}"
+
+    @property
+    def hello(self) -> str:
+        """What node 0 says about the group; the first thing a node reads."""
+        return self._key("hello")
+
+    @property
+    def generation(self) -> str:
+        """The generation that nodes should be in; or ``end`` and why (:class:`End`)."""
+        return self._key("gen")
+
+    @property
+    def claims(self) -> str:
+        """How many processes ever claimed a slot."""
+        return self._key("claims")
+
+    @property
+    def byes(self) -> str:
+        """How many processes left in good order."""
+        return self._key("byes")
+
+    @property
+    def replacements(self) -> str:
+        """How many times a node's place was taken by a new process."""
+        return self._key("replaced")
+
+    def incarnation(self, node: int) -> str:
+        """How many processes claimed this node's slot; the latest one owns it."""
+        return self._key(f"inc/{node}")
+
+    def arrived(self, node: int) -> str:
+        """The last generation this node arrived in: read only to name the missing."""
+        return self._key(f"at/{node}")
+
+    def beat(self, node: int) -> str:
+        """Counts up while the node's agent is alive."""
+        return self._key(f"beat/{node}")
+
+    def count(self, generation: int) -> str:
+        """Arrivals in this generation."""
+        return self._key(f"n/{generation}")
+
+    def lead(self, generation: int) -> str:
+        """What node 0 offers to this generation: addresses, as a JSON object of texts."""
+        return self._key(f"lead/{generation}")
+
+    def go(self, generation: int) -> str:
+        """The decision about this generation (:class:`Go`), taken once by compare_set."""
+        return self._key(f"go/{generation}")
+
+    def bell(self, generation: int) -> str:
+        """Set when this generation is no longer the current one: wakes those who run in it."""
+        return self._key(f"bell/{generation}")
+
+    def judge(self, generation: int) -> str:
+        """The one node that looks up who is missing when deadlines expire."""
+        return self._key(f"judge/{generation}")
+
+    def job(self, name: str) -> str:
+        """Keys of :class:`~.jobstore.JobStore`."""
+        return self._key(f"job/{name}")
+
+
+@dataclass(frozen=True)
+class Go:
+    """Whether a generation came together: ``go`` with node 0's ``values``, or not (it moved on, or ended)."""
+
+    go: bool
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """As stored."""
+        return json.dumps({"go": self.go, "values": dict(self.values)})
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Go:
+        """Read a stored value."""
+        found = _fields(raw)
+        return cls(bool(found["go"]), {str(key): str(value) for key, value in found["values"].items()})
+
+
+@dataclass(frozen=True)
+class End:
+    """Why the group ended: the first one to say so.
+
+    Attributes:
+        kind: what ended it.
+        node: the node that said so.
+        text: the outcome, for people and for the other agents.
+        missing: nodes that were waited for in vain.
+    """
+
+    kind: EndKind
+    node: int
+    text: str
+    missing: tuple[int, ...] = ()
+
+    def text_value(self) -> str:
+        """As stored, in place of the generation: the end and its reason are one compare_set."""
+        return _END + json.dumps(
+            {"kind": self.kind, "node": self.node, "text": self.text, "missing": list(self.missing)}
+        )
+
+    @classmethod
+    def parse(cls, raw: bytes) -> End:
+        """Read a stored value, without its mark."""
+        found = _fields(raw)
+        return cls(found["kind"], int(found["node"]), str(found["text"]), tuple(int(node) for node in found["missing"]))
+
+    def error(self, node: int) -> RendezvousError:
+        """The error for ``node``, which finds the group over."""
+        if self.kind == "timeout":
+            return RendezvousTimeoutError(
+                self.text,
+                where={"node": node, "found by node": self.node},
+                seen=f"missing: {', '.join(map(str, self.missing)) or 'none'}",
+                expected="every node of the job",
+                hint="look at the missing pods: pending, crashed, or unable to reach node 0; or raise "
+                "timeouts.rendezvous",
+            )
+        return GroupClosedError(
+            "the group is closed", where={"node": node, "closed by node": self.node}, seen=f"{self.kind}: {self.text}"
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """One atomic reading of the group by one node.
+
+    Attributes:
+        generation: the current generation; -1 when the group has ended.
+        end: how it ended, or None.
+        owner: the latest process that claimed this node's slot.
+    """
+
+    generation: int
+    end: End | None
+    owner: int
+
+    @classmethod
+    def parse(cls, generation: bytes, owner: bytes) -> State:
+        """Read the values of ``generation`` and ``incarnation``."""
+        text = generation.decode()
+        if text.startswith(_END):
+            return cls(-1, End.parse(text[len(_END) :].encode()), int(owner))
+        return cls(int(text), None, int(owner))
+
+    def check(self, node: int, incarnation: int) -> int:
+        """The generation, if the group lives and this process still owns its slot.
+
+        Raises:
+            FencedError: another process took its place.
+            GroupClosedError, RendezvousTimeoutError: the group has ended.
+        """
+        if self.owner != incarnation:
+            raise FencedError(
+                "another process took this node's place in the group",
+                where={"node": node},
+                seen=f"process {self.owner} owns the slot",
+                expected=f"process {incarnation}, which is this one",
+                hint="nothing, if the pod was recreated; otherwise two pods carry the same node rank",
+            )
+        if self.end is not None:
+            raise self.end.error(node)
+        return self.generation
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What node 0 expects of those who come: the protocol, the size of the group; and which store this is."""
+
+    nodes: int
+    store: str
+    version: int = VERSION
+
+    def text(self) -> str:
+        """As stored."""
+        return json.dumps({"version": self.version, "nodes": self.nodes, "store": self.store})
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Hello:
+        """Read a stored value."""
+        found = _fields(raw)
+        return cls(int(found["nodes"]), str(found["store"]), int(found["version"]))
+
+
+def describe_nodes(nodes: Sequence[int], names: Sequence[str]) -> str:
+    """``nodes 1 (job-worker-0), 3 (job-worker-2)``: at most :data:`NAMED_AT_MOST`, then how many more."""
+    listed = [f"{node} ({names[node]})" if node < len(names) else str(node) for node in nodes[:NAMED_AT_MOST]]
+    more = len(nodes) - len(listed)
+    return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(listed) + (f" and {more} more" if more else "")
+
+
+def _fields(raw: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(raw)
+    return value

@@ -1,0 +1,45 @@
+"""Who a node is in its group, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .protocol import describe_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """Who this node is and how long it waits.
+
+    Attributes:
+        run_id: tells two jobs apart that meet on one address by mistake.
+        nodes: size of the group.
+        node_rank: index of this node, from 0; node 0 holds the store.
+        host: how other nodes reach node 0.
+        port: the store's port; 0 (any free one) only for ``nodes=1``.
+        timeout: seconds for all nodes to arrive, for each round anew.
+        silence: seconds without a reply after which the store counts as lost.
+        beat: seconds between two heartbeats.
+        max_replacements: how often places of dead nodes may be taken, in the whole job.
+        linger: seconds that node 0 stays at most after the end, so that others can read how it ended.
+        raw_store: open a connection of its own for torch elastic's agent. Needed with torch's LocalElasticAgent,
+            whose exit barrier occupies its connection for minutes.
+        names: pod or host names by node rank, for messages.
+    """
+
+    run_id: str
+    nodes: int
+    node_rank: int
+    host: str
+    port: int
+    timeout: float = 900.0
+    silence: float = 60.0
+    beat: float = 2.0
+    max_replacements: int = 10
+    linger: float = 10.0
+    raw_store: bool = True
+    names: tuple[str, ...] = ()
+
+    def describe(self, nodes: tuple[int, ...]) -> str:
+        """Nodes as text, with their names where they are known."""
+        return describe_nodes(nodes, self.names)
