@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous import (
@@ -177,30 +178,46 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
     Raises:
         ConfigError: an elastic range, or no or an impossible ``node_rank``; lists every problem.
     """
-    problems = []
+    problems: list[Problem] = []
     if params.min_nodes != params.max_nodes:
         seen = f"{params.min_nodes}:{params.max_nodes}"
         problems.append(Problem("nnodes", seen, "is a range", "use a fixed number, or the c10d backend"))
-    node_rank = params.get_as_int("node_rank", params.get_as_int("rank"))
+    node_rank = params.get("node_rank", params.get("rank"))
+    number = _number("node_rank", -1 if node_rank is None else node_rank, int, problems)
     if node_rank is None:
         problems.append(Problem("node_rank", None, "is not given", "pass --rdzv-conf=node_rank=R, 0 to nnodes-1"))
-    elif not 0 <= node_rank < params.max_nodes:
+    elif number is not None and not 0 <= number < params.max_nodes:
         problems.append(Problem("node_rank", node_rank, f"is not in 0..{params.max_nodes - 1}", "correct it"))
     if not params.endpoint.strip():
         problems.append(Problem("endpoint", params.endpoint, "is empty", "pass --rdzv-endpoint=NODE0:PORT"))
+    given: dict[str, Any] = {}
+    for name, kind in _OPTIONS.items():
+        if (value := params.get(name)) is not None:
+            given[name] = _number(name, value, kind, problems)
+            if given[name] is not None and given[name] < 0:
+                problems.append(Problem(name, value, "is negative", "give 0 or more"))
     if problems:
         raise ConfigError(problems, where={"rendezvous backend": BACKEND})
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     settings = GroupSettings(
-        run_id=params.run_id,
-        nodes=params.max_nodes,
-        node_rank=int(node_rank),
-        host=host,
-        port=port,
-        timeout=float(params.get("timeout", GroupSettings.timeout)),
-        silence=float(params.get("silence", GroupSettings.silence)),
-        beat=float(params.get("beat", GroupSettings.beat)),
-        linger=float(params.get("linger", GroupSettings.linger)),
-        max_replacements=int(params.get("max_replacements", GroupSettings.max_replacements)),
+        run_id=params.run_id, nodes=params.max_nodes, node_rank=int(node_rank), host=host, port=port, **given
     )
     return SafedistHandler(settings, local_addr=params.local_addr)
+
+
+_OPTIONS: Mapping[str, type[int] | type[float]] = {
+    "timeout": float,
+    "silence": float,
+    "beat": float,
+    "linger": float,
+    "max_replacements": int,
+}
+"""What ``--rdzv-conf`` may set besides ``node_rank``; fields of :class:`GroupSettings`."""
+
+
+def _number(name: str, value: Any, kind: type[int] | type[float], problems: list[Problem]) -> float | None:
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        problems.append(Problem(name, value, "is not a number", "correct it"))
+        return None

@@ -1,0 +1,373 @@
+"""Rendezvous: stored values, parameters, one and two nodes, job-wide counters; real TCPStores on loopback."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+
+from flytekitplugins_safedist import errors
+from flytekitplugins_safedist.rendezvous import BACKEND, register, torchrun_handler
+from flytekitplugins_safedist.rendezvous.client import ReservedPort
+from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
+from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
+from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
+from flytekitplugins_safedist.rendezvous.settings import GroupSettings
+
+ALONE = GroupSettings(
+    run_id="job", nodes=1, node_rank=0, host="localhost", port=0, timeout=60, silence=30, beat=0.05, linger=5
+)
+
+
+@pytest.fixture
+def alone() -> Iterator[SafedistHandler]:
+    handler = SafedistHandler(ALONE)
+    handler.next_rendezvous()
+    yield handler
+    handler.shutdown()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[SafedistHandler, SafedistHandler]]:
+    """Two nodes in one process: what they share is only the store, as between pods."""
+    reserved = ReservedPort()
+    settings = replace(ALONE, nodes=2, port=reserved.port)
+    both = (SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1)))
+    together(*(node.next_rendezvous for node in both))
+    yield both
+    together(*(node.shutdown for node in both))
+    reserved.close()
+
+
+def together(*calls):
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def until_moved(handler: SafedistHandler) -> None:
+    """Ask as an agent asks: num_nodes_waiting is a poll and never blocks."""
+    pause = threading.Event()
+    while not handler.num_nodes_waiting():
+        pause.wait(0.01)
+
+
+# --- values in the store ------------------------------------------------------------------------------------------
+
+
+def test_values_survive_the_store_as_text():
+    go = Go(go=True, values={"MASTER_ADDR": "job-master-0", "MASTER_PORT": "1234"})
+    assert Go.parse(go.text().encode()) == go
+    hello = Hello(nodes=4, store="abc")
+    assert Hello.parse(hello.text().encode()) == hello
+    end = End("timeout", 0, "node 3 did not arrive", (3,))
+    assert State.parse(end.text_value().encode(), b"2") == State(-1, end, 2)
+    assert State.parse(b"7", b"1") == State(7, None, 1)
+
+
+def test_state_of_a_ghost_is_fenced_even_when_the_group_has_ended():
+    ended = State(-1, End("done", 0, "over"), owner=2)
+    with pytest.raises(errors.FencedError, match=r"node=1.*process 2 owns the slot.*process 1, which is this one"):
+        ended.check(node=1, incarnation=1)
+
+
+def test_missing_nodes_are_named_and_counted():
+    assert describe_nodes((2,), ("a", "b", "c")) == "node 2 (c)"
+    assert describe_nodes((0, 3), ("a",)) == "nodes 0 (a), 3"
+    assert describe_nodes(tuple(range(40)), ()).endswith("15 and 24 more")
+
+
+def test_errors_of_the_end_pickle_with_their_facts():
+    error = End("timeout", 0, "node 3 of 4 did not arrive within 5 s", (3,)).error(node=1)
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, errors.RendezvousTimeoutError)
+    assert str(copy) == str(error)
+    assert "missing: 3" in str(copy)
+
+
+# --- registration -------------------------------------------------------------------------------------------------
+
+
+def test_entry_point_module_imports_no_torch():
+    code = (
+        "import sys, flytekitplugins_safedist.rendezvous as r; r.torchrun_handler();"
+        "sys.exit(any(m == 'torch' or m.startswith('torch.') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_entry_point_and_register_agree():
+    register()
+    register()
+    params = RendezvousParameters(BACKEND, "localhost:0", "job", 1, 1, node_rank=0)
+    assert isinstance(rendezvous_handler_registry.create_handler(params), SafedistHandler)
+    # What torch elastic does with the entry point: register again, which it refuses for another creator.
+    rendezvous_handler_registry.register(BACKEND, torchrun_handler())
+
+
+def test_parameters_with_problems_list_all_of_them():
+    with pytest.raises(errors.ConfigError) as caught:
+        handler_from_parameters(RendezvousParameters(BACKEND, " ", "job", 2, 4))
+    assert [problem.field for problem in caught.value.problems] == ["nnodes", "node_rank", "endpoint"]
+
+
+@pytest.mark.parametrize("node_rank", [-1, 2, "5"])
+def test_parameters_with_an_impossible_node_rank_are_refused(node_rank):
+    with pytest.raises(errors.ConfigError, match=r"node_rank=.*is not in 0\.\.1"):
+        handler_from_parameters(RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=node_rank))
+
+
+def test_parameters_that_are_not_numbers_are_refused_together():
+    params = RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank="one", timeout="soon", max_replacements=-1)
+    with pytest.raises(errors.ConfigError) as caught:
+        handler_from_parameters(params)
+    assert [problem.field for problem in caught.value.problems] == ["node_rank", "timeout", "max_replacements"]
+
+
+def test_parameters_from_torchrun_become_settings():
+    params = RendezvousParameters(
+        BACKEND, "node0:1234", "job", 2, 2, node_rank="1", timeout=900, silence="30", max_replacements="3"
+    )
+    assert handler_from_parameters(params).settings == GroupSettings(
+        run_id="job", nodes=2, node_rank=1, host="node0", port=1234, timeout=900, silence=30, max_replacements=3
+    )
+
+
+# --- one node -----------------------------------------------------------------------------------------------------
+
+
+def test_a_single_node_forms_round_after_round_with_a_fresh_port(alone):
+    number, port = alone.round, alone.values["MASTER_PORT"]
+    info = alone.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    assert alone.round == number + 1
+    assert alone.values["MASTER_PORT"] != port
+    assert info.bootstrap_store_info.master_addr == "127.0.0.1"
+    assert info.bootstrap_store_info.master_port == int(alone.values["MASTER_PORT"])
+
+
+def test_a_single_node_listens_on_loopback_only_and_no_longer_than_the_job():
+    before = listening()
+    handler = SafedistHandler(ALONE)
+    handler.next_rendezvous()
+    opened = listening() - before
+    assert opened
+    assert all(address.startswith("0100007F:") for address in opened)
+    handler.shutdown()
+    assert listening() - before == set()
+
+
+def listening() -> set[str]:
+    """Local addresses of this process's listening sockets (state 0A in /proc/net/tcp*), as hex."""
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as lines:
+            rows = [line.split() for line in lines][1:]
+        found |= {row[1] for row in rows if row[3] == "0A" and row[9] in inodes}
+    return found
+
+
+def test_the_round_is_unknown_before_there_is_one():
+    with pytest.raises(errors.RendezvousError, match="no round has come together"):
+        _ = SafedistHandler(ALONE).round
+
+
+def test_a_taken_port_is_one_clear_error():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        handler = SafedistHandler(replace(ALONE, port=taken.getsockname()[1]))
+        with pytest.raises(errors.RendezvousError, match=r"cannot listen \[port=\d+\] \(seen: Address already in use"):
+            handler.next_rendezvous()
+
+
+def test_a_reserved_port_is_kept_from_others_and_free_for_torch():
+    from torch.distributed import TCPStore
+
+    reserved = ReservedPort()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("", reserved.port))
+    for use_libuv in (True, False):
+        store = TCPStore("127.0.0.1", reserved.port, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+        assert store.port == reserved.port
+        del store
+    reserved.close()
+
+
+# --- two nodes ----------------------------------------------------------------------------------------------------
+
+
+def test_both_nodes_get_their_own_rank_and_the_same_worker_store(pair):
+    infos = together(*(node.next_rendezvous for node in pair))
+    assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
+    assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
+    assert pair[0].use_agent_store is False
+
+
+def test_what_node_0_leads_with_reaches_every_node_of_the_round(pair):
+    first, second = pair
+    first.lead = lambda generation: {"horovod": f"10.0.0.1:{generation}"}
+    together(first.next_rendezvous, second.next_rendezvous)
+    assert second.values["horovod"] == f"10.0.0.1:{first.round}"
+    assert dict(second.values) == dict(first.values)
+    assert second.round == first.round
+
+
+def test_the_store_given_to_the_agent_is_shared_within_a_round_and_fresh_in_the_next(pair):
+    old = together(*(node.next_rendezvous for node in pair))
+    old[0].store.set("key", "of the old round")
+    assert old[1].store.get("key") == b"of the old round"
+    new = together(*(node.next_rendezvous for node in pair))
+    assert not new[1].store.check(["key"])
+
+
+def test_asking_for_a_new_round_is_seen_by_the_other_node_and_moves_once(pair):
+    first, second = pair
+    before = first.round
+    together(first.request_round, second.request_round)
+    until_moved(second)
+    until_moved(first)
+    together(first.next_rendezvous, second.next_rendezvous)
+    assert (first.round, second.round) == (before + 1, before + 1)
+    assert first.num_nodes_waiting() == 0
+
+
+def test_a_closed_group_is_raised_from_num_nodes_waiting_and_join(pair):
+    first, second = pair
+    first.jobs.close("failed", "rank 3 raised ValueError")
+    with pytest.raises(errors.GroupClosedError, match=r"closed by node=0.*failed: rank 3 raised ValueError"):
+        until_moved(second)
+    assert second.is_closed()
+    with pytest.raises(errors.GroupClosedError):
+        second.next_rendezvous()
+
+
+def test_the_first_one_to_close_gives_the_reason(pair):
+    ends = together(lambda: pair[0].jobs.close("done", "by 0"), lambda: pair[1].jobs.close("failed", "by 1"))
+    assert ends[0] == ends[1]
+    assert pair[0].jobs.end() == ends[0]
+
+
+def test_leaving_without_closing_keeps_the_group_open(pair):
+    first, second = pair
+    second.leave()
+    assert first.jobs.end() is None
+    with pytest.raises(errors.RendezvousError, match="not in the group"):
+        second.jobs.end()
+
+
+def test_a_group_of_another_size_is_refused():
+    reserved = ReservedPort()
+    server = replace(ALONE, nodes=2, port=reserved.port)
+    leader, stranger = SafedistHandler(server), SafedistHandler(replace(server, nodes=3, node_rank=2))
+    second = SafedistHandler(replace(server, node_rank=1))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(leader.next_rendezvous)
+        with pytest.raises(errors.RendezvousError, match=r"another group.*seen: 2 nodes.*expected: 3 nodes"):
+            stranger.next_rendezvous()
+        second.next_rendezvous()
+        waiting.result()
+    together(leader.shutdown, second.shutdown)
+    reserved.close()
+
+
+# --- the job store ------------------------------------------------------------------------------------------------
+
+
+def test_a_round_that_fails_on_both_nodes_spends_one_restart(pair):
+    spent = together(*(lambda node=node: node.jobs.spend_restart(3, round_no=0) for node in pair))
+    assert spent == [1, 1]
+    assert pair[1].jobs.restarts() == 1
+
+
+def test_the_budget_is_for_the_job_and_ends(pair):
+    first, second = pair
+    assert first.jobs.spend_restart(2, round_no=0) == 1
+    assert second.jobs.spend_restart(2, round_no=1) == 2
+    assert first.jobs.spend_restart(2, round_no=2) is None
+    assert second.jobs.spend_restart(2, round_no=2) is None
+
+
+def test_losing_nodes_has_a_budget_of_its_own(pair):
+    assert pair[0].jobs.spend_restart(1, round_no=0) == 1
+    assert pair[0].jobs.spend_replacement(1, round_no=1) == 1
+    assert pair[0].jobs.spend_replacement(1, round_no=2) is None
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_cause_wins_over_consequences_whoever_reports_first(pair, order):
+    torn = Failure(node=0, rank=1, time_ns=1_000, consequence=True, text="HorovodInternalError")
+    cause = Failure(node=1, rank=5, time_ns=2_000, consequence=False, text="ValueError")
+    for node in order:
+        pair[node].jobs.report(0, (torn, cause)[node])
+    assert pair[0].jobs.wait_reports(0, timeout=60) == (cause, ())
+    assert pair[1].jobs.root_cause(0) == cause
+    assert pair[1].jobs.root_cause(1) is None
+
+
+def test_two_failures_in_one_second_are_ordered_by_nanoseconds(pair):
+    early, late = (Failure(n, n * 2, 1_000_000_000 + n, consequence=False, text="") for n in (0, 1))
+    assert pair[1].jobs.report(0, late) == late
+    assert pair[0].jobs.report(0, early) == early
+    assert pair[1].jobs.report(0, late) == early
+
+
+def test_a_node_that_does_not_report_is_named(pair):
+    pair[0].jobs.report(4, None)
+    assert pair[0].jobs.wait_reports(4, timeout=0.05) == (None, (1,))
+
+
+def test_notes_are_written_once_and_waited_for(pair):
+    first, second = pair
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.jobs.lookup, "address", 60)
+        assert first.jobs.publish("address", "a") == "a"
+        assert waiting.result() == "a"
+    assert second.jobs.publish("address", "b") == "a"
+
+
+def test_uploaded_is_seen_even_when_the_group_is_closed_right_after(pair):
+    first, second = pair
+    first.jobs.set_uploaded("outputs.pb")
+    first.jobs.close("done", "")
+    assert second.jobs.wait_uploaded(60) == "outputs.pb"
+
+
+def test_waiting_for_an_upload_ends_when_the_job_failed(pair):
+    first, second = pair
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.jobs.wait_uploaded, 600)
+        first.jobs.close("failed", "storage outage")
+        with pytest.raises(errors.GroupClosedError, match="storage outage"):
+            waiting.result()
+
+
+def test_waiting_for_an_upload_has_a_deadline(pair):
+    with pytest.raises(errors.RendezvousTimeoutError, match=r"in vain for node 0 to upload.*nothing for 0\.05 s"):
+        pair[1].jobs.wait_uploaded(0.05)
+
+
+def test_a_note_that_is_too_long_is_refused_before_it_is_sent(pair):
+    with pytest.raises(errors.RendezvousError, match=rf"too long.*at most {TEXT_LIMIT}"):
+        pair[1].jobs.close("failed", "x" * (TEXT_LIMIT + 1))
+    assert pair[0].jobs.end() is None
+
+
+def test_heartbeats_count_up_for_every_node(pair):
+    pause = threading.Event()
+    while min(pair[0].jobs.beats()) < 3:
+        pause.wait(0.01)
