@@ -170,3 +170,7 @@ class FencedError(RendezvousError):
 
 class StoreLostError(RendezvousError):
     """The process that holds the job's store (node 0's agent) is gone, frozen, or cannot be reached."""
+
+
+class RenderError(SafedistError):
+    """A job cannot be shown as the cluster would see it, or the cluster would refuse it."""

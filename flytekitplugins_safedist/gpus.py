@@ -1,0 +1,213 @@
+"""GPUs per pod, from everything that can ask for them, and what of it contradicts itself.
+
+Sources: ``requests``, ``limits`` or ``resources`` of ``@task``, the primary container of its pod template, the roles of
+the job, and ``accelerator``, which names a kind of GPU but never a number. How the Flyte backend combines them
+(v1.16.8): the task's ``Resources`` replace those of the template's primary container altogether
+(``flytekit.core.utils._serialize_pod_spec``), a role's are merged over them
+(``flytek8s/container_helper.go``, ``MergeResources``), and a GPU count of zero is dropped (``flytek8s/utils.go``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .config import Requested
+from .errors import Problem
+from .jobconfig import JobShape
+
+VENDORS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
+_MIG = "nvidia.com/mig-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskAsks:
+    """What the ``@task`` decorator was given, as far as the shape of the job depends on it.
+
+    Attributes:
+        requests, limits, resources: flytekit ``Resources``.
+        accelerator: flytekit ``BaseAccelerator``.
+        pod_template: flytekit ``PodTemplate``.
+        shared_memory: True or a quantity.
+        environment: variables of the container.
+    """
+
+    requests: Any = None
+    limits: Any = None
+    resources: Any = None
+    accelerator: Any = None
+    pod_template: Any = None
+    shared_memory: bool | str | None = None
+    environment: Mapping[str, str] | None = None
+
+    @classmethod
+    def from_kwargs(cls, kwargs: Mapping[str, Any]) -> TaskAsks:
+        """Pick them from the keyword arguments of a flytekit task class."""
+        return cls(**{name: kwargs[name] for name in cls.__dataclass_fields__ if name in kwargs})
+
+    def primary_container(self) -> Any:
+        """The ``V1Container`` of the pod template that runs the task, or None."""
+        if self.pod_template is None or self.pod_template.pod_spec is None:
+            return None
+        name = self.pod_template.primary_container_name
+        return next((one for one in self.pod_template.pod_spec.containers or () if one.name == name), None)
+
+
+@dataclass(frozen=True)
+class _Count:
+    value: object
+    field: str
+
+
+def gpus_requested(asks: TaskAsks, shape: JobShape, *, max_nodes: int = 1) -> Requested:
+    """GPUs in each pod that runs ranks, and which field says so; ``gpus=None`` where nothing asks for any.
+
+    Where roles ask for different numbers, the smallest: every node runs the same number of ranks.
+    """
+    counts = [(_number(one.value), one.field) for one in _per_role(asks, shape, max_nodes)]
+    known = [(number, name) for number, name in counts if number is not None]
+    if not known:
+        return Requested()
+    number, name = min(known)
+    return Requested(gpus=number, gpus_source=name)
+
+
+def problems_of_gpus(
+    asks: TaskAsks, shape: JobShape, *, nproc_per_node: object, max_nodes: int = 1
+) -> Iterator[Problem]:
+    """Everything about GPUs that contradicts itself, ranks against GPUs apart (that is the config's own check)."""
+    yield from _unreadable(asks, shape)
+    yield from _request_against_limit(asks)
+    yield from _lost_from_template(asks)
+    yield from _roles(asks, shape, nproc_per_node, max_nodes)
+    yield from _accelerator(asks, shape, nproc_per_node, max_nodes)
+
+
+def is_partitioned(asks: TaskAsks) -> bool:
+    """The GPUs are slices of a GPU (NVIDIA MIG)."""
+    if getattr(asks.accelerator, "_partition_size", None) is not None:
+        return True
+    return any(name.startswith(_MIG) for name in _template_resources(asks))
+
+
+def _per_role(asks: TaskAsks, shape: JobShape, max_nodes: int) -> Iterator[_Count]:
+    """What each role that runs ranks gets: its own count, else the task's."""
+    task = _of_task(asks)
+    for name in _training_roles(shape, max_nodes):
+        own = _of_role(getattr(shape, name, None), name)
+        count = own or task
+        if count is not None:
+            yield count
+
+
+def _training_roles(shape: JobShape, max_nodes: int) -> tuple[str, ...]:
+    if max_nodes == 1 and not shape.one_node_job:
+        return ("",)
+    if shape.operator == "mpi":
+        return ("worker",)
+    return ("master",) if max_nodes == 1 else ("master", "worker")
+
+
+def _of_role(role: Any, name: str) -> _Count | None:
+    for field in ("limits", "requests"):
+        gpu = getattr(getattr(role, field, None), "gpu", None)
+        if gpu is not None:
+            return _Count(gpu, f"{name}.{field}.gpu")
+    return None
+
+
+def _of_task(asks: TaskAsks) -> _Count | None:
+    for field in ("limits", "requests"):
+        gpu = getattr(getattr(asks, field), "gpu", None)
+        if gpu is not None:
+            return _Count(gpu, f"{field}.gpu")
+    gpu = getattr(asks.resources, "gpu", None)
+    if gpu is not None:
+        return _Count(gpu[-1] if isinstance(gpu, (list, tuple)) else gpu, "resources.gpu")
+    for name, value in _template_resources(asks).items():
+        if name in VENDORS or name.startswith(_MIG):
+            return _Count(value, f"pod_template {name}")
+    return None
+
+
+def _template_resources(asks: TaskAsks) -> dict[str, object]:
+    resources = getattr(asks.primary_container(), "resources", None)
+    return {**(getattr(resources, "requests", None) or {}), **(getattr(resources, "limits", None) or {})}
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _unreadable(asks: TaskAsks, shape: JobShape) -> Iterator[Problem]:
+    roles = [_of_role(getattr(shape, name), name) for name in ("master", "worker", "launcher")]
+    for count in (_of_task(asks), *roles):
+        if count is not None and _number(count.value) is None:
+            reason = "is not a whole number of GPUs"
+            yield Problem(count.field, count.value, reason, "Kubernetes hands out whole GPUs; write e.g. '4'")
+
+
+def _request_against_limit(asks: TaskAsks) -> Iterator[Problem]:
+    pairs = [(getattr(asks.requests, "gpu", None), getattr(asks.limits, "gpu", None), "requests.gpu", "limits.gpu")]
+    gpu = getattr(asks.resources, "gpu", None)
+    if isinstance(gpu, (list, tuple)):
+        pairs.append((gpu[0], gpu[-1], "resources.gpu[0]", "resources.gpu[1]"))
+    for request, limit, one, other in pairs:
+        if request is not None and limit is not None and str(request) != str(limit):
+            reason = f"differs from {other}={limit!r}"
+            yield Problem(one, request, reason, "Kubernetes wants the same number in both; give one of them")
+
+
+def _lost_from_template(asks: TaskAsks) -> Iterator[Problem]:
+    given = [one for one in (asks.requests, asks.limits, asks.resources) if one is not None and any(vars(one).values())]
+    if not given or any(one.gpu is not None for one in given):
+        return
+    for name, value in _template_resources(asks).items():
+        if name in VENDORS or name.startswith(_MIG):
+            yield Problem(
+                f"pod_template {name}",
+                value,
+                "is lost: the task's own resources replace those of the template's primary container",
+                "put gpu= into the task's resources, or all resources into the template",
+            )
+            return
+
+
+def _roles(asks: TaskAsks, shape: JobShape, nproc: object, max_nodes: int) -> Iterator[Problem]:
+    counts = list(_per_role(asks, shape, max_nodes))
+    numbers = {_number(one.value) for one in counts}
+    if nproc is None and len(numbers) > 1:
+        listed = " and ".join(f"{one.field}={one.value}" for one in counts)
+        reason = f"is not decided by {listed}: every node runs the same number of ranks"
+        yield Problem("nproc_per_node", nproc, reason, "set nproc_per_node, or give the roles the same number of GPUs")
+    task = _of_task(asks)
+    for name in ("master", "worker"):
+        own = _of_role(getattr(shape, name, None), name)
+        if own is not None and _number(own.value) == 0 and task is not None and _number(task.value) != 0:
+            reason = f"does not take away {task.field}={task.value}: the backend drops a count of zero"
+            yield Problem(own.field, own.value, reason, "request GPUs per role only, not on the task")
+    if shape.operator == "mpi" and task is not None and task.field.startswith("pod_template"):
+        reason = "goes to the launcher too, which runs no ranks"
+        yield Problem(task.field, task.value, reason, "request GPUs in the task's resources, or in worker=")
+
+
+def _accelerator(asks: TaskAsks, shape: JobShape, nproc: object, max_nodes: int) -> Iterator[Problem]:
+    if asks.accelerator is None and not is_partitioned(asks):
+        return
+    name = _accelerator_name(asks.accelerator)
+    gpus = gpus_requested(asks, shape, max_nodes=max_nodes).gpus
+    if asks.accelerator is not None and not gpus:
+        reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"
+        yield Problem("accelerator", name, reason, "add Resources(gpu=...), or drop accelerator")
+    if is_partitioned(asks) and nproc is None and gpus is not None and gpus > 1:
+        reason = f"cannot be told from {gpus} slices: a process sees one MIG slice, and NCCL joins no two of a GPU"
+        repair = "set nproc_per_node=1 and use nodes=, or whole GPUs; set a higher number only for Gloo on the CPU"
+        yield Problem("nproc_per_node", nproc, reason, repair)
+
+
+def _accelerator_name(accelerator: Any) -> str:
+    device = getattr(accelerator, "_device", None) or getattr(accelerator, "device", None) or type(accelerator).__name__
+    size = getattr(accelerator, "_partition_size", None)
+    return f"{device} ({size})" if size else str(device)

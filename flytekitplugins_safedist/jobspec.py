@@ -1,0 +1,237 @@
+"""From a configuration to what the Flyte backend turns into a job: task type, ``custom``, pinned variables, command.
+
+Pure: values in, values out. What the backend does with it: ``flyteplugins/go/tasks/plugins/k8s/kfoperators`` of Flyte
+v1.16.8.
+
+- ``nodes=1``: task type ``python-task``, an ordinary pod.
+- ``nodes=N``: task type ``pytorch``, Master and N-1 Workers, no elastic policy: every pod knows its node rank, and the
+  job succeeds when the master does.
+- ``nodes="2:4"``: task type ``pytorch`` with an elastic policy, Workers only.
+- ``operator="mpi"``: task type ``mpi``, a launcher and N workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from . import envvars
+from .config import Resolved
+from .gpus import TaskAsks
+from .jobconfig import JobShape
+
+PYTHON_TASK = "python-task"
+ENTRYPOINT = "safedist-execute"
+MPI_LAUNCHER = "safedist-mpi-launch"
+_STOCK_PREFIX = "pyflyte-fast-execute"
+_PLACEHOLDERS = ("{{ .remote_package_path }}", "{{ .dest_dir }}")
+DEFAULT_BACKOFF_LIMIT = 6
+"""Restarts of pods, when a role may be restarted and the run policy sets no limit; that of Kubernetes' own Jobs."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Where fast registration put the code archive, and where it goes in the pod; may be flytectl's placeholders."""
+
+    location: str
+    destination: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What registration sends, the pod template apart.
+
+    Attributes:
+        task_type, task_type_version: which backend plugin handles the task.
+        custom: the plugin's message as a dict, or None for an ordinary pod.
+        environment: variables pinned into the container, compared in the pod with what is found there.
+        workers_of_mpi: agents that the launcher of an MPIJob starts; None for every other job.
+    """
+
+    task_type: str
+    task_type_version: int
+    custom: Mapping[str, Any] | None
+    environment: tuple[tuple[str, str], ...]
+    workers_of_mpi: int | None = None
+
+
+def plan_job(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> JobSpec:
+    """Decide the job. *shape* and *asks* must be free of problems (:func:`.jobcheck.problems_of_job`)."""
+    environment = _pinned(shape, resolved, asks)
+    if resolved.max_nodes == 1 and not shape.one_node_job:
+        return JobSpec(task_type=PYTHON_TASK, task_type_version=0, custom=None, environment=environment)
+    if shape.operator == "mpi":
+        return JobSpec(
+            task_type="mpi",
+            task_type_version=1,
+            custom=_mpi(shape, resolved, asks),
+            environment=environment,
+            workers_of_mpi=resolved.max_nodes,
+        )
+    custom = _pytorch(shape, resolved, asks)
+    return JobSpec(task_type="pytorch", task_type_version=1, custom=custom, environment=environment)
+
+
+def command(args: Iterable[str], job: JobSpec, distribution: Distribution | None) -> list[str]:
+    """The container's command for the stock *args* (``pyflyte-execute ...``).
+
+    flytekit asks twice on the pod path, the second time with its own ``pyflyte-fast-execute`` in front, which unpacks
+    once per rank: it is replaced, never wrapped. The archive and the directory stay whole arguments of their own, so
+    that ``flytectl register files`` finds its placeholders.
+    """
+    rest = list(args)
+    if rest[:1] == [_STOCK_PREFIX]:
+        end = rest.index("--")
+        distribution = Distribution(_after(rest, "--additional-distribution"), _after(rest, "--dest-dir"))
+        rest = rest[end + 1 :]
+    staged = [ENTRYPOINT]
+    if distribution is not None:
+        staged += ["--additional-distribution", distribution.location, "--dest-dir", distribution.destination]
+    staged += ["--", *rest]
+    if job.workers_of_mpi is None:
+        return staged
+    return [MPI_LAUNCHER, "--nodes", str(job.workers_of_mpi), "--", *staged]
+
+
+def distribution_of(settings: Any) -> Distribution | None:
+    """The archive of a flytekit ``SerializationSettings``, or None without fast registration."""
+    if not settings.should_fast_serialize():
+        return None
+    fast = settings.fast_serialization_settings
+    location, destination = _PLACEHOLDERS
+    return Distribution(fast.distribution_location or location, fast.destination_dir or destination)
+
+
+def task_resources(asks: TaskAsks) -> tuple[dict[str, object], dict[str, object]]:
+    """Requests and limits of the task by flytekit's field names, ``resources=`` taken apart."""
+    requests, limits = _fields(asks.requests), _fields(asks.limits)
+    for name, value in _fields(asks.resources).items():
+        if isinstance(value, (list, tuple)):
+            requests[name], limits[name] = value
+        else:
+            requests[name] = value
+    return requests, limits
+
+
+def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[str, str], ...]:
+    low, high = resolved.min_nodes, resolved.max_nodes
+    pinned = {
+        envvars.NODES: str(high) if low == high else f"{low}:{high}",
+        envvars.NPROC_PER_NODE: str(resolved.nproc_per_node),
+        envvars.BACKEND: resolved.backend,
+    }
+    volume = shape.scratch_volume
+    own = (asks.environment or {}).get(envvars.SCRATCH_ROOT)
+    if volume is not None and resolved.scratch.path is None and own is None:
+        pinned[envvars.SCRATCH_ROOT] = volume.mount_path
+    return tuple(pinned.items())
+
+
+def _pytorch(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
+    from flyteidl.plugins.kubeflow import pytorch_pb2 as pb
+    from google.protobuf.json_format import MessageToDict
+
+    elastic = resolved.min_nodes != resolved.max_nodes
+    replicas = resolved.max_nodes if elastic else resolved.max_nodes - 1
+    job = pb.DistributedPyTorchTrainingTask(
+        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(shape.worker, asks)),
+        run_policy=_run_policy(shape),
+    )
+    if elastic:
+        job.elastic_config.CopyFrom(
+            pb.ElasticConfig(
+                rdzv_backend="c10d",
+                min_replicas=resolved.min_nodes,
+                max_replicas=resolved.max_nodes,
+                nproc_per_node=resolved.nproc_per_node,
+                max_restarts=resolved.max_restarts,
+            )
+        )
+    else:
+        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(shape.master, asks))
+        job.master_replicas.CopyFrom(master)
+    return dict(MessageToDict(job))
+
+
+def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
+    from flyteidl.plugins.kubeflow import mpi_pb2 as pb
+    from flytekit import Resources
+    from google.protobuf.json_format import MessageToDict
+
+    launcher = _role(shape.launcher, asks, inherit=False)
+    if "resources" not in launcher:
+        # Without this the launcher gets what the task asks for each worker, and does nothing with it.
+        launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem="1Gi")), {})
+    job = pb.DistributedMPITrainingTask(
+        # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some.
+        worker_replicas=pb.DistributedMPITrainingReplicaSpec(
+            replicas=resolved.max_nodes, **_role(shape.worker, asks, always=True)
+        ),
+        launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
+        run_policy=_run_policy(shape),
+        slots=resolved.nproc_per_node,
+    )
+    return dict(MessageToDict(job))
+
+
+def _role(role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
+    """Image, restart policy and resources of a role, as arguments of the replica message."""
+    said: dict[str, Any] = {}
+    if getattr(role, "image", None):
+        said["image"] = role.image
+    if getattr(role, "restart_policy", None) is not None:
+        said["restart_policy"] = role.restart_policy.value
+    requests, limits = _fields(getattr(role, "requests", None)), _fields(getattr(role, "limits", None))
+    if requests or limits or always:
+        if inherit:
+            # The backend fills cpu and memory that a role does not name with the platform's defaults and lets those
+            # win over the task's (v1.16, ToReplicaSpecWithOverrides): name everything the task asked for.
+            of_task = task_resources(asks)
+            requests, limits = of_task[0] | requests, of_task[1] | limits
+        if requests or limits:
+            said["resources"] = _to_idl(requests, limits)
+    return said
+
+
+def _run_policy(shape: JobShape) -> Any:
+    from flyteidl.plugins.kubeflow import common_pb2 as pb
+
+    policy = shape.run_policy
+    # Flyte reads "no clean pod policy" as None, which leaves pods of a finished job running.
+    clean = getattr(policy, "clean_pod_policy", None)
+    backoff = getattr(policy, "backoff_limit", None)
+    if backoff is None and _may_restart(shape):
+        backoff = DEFAULT_BACKOFF_LIMIT
+    return pb.RunPolicy(
+        clean_pod_policy=pb.CLEANPOD_POLICY_RUNNING if clean is None else clean.value,
+        ttl_seconds_after_finished=getattr(policy, "ttl_seconds_after_finished", None),
+        active_deadline_seconds=getattr(policy, "active_deadline_seconds", None),
+        backoff_limit=backoff,
+    )
+
+
+def _may_restart(shape: JobShape) -> bool:
+    roles = (shape.master, shape.worker, shape.launcher)
+    policies = [getattr(role, "restart_policy", None) for role in roles]
+    return any(policy is not None and policy.name != "NEVER" for policy in policies)
+
+
+def _fields(resources: Any) -> dict[str, object]:
+    if resources is None:
+        return {}
+    named = {one.name: getattr(resources, one.name) for one in fields(resources)}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _to_idl(requests: Mapping[str, object], limits: Mapping[str, object]) -> Any:
+    from flytekit import Resources
+    from flytekit.core.resources import convert_resources_to_resource_model
+
+    wanted: Any = Resources
+    model = convert_resources_to_resource_model(requests=wanted(**requests), limits=wanted(**limits))
+    return model.to_flyte_idl()
+
+
+def _after(args: list[str], flag: str) -> str:
+    return args[args.index(flag) + 1]

@@ -1,0 +1,97 @@
+"""What flytekit asks of a task when it registers it. A mixin for the task classes.
+
+Both of flytekit's ways are ours. Every task has a pod template, so the container path is never taken; on the pod path
+``get_command`` builds the whole command, whatever flytekit put in front of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .config import Resolved
+from .errors import ConfigError
+from .gpus import TaskAsks
+from .jobcheck import problems_of_environment
+from .jobconfig import JobShape
+from .jobspec import JobSpec, command, distribution_of, plan_job
+from .podtemplate import merged_template
+
+if TYPE_CHECKING:
+    from flytekit.configuration import SerializationSettings
+
+    class _Base:
+        _get_command_fn: Any
+
+        def _get_container(self, settings: SerializationSettings) -> Any: ...
+        def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None: ...
+
+else:
+    _Base = object
+
+
+@dataclass(frozen=True)
+class Serialized:
+    """What the constructor of a task class hands to flytekit's."""
+
+    job: JobSpec
+    pod_template: Any
+
+    @classmethod
+    def plan(cls, shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Serialized:
+        """Decide the job and its pod."""
+        return cls(plan_job(shape, resolved, asks), merged_template(shape, resolved, asks))
+
+    def task_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for flytekit's ``PythonFunctionTask``."""
+        return {
+            "task_type": self.job.task_type,
+            "task_type_version": self.job.task_type_version,
+            "pod_template": self.pod_template,
+        }
+
+
+class SerializesToKubeflow(_Base):
+    """Put before flytekit's ``PythonFunctionTask`` in the bases; set ``self.serialized`` in the constructor, before
+    flytekit's runs."""
+
+    serialized: Serialized
+
+    def get_command(self, settings: SerializationSettings) -> list[str]:
+        """The command of every pod of the job; see :func:`.jobspec.command`."""
+        return command(self._get_command_fn(settings), self.serialized.job, distribution_of(settings))
+
+    def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
+        """The backend plugin's message."""
+        if self.serialized.job.custom is None:
+            return super().get_custom(settings)
+        return copy.deepcopy(dict(self.serialized.job.custom))
+
+    def _get_container(self, settings: SerializationSettings) -> Any:
+        """flytekit's container, with the pinned variables.
+
+        Raises:
+            ConfigError: the registration itself (``--env``) sets a variable that is not the user's to set.
+        """
+        problems = list(problems_of_environment(settings.env or {}, "--env"))
+        if problems:
+            raise ConfigError(problems)
+        container = super()._get_container(settings)
+        environment: Mapping[str, str] = {**(container.env or {}), **dict(self.serialized.job.environment)}
+        container._env = environment
+        if self.serialized.job.workers_of_mpi is not None:
+            container._resources = _without_gpus(container.resources)
+        return container
+
+
+def _without_gpus(resources: Any) -> Any:
+    """The worker role of an MPIJob names its GPUs itself; on the container they would go to the launcher too."""
+    from flytekit.models.task import Resources
+
+    gpu = Resources.ResourceName.GPU
+    return Resources(
+        requests=[one for one in resources.requests if one.name != gpu],
+        limits=[one for one in resources.limits if one.name != gpu],
+    )

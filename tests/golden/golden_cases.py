@@ -1,0 +1,275 @@
+"""The table of configurations whose specs are kept as files."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flytekit import PythonFunctionTask, Resources
+from flytekit.configuration import FastSerializationSettings, Image, ImageConfig, SerializationSettings
+from flytekit.core.pod_template import PodTemplate
+from flytekit.extras.accelerators import A100, GPUAccelerator
+from flytekit.tools.translator import get_serializable
+from flytekitplugins import kfmpi, kfpytorch
+from kubernetes.client import (
+    V1Container,
+    V1EmptyDirVolumeSource,
+    V1EnvVar,
+    V1PodSpec,
+    V1ResourceRequirements,
+    V1Toleration,
+    V1Volume,
+    V1VolumeMount,
+)
+
+from flytekitplugins_safedist.config import Logs, Resolved, SafeHorovod, Scratch, Timeouts
+from flytekitplugins_safedist.errors import ConfigError
+from flytekitplugins_safedist.gpus import TaskAsks, gpus_requested
+from flytekitplugins_safedist.jobcheck import problems_of_job
+from flytekitplugins_safedist.jobconfig import JobShape, ScratchVolume
+from flytekitplugins_safedist.serialization import Serialized, SerializesToKubeflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horovod(SafeHorovod, JobShape):
+    pass
+
+
+class Task(SerializesToKubeflow, PythonFunctionTask):
+    def __init__(self, task_config: Horovod, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        asks = TaskAsks.from_kwargs(kwargs)
+        low, _, high = str(task_config.nodes).partition(":")
+        low, high = int(low), int(high or low)
+        problems = problems_of_job(
+            task_config, asks, min_nodes=low, max_nodes=high, nproc_per_node=task_config.nproc_per_node
+        )
+        if problems := list(problems):
+            raise ConfigError(problems)
+        requested = gpus_requested(asks, task_config, max_nodes=high)
+        resolved = Resolved(
+            backend="horovod",
+            min_nodes=low,
+            max_nodes=high,
+            nproc_per_node=task_config.nproc_per_node or requested.gpus or 1,
+            max_restarts=task_config.max_restarts,
+            start_method="preload",
+            scratch=task_config.scratch,
+            size_limit=None,
+            timeouts=Timeouts(),
+            logs=Logs(),
+            environment=(),
+        )
+        self.serialized = Serialized.plan(task_config, resolved, asks)
+        kwargs.update(self.serialized.task_arguments())
+        super().__init__(task_config=task_config, task_function=task_function, **kwargs)
+
+
+def train(epochs: int, lr: float = 0.1) -> float:
+    """The function of every task here; it never runs."""
+    return lr / epochs
+
+
+def make(config: Any, **kwargs: Any) -> Task:
+    return Task(config, train, **kwargs)
+
+
+def template_of(task: Any, settings: SerializationSettings) -> Any:
+    """The ``TaskTemplate`` message that registration sends for *task*."""
+    return get_serializable(OrderedDict(), settings, task).template.to_flyte_idl()
+
+
+IMAGES = ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1"))
+BAKED = SerializationSettings(
+    image_config=IMAGES, project="flytesnacks", domain="development", version="v1", env={"TEAM": "vision"}
+)
+FAST = SerializationSettings(
+    image_config=IMAGES,
+    project="flytesnacks",
+    domain="development",
+    version="v1",
+    fast_serialization_settings=FastSerializationSettings(
+        enabled=True, destination_dir="/root", distribution_location="s3://bucket/fast1234.tar.gz"
+    ),
+)
+PACKAGED = SerializationSettings(
+    image_config=IMAGES,
+    project="flytesnacks",
+    domain="development",
+    version="v1",
+    fast_serialization_settings=FastSerializationSettings(enabled=True),
+)
+
+
+def sidecar_template() -> PodTemplate:
+    """What a platform team might hand out: a sidecar, placement, a queue."""
+    return PodTemplate(
+        primary_container_name="trainer",
+        labels={"kueue.x-k8s.io/queue-name": "gpu-queue"},
+        annotations={"scheduling.volcano.sh/queue-name": "research", "sidecar.istio.io/inject": "false"},
+        pod_spec=V1PodSpec(
+            containers=[
+                V1Container(name="metrics", image="registry.example/metrics:2", args=["--port", "9100"]),
+                V1Container(
+                    name="trainer",
+                    env=[V1EnvVar(name="NCCL_DEBUG", value="INFO")],
+                    volume_mounts=[V1VolumeMount(name="data", mount_path="/data")],
+                ),
+            ],
+            init_containers=[V1Container(name="warm", image="registry.example/warm:1", command=["true"])],
+            node_selector={"pool": "a100"},
+            tolerations=[V1Toleration(key="gpu", operator="Exists", effect="NoSchedule")],
+            scheduler_name="volcano",
+            volumes=[V1Volume(name="data", empty_dir=V1EmptyDirVolumeSource())],
+        ),
+    )
+
+
+def own_shm_template() -> PodTemplate:
+    return PodTemplate(
+        pod_spec=V1PodSpec(
+            containers=[V1Container(name="primary", volume_mounts=[V1VolumeMount(name="shm", mount_path="/dev/shm")])],
+            volumes=[V1Volume(name="shm", empty_dir=V1EmptyDirVolumeSource(medium="Memory", size_limit="8Gi"))],
+        )
+    )
+
+
+def gpu_template() -> PodTemplate:
+    resources = V1ResourceRequirements(limits={"nvidia.com/gpu": "4", "cpu": "16", "memory": "64Gi"})
+    return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", resources=resources)]))
+
+
+GPU8 = {"requests": Resources(cpu="32", mem="200Gi", gpu="8"), "limits": Resources(cpu="48", mem="200Gi", gpu="8")}
+PT, MPI = kfpytorch, kfmpi
+ALL_POLICIES = PT.RunPolicy(
+    clean_pod_policy=PT.CleanPodPolicy.ALL,
+    ttl_seconds_after_finished=600,
+    active_deadline_seconds=86400,
+    backoff_limit=3,
+)
+
+Case = tuple[Callable[[], Any], SerializationSettings]
+CASES: dict[str, Case] = {
+    "one-node-cpu": (lambda: make(Horovod()), BAKED),
+    "one-node-cpu-fast": (lambda: make(Horovod(nproc_per_node=4)), FAST),
+    "one-node-8-gpu": (lambda: make(Horovod(), **GPU8), FAST),
+    "one-node-packaged": (lambda: make(Horovod(nproc_per_node=2)), PACKAGED),
+    "one-node-resources-pair": (lambda: make(Horovod(), resources=Resources(cpu=("4", "8"), gpu="2")), BAKED),
+    "one-node-as-job": (lambda: make(Horovod(one_node_job=True), **GPU8), FAST),
+    "one-node-as-mpi-job": (lambda: make(Horovod(one_node_job=True, operator="mpi"), **GPU8), FAST),
+    "one-node-retries-accelerator": (
+        lambda: make(Horovod(), accelerator=A100, limits=Resources(gpu="4", cpu="8", mem="32Gi")),
+        FAST,
+    ),
+    "one-node-mig-slice": (
+        lambda: make(Horovod(), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="1")),
+        FAST,
+    ),
+    "two-nodes-cpu": (lambda: make(Horovod(nodes=2, nproc_per_node=2)), BAKED),
+    "two-nodes-fast": (lambda: make(Horovod(nodes=2, nproc_per_node=2)), FAST),
+    "two-nodes-packaged": (lambda: make(Horovod(nodes=2, nproc_per_node=2)), PACKAGED),
+    "four-nodes-8-gpu": (lambda: make(Horovod(nodes=4), **GPU8), FAST),
+    "accelerator-by-name": (
+        lambda: make(Horovod(nodes=2), accelerator=GPUAccelerator("nvidia-h100"), requests=Resources(gpu="8")),
+        FAST,
+    ),
+    "fewer-ranks-than-gpus": (lambda: make(Horovod(nodes=2, nproc_per_node=4), **GPU8), FAST),
+    "per-role-images": (
+        lambda: make(
+            Horovod(
+                nodes=2,
+                nproc_per_node=1,
+                master=PT.Master(image="registry.example/master:1"),
+                worker=PT.Worker(image="registry.example/worker:1"),
+            )
+        ),
+        FAST,
+    ),
+    "per-role-resources": (
+        lambda: make(
+            Horovod(nodes=3, master=PT.Master(requests=Resources(mem="400Gi")), worker=PT.Worker(replicas=2)), **GPU8
+        ),
+        FAST,
+    ),
+    "per-role-gpus": (
+        lambda: make(
+            Horovod(
+                nodes=2,
+                master=PT.Master(requests=Resources(cpu="8", gpu="4")),
+                worker=PT.Worker(requests=Resources(cpu="8", gpu="4")),
+            )
+        ),
+        FAST,
+    ),
+    "restart-on-failure": (
+        lambda: make(Horovod(nodes=2, worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE), nproc_per_node=2)),
+        FAST,
+    ),
+    "restart-always": (
+        lambda: make(
+            Horovod(
+                nodes=2,
+                nproc_per_node=2,
+                master=PT.Master(restart_policy=PT.RestartPolicy.ALWAYS),
+                worker=PT.Worker(restart_policy=PT.RestartPolicy.NEVER),
+            )
+        ),
+        FAST,
+    ),
+    "every-policy": (lambda: make(Horovod(nodes=2, nproc_per_node=2, run_policy=ALL_POLICIES)), FAST),
+    "keep-pods": (
+        lambda: make(
+            Horovod(nodes=2, nproc_per_node=2, run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE))
+        ),
+        FAST,
+    ),
+    "elastic": (lambda: make(Horovod(nodes="2:4", max_restarts=3), **GPU8), FAST),
+    "elastic-cpu-policies": (
+        lambda: make(
+            Horovod(
+                nodes="1:3",
+                nproc_per_node=2,
+                run_policy=ALL_POLICIES,
+                worker=PT.Worker(replicas=3, restart_policy=PT.RestartPolicy.FAILURE),
+            )
+        ),
+        BAKED,
+    ),
+    "mpi": (lambda: make(Horovod(nodes=2, nproc_per_node=2, operator="mpi")), FAST),
+    "mpi-8-gpu": (lambda: make(Horovod(nodes=4, operator="mpi"), **GPU8), FAST),
+    "mpi-packaged": (lambda: make(Horovod(nodes=2, nproc_per_node=2, operator="mpi")), PACKAGED),
+    "mpi-roles": (
+        lambda: make(
+            Horovod(
+                nodes=2,
+                operator="mpi",
+                launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
+                worker=MPI.Worker(requests=Resources(gpu="2", cpu="8"), restart_policy=MPI.task.RestartPolicy.FAILURE),
+                run_policy=MPI.task.RunPolicy(clean_pod_policy=MPI.CleanPodPolicy.ALL, backoff_limit=2),
+            )
+        ),
+        FAST,
+    ),
+    "sidecars-one-node": (lambda: make(Horovod(nproc_per_node=2), pod_template=sidecar_template()), FAST),
+    "sidecars-two-nodes": (lambda: make(Horovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), FAST),
+    "sidecars-mpi": (
+        lambda: make(Horovod(nodes=2, nproc_per_node=2, operator="mpi"), pod_template=sidecar_template()),
+        FAST,
+    ),
+    "template-gpus": (lambda: make(Horovod(nodes=2), pod_template=gpu_template()), FAST),
+    "template-brings-shm": (lambda: make(Horovod(nproc_per_node=2), pod_template=own_shm_template()), FAST),
+    "task-asks-for-shm": (lambda: make(Horovod(nodes=2, nproc_per_node=2), shared_memory="16Gi"), FAST),
+    "shm-limited": (lambda: make(Horovod(nproc_per_node=2, shared_memory="4Gi")), BAKED),
+    "no-volumes": (lambda: make(Horovod(shared_memory=False, scratch_volume=None)), BAKED),
+    "scratch-in-memory": (
+        lambda: make(Horovod(nproc_per_node=2, scratch_volume=ScratchVolume(medium="memory", size_limit="8Gi"))),
+        BAKED,
+    ),
+    "scratch-claim": (
+        lambda: make(Horovod(nodes=2, nproc_per_node=2, scratch_volume=ScratchVolume(claim="team-scratch"))),
+        BAKED,
+    ),
+    "scratch-elsewhere": (lambda: make(Horovod(scratch=Scratch(path="/data/scratch"))), BAKED),
+    "environment": (lambda: make(Horovod(nproc_per_node=2), environment={"LR": "0.1"}), BAKED),
+}
