@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from .config import SafeTorch as SafeTorch
     from .config import Scratch as Scratch
     from .config import Timeouts as Timeouts
+    from .context import RankContext as RankContext
+    from .context import current_rank as current_rank
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
     "Logs": "config",
+    "RankContext": "context",
     "SafeHorovod": "task",
     "SafeTorch": "task",
     "Scratch": "config",
     "Timeouts": "config",
+    "current_rank": "context",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)

@@ -8,11 +8,13 @@ It runs when the ``@task`` decorator runs: not at serialization, not in the pod.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Literal
 
+from .caches import CACHE_NAMES
+from .envvars import IDENTITY
 from .errors import ConfigError, Problem
 
 Backend = Literal["horovod", "torch"]
@@ -32,7 +34,7 @@ class Scratch:
         path: directory under which the job's scratch is made; default ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
         keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
         size_limit: for all ranks of a node together, in bytes or as a Kubernetes quantity (``"20Gi"``); None: the disk.
-        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.scratch`) that ranks share on
+        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.caches`) that ranks share on
             purpose, because the library locks them well enough for the user's file system.
     """
 
@@ -100,7 +102,7 @@ class SafeDistributed:
     scratch: Scratch = field(default_factory=Scratch)
     timeouts: Timeouts = field(default_factory=Timeouts)
     logs: Logs = field(default_factory=Logs)
-    environment: tuple[tuple[str, str], ...] | dict[str, str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +156,174 @@ class Resolved:
     def world_size(self) -> int:
         """Ranks of the job when every node is there."""
         return self.max_nodes * self.nproc_per_node
+
+
+def resolve(
+    config: SafeDistributed,
+    requested: Requested,
+    *,
+    where: Mapping[str, object] | None = None,
+    dynamic: bool = False,
+    further: Iterable[Problem] = (),
+) -> Resolved:
+    """Decide every default, or report everything that is wrong.
+
+    Args:
+        config: what the user wrote.
+        requested: what the task asks of its pods.
+        where: the task, for the error.
+        dynamic: whether the function is a ``@dynamic`` workflow, which has no ranks.
+        further: problems that others have found; reported with ours.
+
+    Raises:
+        ConfigError: one or more problems, all of them listed.
+    """
+    problems = [*_problems(config, requested, dynamic=dynamic), *further]
+    if problems:
+        raise ConfigError(problems, where=where)
+    low, high = parse_nodes(config.nodes)  # type: ignore[misc]  # no problems: it parses
+    nproc = config.nproc_per_node if config.nproc_per_node is not None else (requested.gpus or 1)
+    return Resolved(
+        backend="horovod" if isinstance(config, SafeHorovod) else "torch",
+        min_nodes=low,
+        max_nodes=high,
+        nproc_per_node=nproc,
+        max_restarts=config.max_restarts,
+        start_method=config.start_method,
+        scratch=config.scratch,
+        size_limit=None if config.scratch.size_limit is None else parse_quantity(config.scratch.size_limit),
+        timeouts=config.timeouts,
+        logs=config.logs,
+        environment=tuple(sorted(config.environment.items())),
+    )
+
+
+def parse_nodes(nodes: object) -> tuple[int, int] | None:
+    """``3`` or ``"3"`` as (3, 3), ``"2:4"`` as (2, 4); None for anything else."""
+    if isinstance(nodes, bool) or not isinstance(nodes, (int, str)):
+        return None
+    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", str(nodes))
+    if match is None:
+        return None
+    low = int(match[1])
+    high = int(match[2] or match[1])
+    return (low, high) if 1 <= low <= high else None
+
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
+    f"{letter}i": 1024 ** (power + 1) for power, letter in enumerate("KMGTP")
+}
+
+
+def parse_quantity(quantity: object) -> int | None:
+    """A Kubernetes quantity (``"20Gi"``, ``"1.5G"``) or a number, in bytes; None for anything else."""
+    if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]i|[kMGTP]|)", str(quantity).strip())
+    return None if match is None else int(float(match[1]) * _UNITS[match[2]])
+
+
+def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -> Iterator[Problem]:
+    if type(config) is SafeDistributed:
+        yield Problem("task_config", "SafeDistributed", "names no backend", "use SafeHorovod(...) or SafeTorch(...)")
+    if dynamic:
+        yield Problem(
+            "task_config", type(config).__name__, "is on a @dynamic workflow, which has no ranks", "use @task"
+        )
+    if parse_nodes(config.nodes) is None:
+        yield Problem("nodes", config.nodes, "is no number of nodes", 'use 1, a number N, or a range such as "2:4"')
+    yield from _nproc_problems(config.nproc_per_node, requested)
+    if not _is_count(config.max_restarts, least=0):
+        yield Problem("max_restarts", config.max_restarts, "is no number of restarts", "use 0 or more")
+    if config.start_method not in START_METHODS:
+        yield _not_among("start_method", config.start_method, START_METHODS)
+    yield from _scratch_problems(config.scratch)
+    yield from _timeout_problems(config.timeouts)
+    yield from _log_problems(config.logs)
+    yield from _environment_problems(config.environment)
+
+
+def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
+    if nproc is None:
+        return
+    if not _is_count(nproc, least=1):
+        yield Problem("nproc_per_node", nproc, "is no number of ranks", "use 1 or more, or None for one rank per GPU")
+    elif requested.gpus is not None and requested.gpus > 0 and int(str(nproc)) > requested.gpus:
+        yield Problem(
+            "nproc_per_node",
+            nproc,
+            f"exceeds {requested.gpus_source}={requested.gpus}",
+            f"lower it to {requested.gpus} or request {nproc} GPUs",
+        )
+
+
+def _scratch_problems(value: object) -> Iterator[Problem]:
+    if not isinstance(value, Scratch):
+        yield Problem("scratch", value, "is no Scratch", "use Scratch(path=..., keep=..., size_limit=...)")
+        return
+    if value.path is not None and not (isinstance(value.path, str) and PurePosixPath(value.path).is_absolute()):
+        yield Problem("scratch.path", value.path, "is no absolute path", "use one that exists in the task's pod")
+    if value.keep not in KEEP:
+        yield _not_among("scratch.keep", value.keep, KEEP)
+    if value.size_limit is not None and not parse_quantity(value.size_limit):
+        yield Problem("scratch.size_limit", value.size_limit, "is no size", 'use bytes or a quantity such as "20Gi"')
+    names: object = value.shared_caches
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        yield Problem("scratch.shared_caches", value.shared_caches, "is no list of names", 'use ("triton",)')
+        return
+    for name in names:
+        if name not in CACHE_NAMES:
+            yield _not_among("scratch.shared_caches", name, sorted(CACHE_NAMES))
+
+
+def _timeout_problems(value: object) -> Iterator[Problem]:
+    if not isinstance(value, Timeouts):
+        yield Problem(
+            "timeouts", value, "is no Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
+        )
+        return
+    for each in fields(value):
+        seconds = getattr(value, each.name)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+            yield Problem(f"timeouts.{each.name}", seconds, "is no time to wait", "use seconds, more than 0")
+
+
+def _log_problems(value: object) -> Iterator[Problem]:
+    if not isinstance(value, Logs):
+        yield Problem("logs", value, "is no Logs", "use Logs(show=..., tail_lines=..., prefix=...)")
+        return
+    if value.show is not None and (
+        not isinstance(value.show, (tuple, list, set, frozenset, range))
+        or not all(_is_count(rank, least=0) for rank in value.show)
+    ):
+        yield Problem("logs.show", value.show, "is no list of ranks", "use ranks such as (0,), or None for all")
+    if not _is_count(value.tail_lines, least=0):
+        yield Problem("logs.tail_lines", value.tail_lines, "is no number of lines", "use 0 or more")
+    try:
+        value.prefix.format(rank=0, local_rank=0, node_rank=0)
+    except (AttributeError, KeyError, IndexError, ValueError):
+        yield Problem("logs.prefix", value.prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")
+
+
+def _environment_problems(value: object) -> Iterator[Problem]:
+    if not isinstance(value, Mapping):
+        yield Problem("environment", value, "is no mapping", 'use {"NAME": "value"}')
+        return
+    for name, text in value.items():
+        # Values may be secrets: the message names the variable and the type, never the text.
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Problem("environment", name, "is no name of a variable", "use letters, digits and _")
+        elif not isinstance(text, str):
+            yield Problem(f"environment[{name!r}]", type(text).__name__, "is no text", "use a str")
+        elif name in IDENTITY:
+            yield Problem(
+                "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
+            )
+
+
+def _is_count(value: object, *, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _not_among(name: str, value: object, allowed: Iterable[str]) -> Problem:
+    return Problem(name, value, "is unknown", "use one of: " + ", ".join(repr(each) for each in allowed))

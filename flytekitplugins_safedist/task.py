@@ -2,6 +2,126 @@
 
 from __future__ import annotations
 
-from .config import SafeHorovod, SafeTorch
+import contextvars
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["SafeHorovod", "SafeTorch"]
+from flytekit import FlyteContext, FlyteContextManager
+from flytekit.core.context_manager import ExecutionState
+from flytekit.core.python_function_task import PythonFunctionTask
+from flytekit.core.type_engine import TypeEngine
+from flytekit.deck import Deck
+from flytekit.deck.deck import _output_deck
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.extend import TaskPlugins
+from flytekit.models.literals import LiteralMap
+
+from . import job
+from .config import Requested, SafeDistributed, SafeHorovod, SafeTorch, resolve
+from .errors import JobInterruptedError, RankFailedError, SafedistError
+from .verdict import Kind, Verdict
+
+__all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
+
+_EXIT_INFRASTRUCTURE = 1
+
+_literals: contextvars.ContextVar[LiteralMap | None] = contextvars.ContextVar("safedist_inputs", default=None)
+
+
+class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  # type: ignore[misc]
+    """A rank raised ``FlyteRecoverableException`` or a subclass: Flyte retries the task."""
+
+    @classmethod
+    def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
+        """The same facts, in the class that flytekit knows as recoverable."""
+        recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
+        recoverable._timestamp = time_ns / 1e9  # where errors are aggregated, the earliest is the root cause
+        return recoverable
+
+
+class SafeTask(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy here
+    """A task whose function runs on every rank. Made by ``@task(task_config=SafeHorovod(...))`` or ``SafeTorch``."""
+
+    def __init__(self, task_config: SafeDistributed, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        """
+        Raises:
+            ConfigError: everything that is wrong with the configuration, at once.
+        """
+        super().__init__(task_config=task_config, task_function=task_function, task_type="python-task", **kwargs)
+        self.settings = resolve(
+            task_config,
+            Requested(),
+            where={"task": self.name},
+            dynamic=self.execution_mode == self.ExecutionBehavior.DYNAMIC,
+        )
+
+    def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
+        # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one
+        # path. What execute() gets as arguments is only looked at by flytekit's log line.
+        _literals.set(literal_map)
+        return dict(literal_map.literals)
+
+    def execute(self, **kwargs: Any) -> Any:
+        """Run the function on every rank; rank 0's outputs are the task's.
+
+        Returns:
+            The outputs as a ``LiteralMap`` when flytekit dispatched the task; as Python values when something called
+            this directly (a map task).
+        """
+        dispatched = _literals.get()
+        _literals.set(None)
+        ctx = FlyteContextManager.current_context()
+        inputs = dispatched if dispatched is not None else self._to_literals(ctx, kwargs)
+        result = self._run(ctx, inputs)
+        self._take_decks(ctx, result)
+        if dispatched is not None:
+            return result.outputs
+        return self._to_native(ctx, result.outputs)
+
+    def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> job.Done:
+        remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
+        try:
+            result = job.run(self, self.settings, inputs, dict(os.environ))
+        except JobInterruptedError:
+            if remote:
+                sys.exit(_EXIT_INFRASTRUCTURE)
+            raise
+        if isinstance(result, job.Done):
+            return result
+        raise self._error(result, remote=remote)
+
+    def _error(self, verdict: Verdict, *, remote: bool) -> BaseException:
+        error = verdict.error
+        if verdict.kind is Kind.RECOVERABLE:
+            return RecoverableRankFailedError.of(error, time_ns=verdict.time_ns)
+        if verdict.kind is Kind.INFRASTRUCTURE and remote:
+            job.say(f"infrastructure failure, nothing is uploaded so that Flyte retries: {error}")
+            return SystemExit(_EXIT_INFRASTRUCTURE)
+        return error
+
+    def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
+        return TypeEngine.dict_to_literal_map(ctx, values, self.python_interface.inputs)
+
+    def _to_native(self, ctx: FlyteContext, outputs: LiteralMap) -> Any:
+        types = self.python_interface.outputs
+        values = TypeEngine.literal_map_to_kwargs(ctx, outputs, types)
+        if not types:
+            return None
+        if len(types) == 1:
+            return next(iter(values.values()))
+        return tuple(values[name] for name in types)
+
+    def _take_decks(self, ctx: FlyteContext, result: job.Done) -> None:
+        if self._disable_deck:
+            return
+        for deck in result.decks:
+            Deck(deck["name"], deck["html"])
+        if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
+            # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
+            _output_deck(self.name.split(".")[-1], ctx.user_space_params)
+
+
+TaskPlugins.register_pythontask_plugin(SafeHorovod, SafeTask)
+TaskPlugins.register_pythontask_plugin(SafeTorch, SafeTask)

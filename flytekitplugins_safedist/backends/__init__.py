@@ -1,0 +1,19 @@
+"""What Horovod and PyTorch need of a round of ranks: how they meet, and the variables that tell each rank its place."""
+
+from __future__ import annotations
+
+from ..config import Backend
+from .base import Group, RankBackend
+
+__all__ = ["Group", "RankBackend", "create"]
+
+
+def create(backend: Backend) -> RankBackend:
+    """The backend of that name."""
+    if backend == "horovod":
+        from .horovod import HorovodBackend
+
+        return HorovodBackend()
+    from .torch import TorchBackend
+
+    return TorchBackend()

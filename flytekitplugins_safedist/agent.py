@@ -1,0 +1,309 @@
+"""The node agent: one per pod, on torch elastic's agent loop.
+
+torch elastic brings the nodes together and drives rounds (``SimpleElasticAgent``, through exactly the four methods it
+leaves open); safedist decides: what a rank is told, what counts as the root cause, and whether there is another round.
+``LocalElasticAgent`` fills the same four methods with its own process start, which cannot fork from a preloaded server
+nor outlive an agent's SIGKILL without orphans; that is why it is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from . import envvars, scratch
+from .backends import Group, RankBackend
+from .backends.base import LOOPBACK
+from .config import Resolved
+from .context import RankContext
+from .errors import JobInterruptedError, SafedistError
+from .launcher import RankServer
+from .outcome import RankOutcome, root_cause
+from .ranks import Ranks, plan_orders
+from .restart import Action, Policy, decide
+from .scratch import JobScratch
+from .topology import Topology
+from .verdict import Kind, Verdict, judge
+
+MONITOR_SECONDS = 0.1
+_USAGE_EVERY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """All that one node's agent needs to know. A value: computing it starts nothing.
+
+    Attributes:
+        settings: the task's configuration, resolved.
+        topology: this node's place in the job.
+        scratch: the job's directory on this node.
+        job_order: file with what all ranks share.
+        environment: the agent's own variables, which ranks inherit.
+        run_id: names the job; the same on every node.
+        attempt: Flyte's attempt.
+        fork: whether ranks may be forked from the server.
+    """
+
+    settings: Resolved
+    topology: Topology
+    scratch: JobScratch
+    job_order: Path
+    environment: Mapping[str, str]
+    run_id: str
+    attempt: int
+    fork: bool
+
+
+@dataclass
+class Report:
+    """What the agent learned: for the end line and for the caller."""
+
+    rounds: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    result: Path | None = None
+    verdict: Verdict | None = None
+
+
+class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped to mypy here
+    """Drives the ranks of one node until the job has succeeded, failed for good, or is told to stop."""
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        *,
+        server: RankServer,
+        backend: RankBackend,
+        handler: RendezvousHandler,
+        show: Callable[[str], object],
+        say: Callable[[str], object],
+    ) -> None:
+        """
+        Args:
+            plan: what to do.
+            server: starts processes.
+            backend: how ranks meet.
+            handler: brings the nodes together.
+            show: takes the ranks' output, in blocks of whole lines.
+            say: takes one sentence of the agent's own.
+        """
+        settings = plan.settings
+        spec = WorkerSpec(
+            role="rank",
+            local_world_size=settings.nproc_per_node,
+            rdzv_handler=handler,
+            entrypoint="safedist",  # only ever used as a name in torch's events
+            max_restarts=settings.max_restarts,
+            monitor_interval=MONITOR_SECONDS,
+        )
+        super().__init__(spec, exit_barrier_timeout=settings.timeouts.rendezvous)
+        self.plan = plan
+        self.report = Report()
+        self._server = server
+        self._backend = backend
+        self._show = show
+        self._say = say
+        self._ranks: Ranks | None = None
+        self._next_round = 0
+        self._usage_checked = time.monotonic()
+
+    def drive(self) -> Report:
+        """Run to the end.
+
+        Raises:
+            JobInterruptedError: a signal told this process to stop; every rank is gone.
+            LaunchError, ScratchError, RendezvousError: the ranks could not be started.
+        """
+        with _signals_as_exceptions(), _identical_nodes():
+            started = time.monotonic()
+            try:
+                self.run()
+            except SignalException as stop:
+                raise JobInterruptedError(
+                    f"told to stop by {signal.Signals(stop.sigval).name}; every rank has been ended",
+                    where={"node_rank": self.plan.topology.node_rank},
+                    hint="nothing is wrong with the task; Flyte retries when this was a preemption or an eviction",
+                ) from stop
+            finally:
+                self.report.seconds["total"] = time.monotonic() - started
+        return self.report
+
+    # --- what torch elastic asks for -----------------------------------------------------------------------------
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        group = self._group(worker_group)
+        endpoint = self._backend.open_round(group)
+        contexts = [self._context(group, local_rank) for local_rank in range(group.nproc_per_node)]
+        environments = [self._environment(group, context, endpoint) for context in contexts]
+        orders = plan_orders(contexts, environments, self.plan.scratch, self.plan.job_order)
+        ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=self._say)
+        self._ranks = ranks
+        self.report.rounds = group.round + 1
+        self._next_round = group.round + 1
+        return ranks.start(fork=self.plan.fork)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ranks = self._running()
+        ranks.poll()
+        if not ranks.failed:
+            excess = self._over_limit(ranks)
+            if excess is not None:
+                ranks.stop()
+                self.report.verdict = Verdict(Kind.USER, excess, time.time_ns())
+                self._remaining_restarts = 0
+                return RunResult(state=WorkerState.FAILED)
+            if not ranks.finished:
+                return RunResult(state=WorkerState.HEALTHY)
+            self._note_phases(ranks.outcomes())
+            self.report.result = ranks.result()
+            values = {worker.global_rank: None for worker in worker_group.workers}
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+        ranks.settle()
+        ranks.stop()
+        self._after_failure(ranks)
+        return RunResult(state=WorkerState.FAILED)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:  # torch < 2.6 passes is_restart
+        self._end_round(signal.SIGTERM)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        self._end_round(death_sig)
+
+    # --- decisions and their parts -------------------------------------------------------------------------------
+    def _after_failure(self, ranks: Ranks) -> None:
+        outcomes = ranks.outcomes()
+        cause = root_cause(outcomes)
+        if cause is None:
+            raise SafedistError("a round failed without a failing rank", seen=outcomes, hint="report this as a bug")
+        decision = decide(Policy(self.plan.settings.max_restarts), restarts=self._next_round - 1, cause=cause)
+        # torch elastic asks this number, and nothing else, whether there is another round.
+        self._remaining_restarts = 1 if decision.action is Action.RESTART else 0
+        if decision.action is Action.RESTART:
+            name = cause.raised.type if cause.raised is not None else cause.status.value
+            self._say(f"rank {cause.rank} failed ({name}); all ranks start again: {decision.reason}")
+            return
+        limit = self.plan.settings.size_limit
+        self.report.verdict = judge(cause, decision, usage=ranks.usage(self.plan.scratch), limit=limit)
+
+    def _over_limit(self, ranks: Ranks) -> SafedistError | None:
+        limit = self.plan.settings.size_limit
+        now = time.monotonic()
+        if limit is None or now - self._usage_checked < _USAGE_EVERY_SECONDS:
+            return None
+        self._usage_checked = now
+        return scratch.over_limit(ranks.usage(self.plan.scratch), limit)
+
+    def _end_round(self, number: int) -> None:
+        ranks, self._ranks = self._ranks, None
+        try:
+            if ranks is not None:
+                ranks.stop(number)
+        finally:
+            self._backend.close_round()
+
+    def _running(self) -> Ranks:
+        if self._ranks is None:
+            raise SafedistError("torch elastic asked for ranks that were never started", hint="report this as a bug")
+        return self._ranks
+
+    def _group(self, worker_group: WorkerGroup) -> Group:
+        alone = worker_group.group_world_size == 1
+        return Group(
+            round=self._next_round,
+            node_rank=worker_group.group_rank,
+            nnodes=worker_group.group_world_size,
+            nproc_per_node=self.plan.settings.nproc_per_node,
+            address=LOOPBACK if alone else worker_group.master_addr,
+            port=worker_group.master_port,
+            agent_store=bool(worker_group.spec.rdzv_handler.use_agent_store),
+            run_id=self.plan.run_id,
+            timeout=self.plan.settings.timeouts.rendezvous,
+        )
+
+    def _context(self, group: Group, local_rank: int) -> RankContext:
+        rank = group.rank(local_rank)
+        return RankContext(
+            rank=rank,
+            local_rank=local_rank,
+            node_rank=group.node_rank,
+            world_size=group.world_size,
+            local_world_size=group.nproc_per_node,
+            nnodes=group.nnodes,
+            round=group.round,
+            attempt=self.plan.attempt,
+            scratch=scratch.make_rank(self.plan.scratch, group.round, rank).path,
+        )
+
+    def _environment(self, group: Group, context: RankContext, endpoint: str) -> dict[str, str]:
+        settings = self.plan.settings
+        defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
+        own = self.plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
+        user = dict(settings.environment)
+        place = self._backend.environment(group, context.local_rank, endpoint)
+        # The user's word beats everything but a rank's identity, which config.py has refused already.
+        return {**defaults, **self.plan.environment, **own, **place, **user}
+
+    def _note_phases(self, outcomes: list[RankOutcome]) -> None:
+        for phase in ("import", "inputs", "function", "outputs"):
+            self.report.seconds[phase] = max((outcome.seconds.get(phase, 0.0) for outcome in outcomes), default=0.0)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """Turn the first SIGTERM, SIGINT or SIGHUP into torch's SignalException; later ones do not disturb the clean-up.
+
+    Only the main thread can; a task called from another thread leaves signals to whoever owns them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def stop(number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise SignalException(f"agent {os.getpid()} got {signal.Signals(number).name}", sigval=signal.Signals(number))
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def _identical_nodes() -> Iterator[None]:
+    """Every node runs the same number of ranks: torch elastic then computes ranks without a word to the store."""
+    name = "TORCH_ELASTIC_WORKER_IDENTICAL"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def to_stdout(text: str) -> None:
+    """Ranks' output goes where the task's own would."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

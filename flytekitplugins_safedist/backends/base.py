@@ -1,0 +1,82 @@
+"""What every backend answers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import MissingDependencyError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One round of the job, as this node sees it.
+
+    Attributes:
+        round: 0 at first, one more after every restart.
+        node_rank, nnodes: this node and how many.
+        nproc_per_node: ranks per node.
+        address: where other nodes reach node 0; the loopback address when there are none.
+        port: a port of node 0 that torch's store may use in this round.
+        agent_store: whether the agent serves torch's store there; if not, rank 0 does.
+        run_id: names the job.
+        timeout: seconds that ranks may wait for each other when they meet.
+    """
+
+    round: int
+    node_rank: int
+    nnodes: int
+    nproc_per_node: int
+    address: str
+    port: int
+    agent_store: bool
+    run_id: str
+    timeout: float
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.nnodes * self.nproc_per_node
+
+    def rank(self, local_rank: int) -> int:
+        """The job-wide rank of one of this node's."""
+        return self.node_rank * self.nproc_per_node + local_rank
+
+
+class RankBackend(Protocol):
+    """A way for ranks to find each other."""
+
+    libraries: tuple[str, ...]
+    """Modules worth importing once for all ranks of a node."""
+
+    def check(self) -> None:
+        """Raise MissingDependencyError if the backend is not installed here."""
+
+    def open_round(self, group: Group) -> str:
+        """On node 0: start what the ranks of this round meet at. Returns its endpoint, ``host:port``, for all nodes."""
+
+    def environment(self, group: Group, local_rank: int, endpoint: str) -> Mapping[str, str]:
+        """The variables of one rank, given the endpoint that node 0 opened."""
+
+    def close_round(self) -> None:
+        """End what :meth:`open_round` started. Does nothing when nothing is open."""
+
+
+def require(module: str, *, package: str, hint: str) -> None:
+    """Import ``module``.
+
+    Raises:
+        MissingDependencyError: it is not installed, or its native parts do not load.
+    """
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        installed = not isinstance(error, ModuleNotFoundError) or error.name != module.split(".", 1)[0]
+        what = f"{package} is installed, but cannot be imported" if installed else f"{package} is not installed"
+        raise MissingDependencyError(
+            what, where={"module": module}, seen=f"{type(error).__name__}: {error}", hint=hint
+        ) from error

@@ -1,0 +1,101 @@
+"""Horovod ranks: Gloo as the controller, and Horovod's own key-value server, started fresh for each round.
+
+A rank needs only variables (horovod/runner/gloo_run.py: create_slot_env_vars; horovod/common/gloo/gloo_context.cc). A
+rank that dies leaves keys behind in the server, so no round may use another's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from .. import envvars
+from .base import LOOPBACK, Group, require
+from .torch import TorchBackend
+
+_HINT = (
+    "build its wheel against the installed torch with scripts/build_horovod.py of this project "
+    "(the published sdist does not compile against torch >= 2.1), in the task's image too"
+)
+
+
+class HorovodBackend:
+    """``hvd.init()`` finds everything in the environment; torch.distributed is told the same places."""
+
+    libraries: tuple[str, ...] = ("torch", "horovod.torch")
+
+    def __init__(self) -> None:
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Raise MissingDependencyError if torch or Horovod cannot be imported."""
+        TorchBackend().check()
+        # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
+        require("horovod.runner.http.http_server", package="horovod", hint=_HINT)
+
+    def open_round(self, group: Group) -> str:
+        """Start the key-value server: on the loopback interface when the job has only this node."""
+        from horovod.runner.common.util.hosts import SlotInfo
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+        self.close_round()
+        host = LOOPBACK if group.nnodes == 1 else ""
+        # Port 0: the kernel picks one that is free, at once; Horovod's own find_port tries them one by one.
+        self._server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+        per_node = group.nproc_per_node
+        self._server.init(
+            [
+                SlotInfo(
+                    hostname=_scope(rank // per_node),
+                    rank=rank,
+                    local_rank=rank % per_node,
+                    cross_rank=rank // per_node,
+                    size=group.world_size,
+                    local_size=per_node,
+                    cross_size=group.nnodes,
+                )
+                for rank in range(group.world_size)
+            ]
+        )
+        self._thread = threading.Thread(target=self._server.serve_forever, name="safedist horovod server", daemon=True)
+        self._thread.start()
+        return f"{group.address}:{self._server.server_address[1]}"
+
+    def environment(self, group: Group, local_rank: int, endpoint: str) -> Mapping[str, str]:
+        """Place and meeting point of one rank."""
+        address, _, port = endpoint.rpartition(":")
+        variables = {
+            **TorchBackend().environment(group, local_rank, f"{group.address}:{group.port}"),
+            envvars.HOROVOD_CONTROLLER: "gloo",
+            envvars.HOROVOD_CPU_OPERATIONS: "gloo",
+            envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: address,
+            envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: port,
+            # Ranks wait this long for each other in hvd.init(); the default of 30 s is less than one slow download.
+            envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(int(group.timeout)),
+            envvars.HOROVOD_RANK: str(group.rank(local_rank)),
+            envvars.HOROVOD_SIZE: str(group.world_size),
+            envvars.HOROVOD_LOCAL_RANK: str(local_rank),
+            envvars.HOROVOD_LOCAL_SIZE: str(group.nproc_per_node),
+            envvars.HOROVOD_CROSS_RANK: str(group.node_rank),
+            envvars.HOROVOD_CROSS_SIZE: str(group.nnodes),
+            envvars.HOROVOD_HOSTNAME: _scope(group.node_rank),
+        }
+        if group.nnodes == 1:
+            variables[envvars.HOROVOD_GLOO_IFACE] = "lo"
+        return variables
+
+    def close_round(self) -> None:
+        """Stop the key-value server and free its port."""
+        server, thread = self._server, self._thread
+        self._server = self._thread = None
+        if server is not None and thread is not None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def _scope(node_rank: int) -> str:
+    """Horovod keys each node's scope by its "host name"; node ranks differ where host names may not."""
+    return f"node-{node_rank}"

@@ -1,0 +1,59 @@
+"""What a rank knows about itself: ``current_rank()``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import NotInTaskError
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a running SafeHorovod or SafeTorch task; the same for both backends.
+
+    Attributes:
+        rank: this process among all of the job, 0..world_size-1.
+        local_rank: this process among those of its node, 0..local_world_size-1; usually the GPU's index.
+        node_rank: this node among the job's, 0..nnodes-1.
+        world_size: processes of the job.
+        local_world_size: processes of this node.
+        nnodes: nodes of the job.
+        round: which launch of the ranks this is within the attempt: 0 at first, one more after each restart.
+        attempt: which Flyte attempt this is (0 at first, one more after each retry).
+        scratch: this rank's private directory, mode 0700, gone after success.
+    """
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    nnodes: int
+    round: int
+    attempt: int
+    scratch: Path
+
+
+_current: RankContext | None = None
+
+
+def enter(context: RankContext) -> None:
+    """Make ``context`` this process's own. Called once, by the rank, before the user's function."""
+    global _current  # noqa: PLW0603  (a process is one rank for all its life; threads of it are the same rank)
+    _current = context
+
+
+def current_rank() -> RankContext:
+    """The rank that this process is.
+
+    Raises:
+        NotInTaskError: outside a running SafeHorovod or SafeTorch task.
+    """
+    if _current is None:
+        raise NotInTaskError(
+            "current_rank() was called outside a rank",
+            hint="call it inside the function of a @task with task_config=SafeHorovod(...) or SafeTorch(...); "
+            "at import of a module, and in the workflow, there is no rank yet",
+        )
+    return _current

@@ -1,0 +1,138 @@
+"""The Flyte context of the task, carried into ranks as plain values, and entered there.
+
+A rank is a new process: what ``flytekit.current_context()`` and file access need is written down by the agent
+(:func:`take`) and set up again in the rank (:func:`entered`), with the rank's own sandbox and working directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flytekit import FlyteContext
+
+
+@dataclass(frozen=True)
+class FlyteSnapshot:
+    """Flyte's side of a running task; every field is text or None.
+
+    Attributes:
+        mode: name of ``ExecutionState.Mode``.
+        raw_output_prefix: where offloaded data (files, data frames) go.
+        output_metadata_prefix: where ``outputs.pb`` goes.
+        execution_id: project, domain and name of the workflow execution.
+        task_id: project, domain, name and version of the task.
+        execution_date: ISO 8601.
+        checkpoint_dest, checkpoint_src: of the task's checkpoint, None where there is none.
+        enable_deck: whether decks are made.
+        serialization: ``SerializationSettings.serialized_context``, for tasks that register or launch others.
+        metadata: what flytekit hands to object stores about the execution.
+    """
+
+    mode: str
+    raw_output_prefix: str
+    output_metadata_prefix: str | None
+    execution_id: tuple[str, str, str]
+    task_id: tuple[str, str, str, str] | None
+    execution_date: str
+    checkpoint_dest: str | None
+    checkpoint_src: str | None
+    enable_deck: bool
+    serialization: str | None
+    metadata: dict[str, str]
+
+
+def take() -> FlyteSnapshot:
+    """The current context of flytekit, as it is inside ``Task.execute``."""
+    from flytekit import FlyteContextManager
+    from flytekit.core.context_manager import ExecutionState
+
+    ctx = FlyteContextManager.current_context()
+    params = ctx.user_space_params
+    state = ctx.execution_state
+    checkpoint = params._checkpoint if params is not None else None
+    task = params.task_id if params is not None else None
+    execution = params.execution_id if params is not None else None
+    date = params.execution_date if params is not None else None
+    settings = ctx.serialization_settings
+    return FlyteSnapshot(
+        mode=(state.mode if state and state.mode else ExecutionState.Mode.LOCAL_TASK_EXECUTION).name,
+        raw_output_prefix=ctx.file_access.raw_output_prefix,
+        output_metadata_prefix=params.output_metadata_prefix if params is not None else None,
+        execution_id=(execution.project, execution.domain, execution.name) if execution else ("", "", "local"),
+        task_id=(task.project, task.domain, task.name, task.version) if task else None,
+        execution_date=(date or datetime.now()).isoformat(),
+        checkpoint_dest=getattr(checkpoint, "_checkpoint_dest", None),
+        checkpoint_src=getattr(checkpoint, "_checkpoint_src", None),
+        enable_deck=bool(params.enable_deck) if params is not None else False,
+        serialization=settings.serialized_context if settings is not None else None,
+        metadata=dict(getattr(ctx.file_access, "_execution_metadata", None) or {}),
+    )
+
+
+@contextlib.contextmanager
+def entered(snapshot: FlyteSnapshot, sandbox: Path) -> Iterator[FlyteContext]:
+    """Make ``snapshot`` the current Flyte context of this process.
+
+    Args:
+        snapshot: from :func:`take`, in the agent.
+        sandbox: a directory of this rank alone; flytekit's local sandbox and working directory are made in it.
+    """
+    from flytekit import FlyteContextManager
+    from flytekit.configuration import SerializationSettings
+    from flytekit.core.context_manager import ExecutionState, OutputMetadataTracker
+    from flytekit.core.data_persistence import FileAccessProvider
+
+    file_access = FileAccessProvider(
+        local_sandbox_dir=str(sandbox),
+        raw_output_prefix=snapshot.raw_output_prefix,
+        execution_metadata=snapshot.metadata or None,
+    )
+    ctx = FlyteContextManager.current_context()
+    builder = ctx.with_file_access(file_access)
+    if snapshot.serialization:
+        builder = builder.with_serialization_settings(SerializationSettings.from_transport(snapshot.serialization))
+    state = ctx.new_execution_state(working_dir=str(sandbox / "engine")).with_params(
+        mode=ExecutionState.Mode[snapshot.mode], user_space_params=_parameters(snapshot, sandbox)
+    )
+    builder = builder.with_execution_state(state).with_output_metadata_tracker(OutputMetadataTracker())
+    with FlyteContextManager.with_context(builder) as entered_ctx:
+        yield entered_ctx
+
+
+def _parameters(snapshot: FlyteSnapshot, sandbox: Path) -> Any:
+    from flytekit.configuration import StatsConfig
+    from flytekit.core.checkpointer import SyncCheckpoint
+    from flytekit.core.context_manager import ExecutionParameters
+    from flytekit.core.mock_stats import MockStats
+    from flytekit.interfaces.stats.taggable import get_stats
+    from flytekit.loggers import user_space_logger
+    from flytekit.models.core import identifier
+
+    working = sandbox / "work"
+    working.mkdir(mode=0o700, exist_ok=True)
+    project, domain, name = snapshot.execution_id
+    task = snapshot.task_id
+    stats: Any = MockStats()
+    if task is not None and snapshot.mode == "TASK_EXECUTION":
+        stats = get_stats(cfg=StatsConfig.auto(), prefix=f"{task[0]}.{task[1]}.{task[2]}.user_stats")
+    checkpoint = None
+    if snapshot.checkpoint_dest is not None:
+        checkpoint = SyncCheckpoint(checkpoint_dest=snapshot.checkpoint_dest, checkpoint_src=snapshot.checkpoint_src)
+    return ExecutionParameters(
+        execution_id=identifier.WorkflowExecutionIdentifier(project=project, domain=domain, name=name),
+        execution_date=datetime.fromisoformat(snapshot.execution_date),
+        stats=stats,
+        logging=user_space_logger,
+        tmp_dir=str(working),
+        raw_output_prefix=snapshot.raw_output_prefix,
+        output_metadata_prefix=snapshot.output_metadata_prefix,
+        checkpoint=checkpoint,
+        task_id=identifier.Identifier(identifier.ResourceType.TASK, *task) if task else None,
+        enable_deck=snapshot.enable_deck,
+    )

@@ -1,0 +1,207 @@
+"""One job on one node, from a task call to its literals: scratch, rank server, agent, and tidying up."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import backends, envvars, flytecontext, payload, scratch, topology
+from .config import Resolved
+from .errors import ScratchError
+from .launcher import RankServer
+from .payload import JobOrder
+from .scratch import JobScratch
+from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from flytekit.core.python_function_task import PythonFunctionTask
+    from flytekit.models.literals import LiteralMap
+
+    from .agent import NodePlan, Report
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job that succeeded: rank 0's outputs and decks."""
+
+    outputs: LiteralMap
+    decks: tuple[dict[str, str], ...]
+
+
+def say(text: str) -> None:
+    """One line of safedist's own in the node's log."""
+    sys.stderr.write(f"[safedist] {text}\n")
+    sys.stderr.flush()
+
+
+def run(
+    task: PythonFunctionTask[Any],
+    settings: Resolved,
+    inputs: LiteralMap,
+    environment: Mapping[str, str],
+    *,
+    server: RankServer | None = None,
+) -> Done | Verdict:
+    """Run one job on this node.
+
+    Args:
+        task: the task to run.
+        settings: its configuration, resolved.
+        inputs: its inputs, as literals.
+        environment: this process's variables.
+        server: a rank server started earlier (the entrypoint does, beside staging), or None to start one.
+
+    Returns:
+        What rank 0 made, or the verdict on why the job failed.
+
+    Raises:
+        SafedistError: the job could not be started (scratch, a missing package, an unpicklable task), or was told to
+            stop. Nothing of it is left running.
+    """
+    backend = backends.create(settings.backend)
+    backend.check()
+    from .agent import NodePlan  # torch elastic: only now is it known to be there
+
+    place = topology.from_env(environment, settings)
+    for note in place.notes:
+        say(f"warning: {note}")
+    flyte = flytecontext.take()
+    attempt = int(environment.get(envvars.FLYTE_ATTEMPT, "0"))
+    with _scratch(settings, environment, execution=flyte.execution_id[2], attempt=attempt) as (job, keep):
+        order = _job_order(task, inputs, flyte, job)
+        order_file = job.orders / "job.json"
+        order_file.write_text(order.to_json())
+        started = time.monotonic()
+        with server or RankServer.spawn(_server_environment(settings, environment)) as running:
+            if settings.scratch.keep == "never":
+                running.guard([job.path])
+            fork = _preload(running, settings, backend, order)
+            plan = NodePlan(
+                settings=settings,
+                topology=place,
+                scratch=job,
+                job_order=order_file,
+                environment=environment,
+                run_id=job.path.name,
+                attempt=attempt,
+                fork=fork,
+            )
+            say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
+            preparing = time.monotonic() - started
+            report = _drive(plan, running, backend)
+            say(_end_line(plan, report, preparing))
+            if report.verdict is not None:
+                return report.verdict
+            done = Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))  # type: ignore[arg-type]
+            keep.succeeded = True
+            return done
+
+
+def _drive(plan: NodePlan, server: RankServer, backend: backends.RankBackend) -> Report:
+    from .agent import NodeAgent, to_stdout
+    from .meeting import open_handler
+
+    with open_handler(plan) as handler:
+        agent = NodeAgent(plan, server=server, backend=backend, handler=handler, show=to_stdout, say=say)
+        return agent.drive()
+
+
+def _preload(server: RankServer, settings: Resolved, backend: backends.RankBackend, order: JobOrder) -> bool:
+    """Whether ranks may be forked; says why not where the user asked for it."""
+    if settings.start_method != "preload":
+        return False
+    libraries = [*backend.libraries, "flytekit", "flytekitplugins_safedist.task"]
+    modules = [order.module] if order.module is not None else []
+    unsafe, _ = server.preload(libraries, modules, search_path=order.sys_path, timeout=settings.timeouts.start)
+    if unsafe is not None:
+        say(f"warning: ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
+    return unsafe is None
+
+
+def _job_order(
+    task: PythonFunctionTask[Any], inputs: LiteralMap, flyte: flytecontext.FlyteSnapshot, job: JobScratch
+) -> JobOrder:
+    module, name, pickled = payload.reference(task, sys.modules)
+    inputs_file = job.orders / "inputs.pb"
+    payload.write_literals(inputs, inputs_file)
+    return JobOrder(
+        module=module,
+        name=name,
+        pickled=pickled,
+        sys_path=payload.search_path(module, sys.modules, sys.path),
+        inputs=inputs_file,
+        flyte=flyte,
+    )
+
+
+def _server_environment(settings: Resolved, environment: Mapping[str, str]) -> dict[str, str]:
+    """What libraries read when they are loaded must be right in the preloading process already."""
+    defaults = {envvars.OMP_NUM_THREADS: "1"} if settings.nproc_per_node > 1 else {}
+    return {**defaults, **environment, **dict(settings.environment)}
+
+
+class _Keep:
+    succeeded = False
+
+
+@contextlib.contextmanager
+def _scratch(
+    settings: Resolved, environment: Mapping[str, str], *, execution: str, attempt: int
+) -> Iterator[tuple[JobScratch, _Keep]]:
+    root = Path(settings.scratch.path or environment.get(envvars.SCRATCH_ROOT) or tempfile.gettempdir())
+    _check_room(root, settings.size_limit)
+    job = scratch.make_job(root, execution=execution, attempt=attempt)
+    keep = _Keep()
+    try:
+        yield job, keep
+    finally:
+        mode = settings.scratch.keep
+        if mode == "always" or (mode == "on_failure" and not keep.succeeded):
+            say(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")
+        else:
+            left = scratch.remove(job.path)
+            if left is not None:
+                say(f"warning: scratch could not be removed whole: {left}")
+
+
+def _check_room(root: Path, limit: int | None) -> None:
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise ScratchError(
+            "the directory for scratch cannot be used",
+            where={"path": root},
+            seen=str(error.strerror),
+            expected="an existing directory that this user may write",
+            hint="create it, or set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to another",
+        ) from error
+    if limit is not None and free < limit:
+        say(
+            f"warning: Scratch(size_limit=...) allows {scratch.human(limit)}, but {root} has only "
+            f"{scratch.human(free)} free: the disk will be full before the limit is reached"
+        )
+
+
+def _start_line(plan: NodePlan, *, version: str) -> str:
+    settings, place = plan.settings, plan.topology
+    return (
+        f"start: {settings.backend}, node {place.node_rank if place.node_rank is not None else '?'} of {place.nnodes} "
+        f"({place.source}), {settings.nproc_per_node} rank(s) per node, world_size {place.world_size}, "
+        f"start_method {'preload' if plan.fork else 'spawn'}, max_restarts {settings.max_restarts}, "
+        f"attempt {plan.attempt}, code {version or 'local'}, scratch {plan.scratch.path}"
+    )
+
+
+def _end_line(plan: NodePlan, report: Report, preparing: float) -> str:
+    how = "failed" if report.verdict is not None else "succeeded"
+    phases = {"prepare": preparing, **report.seconds}
+    total = phases.pop("total") + preparing
+    listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {plan.topology.node_rank}"

@@ -1,0 +1,226 @@
+"""The agent's end of the rank server: start it, ask it, hear of ranks that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import rankserver
+from .errors import LaunchError
+from .outcome import signal_reason
+from .preload import SAFE_IMPORT_ENVIRONMENT
+
+SERVER_NICE_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that ended: its process id, exit code (negative: signal), and when, in nanoseconds since the epoch."""
+
+    pid: int
+    exit_code: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rank to start: its order file, and for fresh interpreters its environment and log."""
+
+    order: Path
+    environment: Mapping[str, str]
+    log: Path
+
+
+class RankServer:
+    """A running rank server.
+
+    Use as a context manager: leaving it ends the server, every rank, and all their descendants.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._pid = pid
+        self._buffer = b""
+        self._next_id = 0
+        self._ended: list[Ended] = []
+        self._replies: dict[int, dict[str, Any]] = {}
+        self._exit_code: int | None = None
+
+    @classmethod
+    def spawn(cls, environment: Mapping[str, str]) -> RankServer:
+        """Start a rank server as a fresh interpreter: safe whatever this process has done so far.
+
+        Args:
+            environment: this process's variables, with what libraries read when they are imported.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "flytekitplugins_safedist.rankserver", str(theirs.fileno())],
+                env={**environment, **SAFE_IMPORT_ENVIRONMENT},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                # Its own session: Ctrl-C in a terminal goes to the agent alone, which then stops ranks in order.
+                start_new_session=True,
+            )
+        child.returncode = 0  # reaped by close(), not by subprocess
+        return cls(ours, child.pid)
+
+    @classmethod
+    def fork(cls) -> RankServer:
+        """Fork a rank server from this very process: what it has imported need not be imported again.
+
+        Only for a process that has never had a second thread, nor a gRPC channel, nor CUDA: the entrypoint, at its
+        start. Callers check with :func:`~flytekitplugins_safedist.preload.unsafe_to_fork` first.
+        """
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                ours.close()
+                os.setsid()
+                rankserver.serve(theirs)
+                code = 0
+            finally:
+                os._exit(code)
+        theirs.close()
+        return cls(ours, pid)
+
+    def __enter__(self) -> RankServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def preload(
+        self, libraries: Sequence[str], modules: Sequence[str], *, search_path: Sequence[str], timeout: float
+    ) -> tuple[str | None, float]:
+        """Import modules in the server.
+
+        Returns:
+            Why ranks must not be forked from it (None: they may), and the seconds that importing took.
+        """
+        request = {"libraries": list(libraries), "modules": list(modules), "sys_path": list(search_path)}
+        reply = self._ask("preload", request, timeout=timeout)
+        return reply["unsafe"], reply["seconds"]
+
+    def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
+        """Start ranks; returns their process ids, in the same order."""
+        orders = [
+            {"file": str(start.order)}
+            if fork
+            else {"file": str(start.order), "environment": dict(start.environment), "log": str(start.log)}
+            for start in starts
+        ]
+        pids: list[int] = self._ask("fork" if fork else "exec", {"orders": orders}, timeout=timeout)["pids"]
+        return pids
+
+    def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
+        """Send a signal to ranks that have not ended: to the ranks alone, or to all they have started as well."""
+        self._ask("signal", {"pids": list(pids), "number": int(number), "whole_group": whole_group}, timeout=30.0)
+
+    def guard(self, paths: Sequence[Path]) -> None:
+        """Have the server remove ``paths`` should this process die before it says otherwise."""
+        self._ask("guard", {"paths": [str(path) for path in paths]}, timeout=30.0)
+
+    def ended(self, *, wait: float = 0.0) -> list[Ended]:
+        """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.
+
+        Raises:
+            LaunchError: the server itself is gone.
+        """
+        if not self._ended:
+            self._receive(wait)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """End the server and all ranks; what it guarded is left alone."""
+        with contextlib.suppress(LaunchError):
+            if self._exit_code is None:
+                self._ask("quit", {}, timeout=5.0)
+        self._connection.close()
+        self._reap(SERVER_NICE_SECONDS)
+
+    # --- protocol --------------------------------------------------------------------------------------------------
+    def _ask(self, op: str, request: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
+        self._next_id += 1
+        number = self._next_id
+        try:
+            self._connection.sendall(json.dumps({"op": op, "id": number, **request}).encode() + b"\n")
+        except OSError:
+            raise self._lost() from None
+        deadline = time.monotonic() + timeout
+        while number not in self._replies:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LaunchError(
+                    f"the process that starts ranks did not answer {op!r} in time",
+                    where={"pid": self._pid},
+                    seen=f"nothing for {timeout:g} s",
+                    hint="raise Timeouts(start=...) if importing your module takes that long; else look for a hang "
+                    "at import (py-spy dump --pid)",
+                )
+            self._receive(left)
+        reply = self._replies.pop(number)
+        if "error" in reply:
+            raise LaunchError(
+                f"the process that starts ranks could not {op}", where={"pid": self._pid}, seen=reply["error"]
+            )
+        return reply
+
+    def _receive(self, wait: float) -> None:
+        readable, _, _ = select.select([self._connection], [], [], wait)
+        if not readable:
+            return
+        try:
+            data = self._connection.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise self._lost()
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "reply" in message:
+                self._replies[message["reply"]] = message
+            else:
+                self._ended.append(Ended(message["exited"], message["exit_code"], message["time_ns"]))
+
+    def _lost(self) -> LaunchError:
+        self._reap(1.0)
+        code = self._exit_code
+        seen = "it left" if code is None else signal_reason(-code) if code < 0 else f"exit code {code}"
+        return LaunchError(
+            "the process that starts and watches this node's ranks is gone, and its ranks with it",
+            where={"pid": self._pid, "host": socket.gethostname()},
+            seen=seen,
+            hint="give the pod more memory if it was killed; a task module that ends its process at import "
+            "needs start_method='spawn'",
+        )
+
+    def _reap(self, patience: float) -> None:
+        if self._exit_code is not None:
+            return
+        deadline = time.monotonic() + patience
+        while True:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._exit_code = os.waitstatus_to_exitcode(status)
+                return
+            if time.monotonic() > deadline:
+                os.kill(self._pid, signal.SIGKILL)
+                deadline = float("inf")
+            time.sleep(0.005)

@@ -1,0 +1,196 @@
+"""How a rank ended, as a value; and the choice of the one root cause among many. Pure."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(str, Enum):
+    """How a rank ended."""
+
+    SUCCEEDED = "succeeded"
+    RAISED = "raised"
+    EXITED = "exited"
+    """Left without an outcome record: ``os._exit``, ``sys.exit`` in a library, a crash at start."""
+    KILLED = "killed"
+    """Ended by a signal that we did not send."""
+    STOPPED = "stopped"
+    """Ended by us, because another rank had failed."""
+
+
+class Fault(str, Enum):
+    """Whose fault an exception is; decides what Flyte is told."""
+
+    USER = "user"
+    RECOVERABLE = "recoverable"
+    """``FlyteRecoverableException`` or a subclass: Flyte retries."""
+    SYSTEM = "system"
+    """Storage and platform trouble: Flyte retries, nothing is uploaded."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception as text: it crosses processes and machines without pickles.
+
+    Attributes:
+        type: qualified name of the class.
+        message: ``str(exception)``.
+        traceback: the formatted traceback, causes included.
+        fault: whose fault it is.
+        repeats: whether a relaunch of the ranks would surely fail the same way (ImportError, SyntaxError, config).
+        errnos: ``errno`` of every OSError in the chain of causes.
+        consequence: whether it only says that a peer was lost (connection closed, collective aborted).
+    """
+
+    type: str
+    message: str
+    traceback: str
+    fault: Fault = Fault.USER
+    repeats: bool = False
+    errnos: tuple[int, ...] = ()
+    consequence: bool = False
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """How one rank ended.
+
+    Attributes:
+        rank, local_rank, node_rank, round: which rank of which launch.
+        host: its node's name.
+        pid: its process id there.
+        status: how it ended.
+        time_ns: when, in nanoseconds since the epoch, by its node's clock.
+        raised: the exception, where ``status`` is RAISED.
+        exit_code: of the process; negative for a signal; None while it has not ended.
+        log_tail: the last lines it printed.
+        seconds: how long each phase took, by name ("start", "inputs", "function", "outputs").
+    """
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    round: int
+    host: str
+    pid: int
+    status: Status
+    time_ns: int
+    raised: Raised | None = None
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def failed(self) -> bool:
+        """Whether this is a failure in itself, and not our own tearing down."""
+        return self.status in (Status.RAISED, Status.EXITED, Status.KILLED)
+
+    def to_json(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankOutcome:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError, KeyError, TypeError: the text is no whole outcome record.
+        """
+        data: dict[str, Any] = json.loads(text)
+        raised = data.pop("raised")
+        if raised is not None:
+            raised = Raised(**{**raised, "fault": Fault(raised["fault"]), "errnos": tuple(raised["errnos"])})
+        data["log_tail"] = tuple(data["log_tail"])
+        return cls(**{**data, "raised": raised, "status": Status(data["status"])})
+
+
+def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
+    """The failure that brought the others down, or None when nothing failed.
+
+    Failures that speak for themselves come before those that only say "a peer is gone"; among equals the earliest
+    wins, by nanoseconds, and then the lowest rank.
+    """
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    return min(failed, key=_order, default=None)
+
+
+def _order(outcome: RankOutcome) -> tuple[bool, int, int]:
+    return (is_consequence(outcome), outcome.time_ns, outcome.rank)
+
+
+def is_consequence(outcome: RankOutcome) -> bool:
+    """Whether this failure may be only the echo of another rank's."""
+    if outcome.raised is not None:
+        return outcome.raised.consequence
+    # Gloo and NCCL abort the process when a peer vanishes during set-up; nothing else of ours ends in SIGABRT.
+    return outcome.exit_code == -signal.SIGABRT
+
+
+_LOST_PEER_TYPES = ("HorovodInternalError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER_TEXTS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "horovod has been shut down",
+    "nccl communicator was aborted",
+    "remote process exited",
+    "socket timeout",
+    "read error",
+    "gloo/transport",
+)
+
+
+def speaks_of_lost_peer(type_name: str, message: str) -> bool:
+    """Whether an exception of a collective operation says that another rank is gone."""
+    short = type_name.rsplit(".", 1)[-1]
+    if short in _LOST_PEER_TYPES:
+        return True
+    text = message.lower()
+    return short == "RuntimeError" and any(part in text for part in _LOST_PEER_TEXTS)
+
+
+_SIGNAL_REASONS = {
+    signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
+    signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",
+    signal.SIGINT: "interrupted from outside (Ctrl-C)",
+    signal.SIGSEGV: "invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)",
+    signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise its size or use fewer loader workers)",
+    signal.SIGABRT: "native code gave up (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
+    signal.SIGFPE: "arithmetic error in native code (an integer division by zero)",
+    signal.SIGILL: "an instruction that this processor lacks: the wheel was built for another one",
+    signal.SIGXCPU: "the CPU time limit was reached",
+    signal.SIGXFSZ: "the file size limit was reached",
+}
+
+
+def signal_reason(number: int) -> str:
+    """The signal's name and its likely reason, as ``SIGKILL: most often …``."""
+    try:
+        name = signal.Signals(number)
+    except ValueError:
+        return f"signal {number}"
+    reason = _SIGNAL_REASONS.get(name)
+    return f"{name.name}: {reason}" if reason else name.name
+
+
+def describe(outcome: RankOutcome) -> str:
+    """The failure as the user should read it: who, what, traceback, last log lines."""
+    place = f"rank {outcome.rank} (local_rank {outcome.local_rank}) on node {outcome.node_rank} ({outcome.host})"
+    if outcome.raised is not None:
+        text = f"{place} raised {outcome.raised.type}: {outcome.raised.message}\n\n{outcome.raised.traceback.rstrip()}"
+    elif outcome.status is Status.KILLED:
+        text = f"{place} was killed by {signal_reason(-(outcome.exit_code or 0))}"
+    else:
+        text = f"{place} left with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
+    if outcome.round:
+        text += f"\n\nThis was round {outcome.round}: the ranks had been restarted {outcome.round} time(s) before."
+    if outcome.log_tail:
+        text += f"\n\nLast {len(outcome.log_tail)} line(s) that rank {outcome.rank} printed:\n"
+        text += "\n".join(f"    {line}" for line in outcome.log_tail)
+    return text

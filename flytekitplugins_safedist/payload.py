@@ -1,0 +1,201 @@
+"""What a task is made of, moved from the agent to its ranks and back: the function, its inputs, its outputs, decks.
+
+Inputs and outputs are Flyte literals (protobuf): types are flytekit's business, in both directions, and each rank
+converts for itself. The function travels as a module and a name wherever it can be imported; only what cannot
+(``__main__``, nested functions, lambdas) is pickled by value, with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import PayloadError
+from .flytecontext import FlyteSnapshot
+
+if TYPE_CHECKING:
+    from flytekit import FlyteContext
+    from flytekit.core.python_function_task import PythonFunctionTask
+    from flytekit.models.literals import LiteralMap
+
+MAX_RESULT_BYTES = 1 << 30
+"""Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
+
+
+@dataclass(frozen=True)
+class JobOrder:
+    """What all ranks of a job share.
+
+    Attributes:
+        module, name: where the task object is imported from, or both None.
+        pickled: the task object by value, base64, where it cannot be imported.
+        sys_path: the agent's module search path.
+        inputs: file with the serialized ``LiteralMap``.
+        flyte: the Flyte context.
+    """
+
+    module: str | None
+    name: str | None
+    pickled: str | None
+    sys_path: tuple[str, ...]
+    inputs: Path
+    flyte: FlyteSnapshot
+
+    def to_json(self) -> str:
+        """The order as JSON."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> JobOrder:
+        """The inverse of :meth:`to_json`."""
+        data = json.loads(text)
+        flyte = data["flyte"]
+        flyte["execution_id"] = tuple(flyte["execution_id"])
+        flyte["task_id"] = tuple(flyte["task_id"]) if flyte["task_id"] is not None else None
+        return cls(
+            module=data["module"],
+            name=data["name"],
+            pickled=data["pickled"],
+            sys_path=tuple(data["sys_path"]),
+            inputs=Path(data["inputs"]),
+            flyte=FlyteSnapshot(**flyte),
+        )
+
+
+def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """How ranks get the task object: ``(module, name, pickled)``.
+
+    Args:
+        task: the task.
+        modules: ``sys.modules``: importing ``module`` must give this very object back under ``name``.
+
+    Raises:
+        PayloadError: it can neither be imported nor pickled.
+    """
+    function = task.task_function
+    module = getattr(function, "__module__", None)
+    if module and module != "__main__" and module in modules:
+        for name in dict.fromkeys((getattr(function, "__name__", ""), str(task.name).rsplit(".", 1)[-1])):
+            if name and getattr(modules[module], name, None) is task:
+                return module, name, None
+    import cloudpickle
+
+    try:
+        return None, None, base64.b64encode(cloudpickle.dumps(task)).decode()
+    except Exception as error:
+        raise PayloadError(
+            "the task function can neither be imported by its ranks nor pickled for them",
+            where={"task": task.name, "module": module},
+            seen=f"{type(error).__name__}: {error}",
+            expected="a function at module level, in a module that ranks can import",
+            hint="move the task (or what its closure holds: locks, sockets, open files) to module level",
+        ) from error
+
+
+def search_path(module: str | None, modules: Mapping[str, Any], path: Sequence[str]) -> tuple[str, ...]:
+    """The module search path under which ranks find ``module`` as the agent did.
+
+    ``pyflyte run`` imports the user's file with its project on the path and takes it off again, so the directory that
+    the module came from is put in front where it is missing.
+    """
+    file = getattr(modules.get(module or ""), "__file__", None)
+    if module is None or file is None:
+        return tuple(path)
+    depth = module.count(".") + (1 if Path(file).stem == "__init__" else 0)
+    root = str(Path(file).resolve().parents[depth])
+    return tuple(path) if root in map(os.path.realpath, path) else (root, *path)
+
+
+def load_task(order: JobOrder) -> PythonFunctionTask[Any]:
+    """The task object, in a rank; errors of importing the user's module are the user's and come through as they are."""
+    if order.pickled is not None:
+        import cloudpickle
+
+        task: PythonFunctionTask[Any] = cloudpickle.loads(base64.b64decode(order.pickled))
+        return task
+    module = importlib.import_module(str(order.module))
+    try:
+        found: PythonFunctionTask[Any] = getattr(module, str(order.name))
+    except AttributeError as error:
+        raise PayloadError(
+            "the task is not in its module when a rank imports it",
+            where={"module": order.module, "task": order.name, "file": getattr(module, "__file__", None)},
+            expected="the same code in the agent and in its ranks",
+            hint="do not define the task under a condition that differs between processes",
+        ) from error
+    return found
+
+
+def write_literals(literals: LiteralMap, path: Path) -> None:
+    """Write a literal map as protobuf bytes."""
+    data = literals.to_flyte_idl().SerializeToString()
+    if len(data) > MAX_RESULT_BYTES:
+        largest = {name: value.to_flyte_idl().ByteSize() for name, value in literals.literals.items()}
+        raise PayloadError(
+            "the values are too large to be literals",
+            where={"bytes by name": largest},
+            seen=f"{len(data)} bytes",
+            expected=f"at most {MAX_RESULT_BYTES} bytes",
+            hint="return large data as FlyteFile, FlyteDirectory or a data frame",
+        )
+    path.write_bytes(data)
+
+
+def read_literals(path: Path) -> LiteralMap:
+    """Read what :func:`write_literals` wrote."""
+    from flyteidl.core import literals_pb2
+    from flytekit.models.literals import LiteralMap
+
+    message = literals_pb2.LiteralMap()
+    message.ParseFromString(path.read_bytes())
+    return LiteralMap.from_flyte_idl(message)
+
+
+def native_inputs(order: JobOrder, task: PythonFunctionTask[Any], ctx: FlyteContext) -> dict[str, Any]:
+    """The task's inputs as Python values of their declared types."""
+    from flytekit.core.type_engine import TypeEngine
+
+    values: dict[str, Any] = TypeEngine.literal_map_to_kwargs(
+        ctx, read_literals(order.inputs), task.python_interface.inputs
+    )
+    return values
+
+
+def write_outputs(task: PythonFunctionTask[Any], inputs: dict[str, Any], returned: Any, path: Path) -> None:
+    """Turn rank 0's return value into literals (uploading files), and render its decks; leave both for the agent."""
+    from flytekit import FlyteContextManager
+    from flytekit.core.context_manager import ExecutionState
+    from flytekit.deck.deck import TimeLineDeck
+    from flytekit.utils.asyn import run_sync
+
+    ctx = FlyteContextManager.current_context()
+    # As in a pod, also when run locally: flytekit then copies files to the raw output prefix instead of pointing into
+    # this rank's scratch, which is about to go, and does not write the decks' page, which the agent does.
+    state = ctx.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
+    with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
+        literals, native = run_sync(task._output_to_literal_map, returned, upload_ctx)
+        task._write_decks(inputs, native, upload_ctx, upload_ctx.user_space_params)
+    decks = [
+        {"name": deck.name, "html": deck.html}
+        for deck in ctx.user_space_params.decks
+        if not isinstance(deck, TimeLineDeck)
+    ]
+    decks_path(path).write_text(json.dumps(decks))
+    write_literals(literals, path)
+
+
+def decks_path(result: Path) -> Path:
+    """Where the decks of a result lie."""
+    return result.with_suffix(".decks.json")
+
+
+def read_decks(result: Path) -> list[dict[str, str]]:
+    """Name and HTML of each deck of rank 0."""
+    decks: list[dict[str, str]] = json.loads(decks_path(result).read_text())
+    return decks

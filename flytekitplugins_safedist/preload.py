@@ -1,0 +1,132 @@
+"""Import modules once for all ranks of a node, and tell whether forking afterwards is safe.
+
+Forking a process that runs threads copies their locks in whatever state they were, and a CUDA context does not survive
+a fork at all. So every import is followed by a look at the process: what it started names the module that did it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SAFE_IMPORT_ENVIRONMENT = {
+    # OpenBLAS starts its threads when it is loaded, unless it has just one. Ranks get their own number back.
+    "OPENBLAS_NUM_THREADS": "1",
+    # torch.cuda.is_available() then asks NVML instead of initialising the driver, which no fork survives
+    # (torch/cuda/__init__.py: is_available).
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""Variables under which the preloading process imports."""
+
+
+@dataclass(frozen=True)
+class Preloaded:
+    """What importing did.
+
+    Attributes:
+        unsafe: why ranks must not be forked from here, or None when they may.
+        random_state: state of ``random`` where the user's modules moved it (a seed that ranks keep), else None.
+        numpy_seeded: whether the user's modules moved numpy's; if not, ranks must not share its one sequence.
+    """
+
+    unsafe: str | None
+    random_state: Any = None
+    numpy_seeded: bool = False
+
+
+def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
+    """Import everything, in order, stopping at the first import that makes forking unsafe.
+
+    Args:
+        libraries: torch, the backend, flytekit: imported before the random generators are looked at.
+        modules: the user's.
+    """
+    for name in libraries:
+        reason = _import(name)
+        if reason is not None:
+            return Preloaded(reason)
+    before_random, before_numpy = random.getstate(), _numpy_state()
+    for name in modules:
+        reason = _import(name)
+        if reason is not None:
+            return Preloaded(reason)
+    after = random.getstate()
+    # What is alive now lives as long as the node: keep the collector from touching it, so that pages stay shared.
+    gc.collect()
+    gc.freeze()
+    return Preloaded(
+        None,
+        random_state=after if after != before_random else None,
+        numpy_seeded=before_numpy is not None and _numpy_state() != before_numpy,
+    )
+
+
+def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
+    """In a rank just forked: give it the random numbers and the BLAS threads that a fresh interpreter would have.
+
+    Args:
+        preloaded: what :func:`preload` returned, in the process this one was forked from.
+        environment: the rank's own variables.
+    """
+    # Python reseeds ``random`` in every forked child; put a module's deliberate seed back.
+    if preloaded.random_state is not None:
+        random.setstate(preloaded.random_state)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None and not preloaded.numpy_seeded:
+        numpy_random.seed()  # type: ignore[attr-defined, unused-ignore]
+    threads = blas_threads(environment)
+    if numpy_random is not None and threads > 1:
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(threads, user_api="blas")
+
+
+def blas_threads(environment: Mapping[str, str]) -> int:
+    """How many threads OpenBLAS would have started under ``environment`` (OpenBLAS's own order of variables)."""
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        with contextlib.suppress(KeyError, ValueError):
+            return int(environment[name])
+    return len(os.sched_getaffinity(0))
+
+
+def _import(name: str) -> str | None:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
+        return f"importing {name} there failed with {type(error).__name__}: {error}"
+    return unsafe_to_fork(f"importing {name}")
+
+
+def unsafe_to_fork(culprit: str) -> str | None:
+    """Why this process must not be forked, or None.
+
+    Args:
+        culprit: what was done last, for the message.
+    """
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        return f"{culprit} started {threads - 1} thread(s), and a forked copy of their locks can hang"
+    torch_cuda = sys.modules.get("torch.cuda")
+    if torch_cuda is not None and torch_cuda.is_initialized():
+        return f"{culprit} initialised CUDA, which does not survive a fork"
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(descriptor.readlink()).startswith(("/dev/nvidia", "/dev/kfd")):
+                return f"{culprit} opened the GPU driver, whose state does not survive a fork"
+    return None
+
+
+def _numpy_state() -> tuple[Any, ...] | None:
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return None
+    name, keys, *rest = numpy_random.get_state()  # type: ignore[attr-defined, unused-ignore]
+    return (name, keys.tobytes(), *rest)

@@ -1,0 +1,279 @@
+"""Inside a rank: take the order, set up the environment, run the user's function, leave an outcome record.
+
+A rank is told everything by its order file and reports by files; nothing crosses a network and no result is pickled:
+inputs and outputs travel as Flyte literals, converted in the rank itself, so that files land in the rank's own scratch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import context, flytecontext, payload, preload
+from .context import RankContext
+from .errors import ConfigError, MissingDependencyError, NotInTaskError, PayloadError, SafedistError
+from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
+from .preload import Preloaded
+
+EXIT_FAILED = 1
+EXIT_LOST_PARENT = 75
+OUTCOME_BYTES = 256 * 1024
+"""Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
+be able to say so."""
+
+_TEXT_LIMIT = 60 * 1024
+_PR_SET_PDEATHSIG = 1
+_REPEATING = (ImportError, SyntaxError, ConfigError, MissingDependencyError, NotInTaskError, PayloadError)
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """All that a rank needs, as the agent wrote it.
+
+    Attributes:
+        context: identity and scratch directory.
+        environment: the rank's whole environment; nothing else is inherited.
+        job: file with the :class:`~flytekitplugins_safedist.payload.JobOrder` that all ranks share.
+        log: file for standard output and error.
+        outcome: where the rank leaves its :class:`~flytekitplugins_safedist.outcome.RankOutcome`.
+        result: where rank 0 leaves its outputs.
+    """
+
+    context: RankContext
+    environment: dict[str, str]
+    job: Path
+    log: Path
+    outcome: Path
+    result: Path
+
+    def to_json(self) -> str:
+        """The order as JSON."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> RankOrder:
+        """The inverse of :meth:`to_json`."""
+        data = json.loads(text)
+        rank_context = RankContext(**{**data["context"], "scratch": Path(data["context"]["scratch"])})
+        paths = {name: Path(data[name]) for name in ("job", "log", "outcome", "result")}
+        return cls(context=rank_context, environment=data["environment"], **paths)
+
+
+def reserve_outcome(path: Path) -> None:
+    """Set disk space aside for an outcome record. Called by the agent, before the rank exists."""
+    with _reserved(path).open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, OUTCOME_BYTES)
+
+
+def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) -> int:
+    """Be a rank from its order to its outcome record.
+
+    Args:
+        order_file: a :class:`RankOrder` as JSON.
+        parent: process id of the rank server. The rank dies with it.
+        preloaded: what was imported before this process was forked; None in a fresh interpreter.
+
+    Returns:
+        The exit code for the process.
+    """
+    _die_with(parent)
+    order = RankOrder.from_json(order_file.read_text())
+    _take_environment(order)
+    if preloaded is not None:
+        preload.refresh(preloaded, order.environment)
+    _redirect_output(order.log)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    context.enter(order.context)
+    seconds: dict[str, float] = {}
+    try:
+        _work(order, seconds)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
+        shown = _own_frames_cut(error)
+        _leave_outcome(order, Status.RAISED, seconds, _record(error, shown))
+        print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
+        return EXIT_FAILED
+    _leave_outcome(order, Status.SUCCEEDED, seconds, None)
+    return 0
+
+
+def _work(order: RankOrder, seconds: dict[str, float]) -> None:
+    started = time.monotonic()
+
+    def phase_ended(name: str) -> None:
+        seconds[name] = time.monotonic() - started - sum(seconds.values())
+
+    job = payload.JobOrder.from_json(order.job.read_text())
+    sys.path[:] = job.sys_path
+    task = payload.load_task(job)
+    with flytecontext.entered(job.flyte, order.context.scratch / "flyte") as ctx:
+        phase_ended("import")
+        inputs = payload.native_inputs(job, task, ctx)
+        phase_ended("inputs")
+        returned = task.task_function(**inputs)
+        if inspect.isawaitable(returned):
+            returned = _await(returned)
+        phase_ended("function")
+        if order.context.rank == 0:
+            payload.write_outputs(task, inputs, returned, order.result)
+        phase_ended("outputs")
+
+
+def _await(awaitable: Any) -> Any:
+    import asyncio
+
+    async def wait() -> Any:
+        return await awaitable
+
+    return asyncio.run(wait())
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the rank server ends, so that no rank outlives its agent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The server may have died between our birth and the prctl: then the signal will never come.
+    if os.getppid() != parent:
+        os._exit(EXIT_LOST_PARENT)
+
+
+def _take_environment(order: RankOrder) -> None:
+    os.environ.clear()
+    os.environ.update(order.environment)
+    tempfile.tempdir = None  # computed once and cached; a preloaded module may have asked before we had a TMPDIR
+    numba_config = sys.modules.get("numba.core.config")
+    if numba_config is not None:  # reads NUMBA_CACHE_DIR when imported, which may have been in the preloading process
+        numba_config.reload_config()  # type: ignore[attr-defined, unused-ignore]
+
+
+def _redirect_output(log: Path) -> None:
+    """Send file descriptors 1 and 2 to the log file: native code and child processes write there as well."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    os.close(null)
+    for stream in (sys.stdout, sys.stderr):
+        # Whole lines at once, at once: the node's log is live, and a killed rank's last words are kept.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+
+
+def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None) -> None:
+    outcome = RankOutcome(
+        rank=order.context.rank,
+        local_rank=order.context.local_rank,
+        node_rank=order.context.node_rank,
+        round=order.context.round,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        status=status,
+        time_ns=time.time_ns(),
+        raised=raised,
+        seconds=seconds,
+    )
+    data = outcome.to_json().encode()
+    if len(data) > OUTCOME_BYTES and raised is not None:
+        data = replace(outcome, raised=_shortened(raised)).to_json().encode()
+    reserved = _reserved(order.outcome)
+    with reserved.open("r+b") as file:
+        file.write(data)
+        file.flush()
+        os.ftruncate(file.fileno(), len(data))
+    # One rename: the agent sees a whole record or none, whenever this process is killed.
+    reserved.rename(order.outcome)
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_suffix(".reserved")
+
+
+def _shortened(raised: Raised) -> Raised:
+    keep = _TEXT_LIMIT // 2
+    cut = "\n... [cut] ...\n"
+
+    def short(text: str) -> str:
+        return text if len(text) <= 2 * keep else text[:keep] + cut + text[-keep:]
+
+    return replace(raised, message=short(raised.message), traceback=short(raised.traceback))
+
+
+def _record(error: BaseException, shown: str) -> Raised:
+    name = type(error).__qualname__
+    module = type(error).__module__
+    qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    message = str(error)
+    if isinstance(error, SystemExit):
+        message = f"the task function called sys.exit({error.code!r}) instead of returning a value"
+    return Raised(
+        type=qualified,
+        message=message,
+        traceback=shown,
+        fault=_fault(error),
+        repeats=isinstance(error, _REPEATING),
+        errnos=tuple(
+            cause.errno for cause in _chain(error) if isinstance(cause, OSError) and isinstance(cause.errno, int)
+        ),
+        consequence=speaks_of_lost_peer(qualified, message),
+    )
+
+
+def _fault(error: BaseException) -> Fault:
+    from flytekit.exceptions.base import FlyteRecoverableException
+    from flytekit.exceptions.system import FlyteSystemException
+
+    # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
+    if isinstance(error, FlyteSystemException):
+        return Fault.SYSTEM
+    if isinstance(error, FlyteRecoverableException):
+        return Fault.RECOVERABLE
+    if isinstance(error, SafedistError) and not isinstance(error, _REPEATING):
+        return Fault.SYSTEM
+    return Fault.USER
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _own_frames_cut(error: BaseException) -> str:
+    """The traceback as the user wrote it: without the frames of this package above the user's function."""
+    here = str(Path(__file__).parent)
+
+    def first_foreign(trace: TracebackType | None) -> TracebackType | None:
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+            trace = trace.tb_next
+        return trace
+
+    return "".join(traceback.format_exception(type(error), error, first_foreign(error.__traceback__)))
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of a rank that starts as a fresh interpreter: ``python -m flytekitplugins_safedist.rank ORDER PARENT``."""
+    order_file, parent = arguments
+    os.setsid()
+    return run(Path(order_file), parent=int(parent))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,249 @@
+"""The ranks of one node in one round: started together, watched, torn down together."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import rank, ranklogs, scratch
+from .config import Resolved
+from .context import RankContext
+from .errors import LaunchError, ScratchError
+from .launcher import Ended, RankServer, Start
+from .outcome import RankOutcome, Status, is_consequence
+from .rank import RankOrder
+from .scratch import JobScratch
+
+SETTLE_SECONDS = 3.0
+"""How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
+
+_KILL_PATIENCE_SECONDS = 30.0
+
+
+@dataclass
+class _Member:
+    order: RankOrder
+    pid: int = 0
+    ended: Ended | None = None
+    outcome: RankOutcome | None = None
+
+
+def plan_orders(
+    contexts: Sequence[RankContext], environments: Sequence[Mapping[str, str]], job: JobScratch, job_order: Path
+) -> list[RankOrder]:
+    """What each rank of a round is told. Pure."""
+    orders = []
+    for context, environment in zip(contexts, environments, strict=True):
+        name = f"round-{context.round}-rank-{context.rank}"
+        orders.append(
+            RankOrder(
+                context=context,
+                environment=dict(environment),
+                job=job_order,
+                log=job.log(context.round, context.rank),
+                outcome=job.orders / f"{name}.outcome.json",
+                result=job.orders / f"{name}.result.pb",
+            )
+        )
+    return orders
+
+
+class Ranks:
+    """A started round on this node."""
+
+    def __init__(
+        self,
+        server: RankServer,
+        orders: Sequence[RankOrder],
+        settings: Resolved,
+        *,
+        show: Callable[[str], object],
+        warn: Callable[[str], object],
+    ) -> None:
+        """
+        Args:
+            server: starts and signals processes.
+            orders: one for each rank of this node, by local rank.
+            settings: timeouts and log settings.
+            show: takes blocks of whole lines of the ranks' output.
+            warn: takes one sentence for the node's log.
+        """
+        self._server = server
+        self._members = [_Member(order) for order in orders]
+        self._settings = settings
+        self._warn = warn
+        self._stopping_since_ns: int | None = None
+        self._all_reported: float | None = None
+        self._follower = ranklogs.LogFollower(_shown(orders, settings), show)
+
+    def start(self, *, fork: bool) -> dict[int, int]:
+        """Start every rank.
+
+        Args:
+            fork: from the preloaded server; else fresh interpreters.
+
+        Returns:
+            local rank -> process id.
+
+        Raises:
+            ScratchError: a rank's directories cannot be made.
+            LaunchError: processes cannot be started.
+        """
+        starts = []
+        for member in self._members:
+            order = member.order
+            file = order.outcome.with_suffix(".order")
+            try:
+                file.write_text(order.to_json())
+                rank.reserve_outcome(order.outcome)
+            except OSError as error:
+                raise ScratchError(
+                    "the orders for a rank cannot be written",
+                    where={"path": file, "rank": order.context.rank},
+                    seen=str(error),
+                    hint="free space there, or set Scratch(path=...) to a larger volume",
+                ) from error
+            starts.append(Start(file, order.environment, order.log))
+        pids = self._server.start(starts, fork=fork, timeout=self._settings.timeouts.start)
+        for member, pid in zip(self._members, pids, strict=True):
+            member.pid = pid
+        self._follower.start()
+        return {member.order.context.local_rank: member.pid for member in self._members}
+
+    def poll(self, *, wait: float = 0.0) -> None:
+        """Take in what happened.
+
+        Raises:
+            LaunchError: the rank server is gone, and the ranks with it.
+        """
+        by_pid = {member.pid: member for member in self._members}
+        for ended in self._server.ended(wait=wait):
+            if ended.pid in by_pid:
+                by_pid[ended.pid].ended = ended
+        for member in self._members:
+            if member.outcome is None:
+                member.outcome = self._outcome(member)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any rank has failed, whether or not its process has ended."""
+        return any(member.outcome is not None and member.outcome.failed for member in self._members)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has succeeded and ended. A rank that reported but lingers is ended after its time."""
+        if not all(member.outcome and member.outcome.status is Status.SUCCEEDED for member in self._members):
+            return False
+        lingering = [member for member in self._members if member.ended is None]
+        if not lingering:
+            return True
+        self._all_reported = self._all_reported or time.monotonic()
+        if time.monotonic() - self._all_reported > self._settings.timeouts.exit:
+            ranks = ", ".join(str(member.order.context.rank) for member in lingering)
+            self._warn(
+                f"rank(s) {ranks} reported success but did not end within {self._settings.timeouts.exit:g} s "
+                "(a thread or an exit handler that does not return); ending them"
+            )
+            self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+        return False
+
+    def settle(self) -> None:
+        """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            failures = [m.outcome for m in self._members if m.outcome is not None and m.outcome.failed]
+            running = any(member.ended is None for member in self._members)
+            if not running or any(not is_consequence(outcome) for outcome in failures):
+                return
+            self.poll(wait=0.05)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``."""
+        self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
+        try:
+            self._end(number, self._settings.timeouts.stop)
+            self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+        except LaunchError:
+            pass  # the server is gone: the kernel has killed its ranks already
+        finally:
+            self._follower.stop()
+
+    def _end(self, number: int, patience: float) -> None:
+        running = [member.pid for member in self._members if member.pid and member.ended is None]
+        if not running:
+            return
+        self._server.signal(running, number, whole_group=number == signal.SIGKILL)
+        deadline = time.monotonic() + patience
+        while any(member.pid and member.ended is None for member in self._members):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.poll(wait=min(left, 0.2))
+
+    def outcomes(self) -> list[RankOutcome]:
+        """How each rank ended, so far; failures with the last lines they logged."""
+        return [self._with_tail(member) for member in self._members if member.outcome is not None]
+
+    def outcome_of(self, local_rank: int) -> RankOutcome | None:
+        """How one rank ended."""
+        return self._members[local_rank].outcome
+
+    def result(self) -> Path:
+        """Where rank 0 left its outputs; only on node 0."""
+        return self._members[0].order.result
+
+    def _outcome(self, member: _Member) -> RankOutcome | None:
+        try:
+            outcome = RankOutcome.from_json(member.order.outcome.read_text())
+        except FileNotFoundError:
+            return self._without_record(member) if member.ended is not None else None
+        stopping = self._stopping_since_ns
+        if stopping is not None and outcome.time_ns > stopping and outcome.failed:
+            # It failed because we told it to end, whatever it raised then.
+            return replace(outcome, status=Status.STOPPED)
+        return outcome
+
+    def _without_record(self, member: _Member) -> RankOutcome:
+        context, ended = member.order.context, member.ended
+        code, time_ns = (ended.exit_code, ended.time_ns) if ended is not None else (None, time.time_ns())
+        status = Status.KILLED if code is not None and code < 0 else Status.EXITED
+        if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
+            status = Status.STOPPED
+        return RankOutcome(
+            rank=context.rank,
+            local_rank=context.local_rank,
+            node_rank=context.node_rank,
+            round=context.round,
+            host=socket.gethostname(),
+            pid=member.pid,
+            status=status,
+            time_ns=time_ns,
+            exit_code=code,
+        )
+
+    def _with_tail(self, member: _Member) -> RankOutcome:
+        outcome = member.outcome
+        if outcome is None or not outcome.failed:
+            return outcome  # type: ignore[return-value]  # callers pass members that have one
+        shown = outcome.raised.traceback if outcome.raised is not None else ""
+        wanted = self._settings.logs.tail_lines
+        lines = ranklogs.tail(member.order.log, wanted + len(shown.splitlines()))
+        return replace(outcome, log_tail=ranklogs.without_traceback(lines, shown)[-wanted:] if wanted else ())
+
+    def usage(self, job: JobScratch) -> scratch.Usage:
+        """How much the ranks of this round hold in scratch."""
+        contexts = [member.order.context for member in self._members]
+        return scratch.usage(job, contexts[0].round, [context.rank for context in contexts])
+
+
+def _shown(orders: Sequence[RankOrder], settings: Resolved) -> list[tuple[str, Path]]:
+    logs = settings.logs
+    return [
+        (logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank), order.log)
+        for order in orders
+        if (at := order.context) and (logs.show is None or at.rank in logs.show)
+    ]

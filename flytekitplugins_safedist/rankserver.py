@@ -1,0 +1,224 @@
+"""The rank server: one small process per node between the agent and its ranks.
+
+It starts ranks (by fork after preloading, or as fresh interpreters), reaps them, and passes signals on. It runs no
+threads, so forking from it is safe. When the agent disappears, however, it kills every rank with all its descendants
+and removes what the agent had asked it to: nothing outlives the agent.
+
+The protocol is lines of JSON over a socket that only these two processes hold. Requests are answered in order by a line
+with "reply"; ends of ranks come as lines with "exited" at any time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing.util
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import preload, rank, scratch
+from .preload import Preloaded
+
+_KILL_GRACE_SECONDS = 30.0
+
+
+def main(arguments: list[str]) -> int:
+    """Entry as a fresh interpreter: ``python -m flytekitplugins_safedist.rankserver SOCKET_FD``."""
+    serve(socket.socket(fileno=int(arguments[0])))
+    return 0
+
+
+def serve(connection: socket.socket) -> None:
+    """Serve one agent until it goes away or says so."""
+    _Server(connection).run()
+
+
+class _Server:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.ranks: set[int] = set()
+        self.guarded: list[Path] = []
+        self.preloaded = Preloaded("nothing was preloaded")
+        self.quitting = False
+        self.wake_read, self.wake_write = os.pipe()
+        self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "preload": self.on_preload,
+            "fork": self.on_fork,
+            "exec": self.on_exec,
+            "signal": self.on_signal,
+            "guard": self.on_guard,
+            "quit": self.on_quit,
+        }
+
+    def run(self) -> None:
+        """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # The agent decides what a signal means; this process ends when the agent does.
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        buffer = b""
+        try:
+            while not self.quitting:
+                watched: list[Any] = [self.connection, self.wake_read]
+                readable, _, _ = select.select(watched, [], [])
+                if self.wake_read in readable:
+                    self.reap()
+                if self.connection in readable:
+                    data = self.connection.recv(1 << 16)
+                    if not data:
+                        return
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    for line in lines:
+                        self.answer(json.loads(line))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the agent was killed
+        finally:
+            self.clean_up()
+
+    def answer(self, request: dict[str, Any]) -> None:
+        try:
+            reply = self.handlers[request["op"]](request)
+        except OSError as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        self.send({"reply": request["id"], **reply})
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    # --- requests ------------------------------------------------------------------------------------------------
+    def on_preload(self, request: dict[str, Any]) -> dict[str, Any]:
+        sys.path[:] = request["sys_path"]
+        started = time.monotonic()
+        self.preloaded = preload.preload(request["libraries"], request["modules"])
+        return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
+
+    def on_fork(self, request: dict[str, Any]) -> dict[str, Any]:
+        pids = []
+        server = os.getpid()
+        for order in request["orders"]:
+            pid = os.fork()
+            if pid == 0:
+                self.become_rank(Path(order["file"]), server)
+            self.ranks.add(pid)
+            pids.append(pid)
+        return {"pids": pids}
+
+    def on_exec(self, request: dict[str, Any]) -> dict[str, Any]:
+        pids = []
+        for order in request["orders"]:
+            with open(order["log"], "ab") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "flytekitplugins_safedist.rank", order["file"], str(os.getpid())],
+                    env=order["environment"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            child.returncode = 0  # reaped by reap(), not by subprocess
+            self.ranks.add(child.pid)
+            pids.append(child.pid)
+        return {"pids": pids}
+
+    def on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
+        for pid in request["pids"]:
+            # Only ranks not reaped yet: their numbers cannot belong to anyone else.
+            if pid in self.ranks:
+                _signal_rank(pid, request["number"], whole_group=request["whole_group"])
+        return {}
+
+    def on_guard(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.guarded = [Path(path) for path in request["paths"]]
+        return {}
+
+    def on_quit(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self.guarded = []
+        self.quitting = True
+        return {}
+
+    # --- children ------------------------------------------------------------------------------------------------
+    def reap(self) -> None:
+        os.read(self.wake_read, 1 << 16)
+        for pid in list(self.ranks):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                continue
+            now = time.time_ns()
+            # Before the pid is free for others: whatever the rank started and left behind goes with it.
+            _signal_rank(pid, signal.SIGKILL, whole_group=True)
+            _, status = os.waitpid(pid, 0)
+            self.ranks.discard(pid)
+            self.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "time_ns": now})
+
+    def clean_up(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for pid in self.ranks:
+            _signal_rank(pid, signal.SIGKILL, whole_group=True)
+        deadline = time.monotonic() + _KILL_GRACE_SECONDS
+        for pid in self.ranks:
+            # A rank in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
+            while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        for path in self.guarded:
+            scratch.remove(path)
+
+    def become_rank(self, order_file: Path, server: int) -> NoReturn:
+        """In the forked child: shed the server, be the rank, and end as an interpreter would."""
+        code = rank.EXIT_FAILED
+        try:
+            self.connection.close()
+            signal.set_wakeup_fd(-1)
+            os.close(self.wake_read)
+            os.close(self.wake_write)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setsid()
+            # The server's exit handlers and finalizers are not ours (multiprocessing does the same in its children).
+            atexit._clear()
+            finalizers: Any = multiprocessing.util
+            finalizers._finalizer_registry.clear()
+            atexit.register(finalizers._exit_function)
+            code = rank.run(order_file, parent=server, preloaded=self.preloaded)
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = code or rank.EXIT_FAILED
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except (OSError, ValueError):
+                    code = code or rank.EXIT_FAILED
+            os._exit(code)
+
+
+def _signal_rank(pid: int, number: int, *, whole_group: bool) -> None:
+    try:
+        if whole_group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except ProcessLookupError:
+        # Between fork and setsid a rank has no group of its own yet; the process itself is there all the same.
+        if whole_group:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
