@@ -27,17 +27,16 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from . import envvars, scratch
 from .backends import Group, RankBackend
-from .backends.base import LOOPBACK
 from .config import Resolved
 from .context import RankContext
 from .errors import JobInterruptedError, SafedistError
 from .launcher import RankServer
 from .outcome import RankOutcome, root_cause
 from .ranks import Ranks, plan_orders
+from .rendezvous.handler import SafedistHandler
 from .restart import Action, Policy, decide
 from .scratch import JobScratch
 from .topology import Topology
@@ -91,7 +90,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         *,
         server: RankServer,
         backend: RankBackend,
-        handler: RendezvousHandler,
+        handler: SafedistHandler,
         show: Callable[[str], object],
         say: Callable[[str], object],
     ) -> None:
@@ -118,10 +117,10 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self.report = Report()
         self._server = server
         self._backend = backend
+        self._handler = handler
         self._show = show
         self._say = say
         self._ranks: Ranks | None = None
-        self._next_round = 0
         self._usage_checked = time.monotonic()
 
     def drive(self) -> Report:
@@ -148,14 +147,12 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
     # --- what torch elastic asks for -----------------------------------------------------------------------------
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         group = self._group(worker_group)
-        endpoint = self._backend.open_round(group)
         contexts = [self._context(group, local_rank) for local_rank in range(group.nproc_per_node)]
-        environments = [self._environment(group, context, endpoint) for context in contexts]
+        environments = [self._environment(group, context) for context in contexts]
         orders = plan_orders(contexts, environments, self.plan.scratch, self.plan.job_order)
         ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=self._say)
         self._ranks = ranks
-        self.report.rounds = group.round + 1
-        self._next_round = group.round + 1
+        self.report.rounds += 1
         return ranks.start(fork=self.plan.fork)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -191,7 +188,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         cause = root_cause(outcomes)
         if cause is None:
             raise SafedistError("a round failed without a failing rank", seen=outcomes, hint="report this as a bug")
-        decision = decide(Policy(self.plan.settings.max_restarts), restarts=self._next_round - 1, cause=cause)
+        decision = decide(Policy(self.plan.settings.max_restarts), restarts=self.report.rounds - 1, cause=cause)
         # torch elastic asks this number, and nothing else, whether there is another round.
         self._remaining_restarts = 1 if decision.action is Action.RESTART else 0
         if decision.action is Action.RESTART:
@@ -223,17 +220,16 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         return self._ranks
 
     def _group(self, worker_group: WorkerGroup) -> Group:
-        alone = worker_group.group_world_size == 1
         return Group(
-            round=self._next_round,
+            round=self._handler.round,
             node_rank=worker_group.group_rank,
             nnodes=worker_group.group_world_size,
             nproc_per_node=self.plan.settings.nproc_per_node,
-            address=LOOPBACK if alone else worker_group.master_addr,
+            address=worker_group.master_addr,
             port=worker_group.master_port,
-            agent_store=bool(worker_group.spec.rdzv_handler.use_agent_store),
             run_id=self.plan.run_id,
             timeout=self.plan.settings.timeouts.rendezvous,
+            offered=self._handler.values,
         )
 
     def _context(self, group: Group, local_rank: int) -> RankContext:
@@ -250,12 +246,12 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             scratch=scratch.make_rank(self.plan.scratch, group.round, rank).path,
         )
 
-    def _environment(self, group: Group, context: RankContext, endpoint: str) -> dict[str, str]:
+    def _environment(self, group: Group, context: RankContext) -> dict[str, str]:
         settings = self.plan.settings
         defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
         own = self.plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
         user = dict(settings.environment)
-        place = self._backend.environment(group, context.local_rank, endpoint)
+        place = self._backend.environment(group, context.local_rank)
         # The user's word beats everything but a rank's identity, which config.py has refused already.
         return {**defaults, **self.plan.environment, **own, **place, **user}
 

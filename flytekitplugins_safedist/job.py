@@ -108,7 +108,7 @@ def _drive(plan: NodePlan, server: RankServer, backend: backends.RankBackend) ->
     from .agent import NodeAgent, to_stdout
     from .meeting import open_handler
 
-    with open_handler(plan) as handler:
+    with open_handler(plan, backend) as handler:
         agent = NodeAgent(plan, server=server, backend=backend, handler=handler, show=to_stdout, say=say)
         return agent.drive()
 

@@ -22,7 +22,7 @@ class Group:
         nproc_per_node: ranks per node.
         address: where other nodes reach node 0; the loopback address when there are none.
         port: a port of node 0 that torch's store may use in this round.
-        agent_store: whether the agent serves torch's store there; if not, rank 0 does.
+        offered: what node 0's :meth:`RankBackend.open_round` returned, on every node.
         run_id: names the job.
         timeout: seconds that ranks may wait for each other when they meet.
     """
@@ -33,9 +33,9 @@ class Group:
     nproc_per_node: int
     address: str
     port: int
-    agent_store: bool
     run_id: str
     timeout: float
+    offered: Mapping[str, str]
 
     @property
     def world_size(self) -> int:
@@ -56,11 +56,11 @@ class RankBackend(Protocol):
     def check(self) -> None:
         """Raise MissingDependencyError if the backend is not installed here."""
 
-    def open_round(self, group: Group) -> str:
-        """On node 0: start what the ranks of this round meet at. Returns its endpoint, ``host:port``, for all nodes."""
+    def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
+        """On node 0, before each round: start what ranks meet at. What it returns, every node finds in ``offered``."""
 
-    def environment(self, group: Group, local_rank: int, endpoint: str) -> Mapping[str, str]:
-        """The variables of one rank, given the endpoint that node 0 opened."""
+    def environment(self, group: Group, local_rank: int) -> Mapping[str, str]:
+        """The variables of one rank."""
 
     def close_round(self) -> None:
         """End what :meth:`open_round` started. Does nothing when nothing is open."""

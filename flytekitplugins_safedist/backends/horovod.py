@@ -19,6 +19,9 @@ _HINT = (
     "(the published sdist does not compile against torch >= 2.1), in the task's image too"
 )
 
+_PORT = "horovod_port"
+"""Name under which node 0 offers the port of its key-value server to all nodes."""
+
 
 class HorovodBackend:
     """``hvd.init()`` finds everything in the environment; torch.distributed is told the same places."""
@@ -35,43 +38,42 @@ class HorovodBackend:
         # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
         require("horovod.runner.http.http_server", package="horovod", hint=_HINT)
 
-    def open_round(self, group: Group) -> str:
+    def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """Start the key-value server: on the loopback interface when the job has only this node."""
         from horovod.runner.common.util.hosts import SlotInfo
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
         self.close_round()
-        host = LOOPBACK if group.nnodes == 1 else ""
+        host = LOOPBACK if nnodes == 1 else ""
         # Port 0: the kernel picks one that is free, at once; Horovod's own find_port tries them one by one.
         self._server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
-        per_node = group.nproc_per_node
+        size = nnodes * nproc_per_node
         self._server.init(
             [
                 SlotInfo(
-                    hostname=_scope(rank // per_node),
+                    hostname=_scope(rank // nproc_per_node),
                     rank=rank,
-                    local_rank=rank % per_node,
-                    cross_rank=rank // per_node,
-                    size=group.world_size,
-                    local_size=per_node,
-                    cross_size=group.nnodes,
+                    local_rank=rank % nproc_per_node,
+                    cross_rank=rank // nproc_per_node,
+                    size=size,
+                    local_size=nproc_per_node,
+                    cross_size=nnodes,
                 )
-                for rank in range(group.world_size)
+                for rank in range(size)
             ]
         )
         self._thread = threading.Thread(target=self._server.serve_forever, name="safedist horovod server", daemon=True)
         self._thread.start()
-        return f"{group.address}:{self._server.server_address[1]}"
+        return {_PORT: str(self._server.server_address[1])}
 
-    def environment(self, group: Group, local_rank: int, endpoint: str) -> Mapping[str, str]:
+    def environment(self, group: Group, local_rank: int) -> Mapping[str, str]:
         """Place and meeting point of one rank."""
-        address, _, port = endpoint.rpartition(":")
         variables = {
-            **TorchBackend().environment(group, local_rank, f"{group.address}:{group.port}"),
+            **TorchBackend().environment(group, local_rank),
             envvars.HOROVOD_CONTROLLER: "gloo",
             envvars.HOROVOD_CPU_OPERATIONS: "gloo",
-            envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: address,
-            envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: port,
+            envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: group.address,
+            envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: group.offered[_PORT],
             # Ranks wait this long for each other in hvd.init(); the default of 30 s is less than one slow download.
             envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(int(group.timeout)),
             envvars.HOROVOD_RANK: str(group.rank(local_rank)),

@@ -17,13 +17,12 @@ class TorchBackend:
         """Raise MissingDependencyError if torch cannot be imported."""
         require("torch", package="torch", hint="pip install 'flytekitplugins-safedist[torch]', in the task's image too")
 
-    def open_round(self, group: Group) -> str:
-        """Torch meets at the store that the rendezvous has named."""
-        return f"{group.address}:{group.port}"
+    def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
+        """Nothing: rank 0 opens torch's store, where the rendezvous says."""
+        return {}
 
-    def environment(self, group: Group, local_rank: int, endpoint: str) -> Mapping[str, str]:
+    def environment(self, group: Group, local_rank: int) -> Mapping[str, str]:
         """https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables"""
-        address, _, port = endpoint.rpartition(":")
         return {
             envvars.RANK: str(group.rank(local_rank)),
             envvars.LOCAL_RANK: str(local_rank),
@@ -31,14 +30,14 @@ class TorchBackend:
             envvars.LOCAL_WORLD_SIZE: str(group.nproc_per_node),
             envvars.GROUP_RANK: str(group.node_rank),
             envvars.GROUP_WORLD_SIZE: str(group.nnodes),
-            envvars.MASTER_ADDR: address,
-            envvars.MASTER_PORT: port,
+            envvars.MASTER_ADDR: group.address,
+            envvars.MASTER_PORT: str(group.port),
             envvars.ROLE_NAME: "default",
             envvars.ROLE_RANK: str(group.rank(local_rank)),
             envvars.ROLE_WORLD_SIZE: str(group.world_size),
             envvars.TORCHELASTIC_RUN_ID: group.run_id,
             envvars.TORCHELASTIC_RESTART_COUNT: str(group.round),
-            envvars.TORCHELASTIC_USE_AGENT_STORE: str(group.agent_store),
+            envvars.TORCHELASTIC_USE_AGENT_STORE: str(False),
         }
 
     def close_round(self) -> None:

@@ -1,0 +1,53 @@
+"""Handwritten digits with PyTorch DDP on four ranks: ``pyflyte run examples/digits_ddp.py digits``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import digits_common as common
+import torch
+from flytekit import task, workflow
+from flytekit.types.file import FlyteFile
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+
+
+class Trained(NamedTuple):
+    """The outputs of the task."""
+
+    model: FlyteFile
+    score: common.Score
+
+
+@task(task_config=SafeTorch(nproc_per_node=4))
+def train(epochs: int) -> Trained:
+    """Runs on every rank; what rank 0 returns is the task's output."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    me = current_rank()
+    device = torch.device("cuda", me.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    model = common.new_model().to(device)
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(replica.parameters(), lr=2e-3)
+    common.train(replica, optimizer, epochs=epochs, rank=me.rank, world_size=me.world_size)
+    score = common.evaluate(model, rank=me.rank, world_size=me.world_size, total=_sum)
+    dist.destroy_process_group()
+    if me.rank == 0:
+        print(f"test accuracy {score.accuracy:.4f} on {me.world_size} ranks")
+    return Trained(model=FlyteFile(str(common.save(model, me.scratch))), score=score)
+
+
+def _sum(sums: torch.Tensor) -> torch.Tensor:
+    import torch.distributed as dist
+
+    sums = sums.to("cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(sums)
+    return sums.cpu()
+
+
+@workflow
+def digits(epochs: int = 20) -> Trained:
+    """One training run."""
+    return train(epochs=epochs)
