@@ -1,0 +1,27 @@
+"""Safe unpacking of code archives, and its limits.
+
+:func:`unpack` takes the bytes of a ``.tar.gz`` and fills one private directory, or raises
+:class:`~flytekitplugins_safedist.errors.ArchiveError` naming the member it refuses.
+"""
+
+from __future__ import annotations
+
+from .inflate import INFLATER, Inflate
+from .limits import Limits
+from .tar import DIRECTORY, FILE, HARDLINK, SYMLINK
+from .unpack import IMPLIED, Entry, Unpacked, unpack, unpack_tar
+
+__all__ = [
+    "DIRECTORY",
+    "FILE",
+    "HARDLINK",
+    "IMPLIED",
+    "INFLATER",
+    "SYMLINK",
+    "Entry",
+    "Inflate",
+    "Limits",
+    "Unpacked",
+    "unpack",
+    "unpack_tar",
+]

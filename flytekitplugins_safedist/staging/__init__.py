@@ -1,0 +1,15 @@
+"""A code archive becomes a code directory, once per node, whatever happens meanwhile.
+
+Correctness rests on three operations that the kernel makes atomic: create-if-absent, rename, and link. Locks only
+save work. See docs/staging.md for what is promised on which file system.
+"""
+
+from __future__ import annotations
+
+from .failures import CodeNotFoundError
+from .progress import Progress
+from .source import Retry
+from .stage import POINTS, Options, StagedCode, stage
+from .store import Store
+
+__all__ = ["POINTS", "CodeNotFoundError", "Options", "Progress", "Retry", "StagedCode", "Store", "stage"]

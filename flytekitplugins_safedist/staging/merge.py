@@ -1,0 +1,252 @@
+"""A staged tree over a destination directory, as ``tar -x`` over it: existing files replaced, others kept.
+
+Each file changes at one instant from the old one to the new one, and a directory that was not there at all appears
+whole. A file is linked from the staged tree where the file system allows that, and copied where not.
+"""
+
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH116, PTH120, PTH208, PTH211
+# bytes paths and descriptors: names in archives need not be text, and Path costs more than the call
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+
+from ..archive import DIRECTORY, IMPLIED, SYMLINK, Entry
+from ..errors import StagingError
+from .locks import WorkDir
+from .store import Tree
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
+_NOT_FREE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_TRIES = 100
+"""How often another process may undo what we just did before that is an error of its own."""
+
+
+def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
+    """Bring ``dest`` to the state ``tar -x`` of the archive would leave, made if missing.
+
+    Args:
+        at: told each named point that is passed.
+
+    Raises:
+        StagingError: a directory that is not empty stands where the archive has a file.
+        OSError: the destination is full, read-only or not ours.
+    """
+    if _whole(tree, dest, at):
+        return
+    with ExitStack() as stack:
+        merger = _Merger(tree, dest, stack)
+        for top, below in _by_top(tree.entries):
+            if not merger.subtree(top, below):
+                for name in below:
+                    merger.entry(name)
+            at("merge")
+        merger.finish()
+
+
+def _whole(tree: Tree, dest: Path, at: Callable[[str], None]) -> bool:
+    """Where there is no destination yet, it appears at once, complete."""
+    if os.path.lexists(dest):
+        return False
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        merger = _Merger(tree, dest.parent, stack)
+        made = merger.work.path / "whole"
+        made.mkdir(mode=0o777)
+        for name in tree.entries:
+            merger.fresh(name, os.fsencode(made) + b"/" + name)
+        at("merge")
+        try:
+            os.rename(made, dest)
+        except OSError as error:
+            if error.errno not in _NOT_FREE:
+                raise
+            return False  # somebody else made it meanwhile: merge into theirs
+        merger.settle(dest)
+    return True
+
+
+def fingerprint(tree: Tree, dest: Path) -> str | None:
+    """What identifies the merged files as the very ones a merge left; None when one is missing.
+
+    The change time cannot be set by anybody, so an edited file is noticed even when size and modification time are as
+    before (flytekit gives every file the same modification time).
+    """
+    digest = hashlib.sha256(tree.key.encode())
+    prefix = os.fsencode(dest) + b"/"
+    try:
+        for name, entry in tree.entries.items():
+            if entry.kind != DIRECTORY:
+                found = os.lstat(prefix + name)
+                digest.update(b"%d %d %d;" % (found.st_ino, found.st_ctime_ns, found.st_size))
+            elif not stat.S_ISDIR(os.stat(prefix + name).st_mode):
+                return None
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def _by_top(entries: dict[bytes, Entry]) -> Iterable[tuple[bytes, list[bytes]]]:
+    groups: dict[bytes, list[bytes]] = {}
+    for name in entries:
+        groups.setdefault(name.partition(b"/")[0], []).append(name)
+    return groups.items()
+
+
+class _Merger:
+    """One merge: where temporary files go, and whether links work."""
+
+    def __init__(self, tree: Tree, dest: Path, stack: ExitStack) -> None:
+        self._entries = tree.entries
+        self._source = os.fsencode(tree.path) + b"/"
+        self._dest = os.fsencode(dest) + b"/"
+        self._stack = stack
+        self._copying = False
+        self._serial = count()
+        self._replaced: dict[bytes, set[bytes]] = {}
+        # Inside the destination: a rename is atomic only within one file system.
+        self.work = stack.enter_context(WorkDir(dest))
+        self.work.sweep()
+
+    def subtree(self, top: bytes, names: list[bytes]) -> bool:
+        """Publish a directory that the destination lacks, with all that is below it, by one rename."""
+        if self._entries[top].kind != DIRECTORY or os.path.lexists(self._dest + top):
+            return False
+        made = os.fsencode(self.work.path) + b"/" + str(next(self._serial)).encode()
+        for name in names:
+            self.fresh(name, made + name[len(top) :])
+        try:
+            os.rename(made, self._dest + top)
+        except OSError as error:
+            if error.errno not in _NOT_FREE:
+                raise
+            return False
+        return True
+
+    def fresh(self, name: bytes, path: bytes) -> None:
+        """Make one entry at ``path``, in a directory that nobody else sees."""
+        entry = self._entries[name]
+        if entry.kind == DIRECTORY:
+            os.mkdir(path)
+            return
+        if entry.kind != SYMLINK and not self._copying:
+            try:
+                os.link(self._source + name, path, follow_symlinks=False)
+            except OSError as error:
+                if error.errno == errno.EMLINK:
+                    self._copy(name, entry, path)
+                    return
+                if error.errno not in _NO_LINKS:
+                    raise
+                self._copying = True
+            else:
+                return
+        self._copy(name, entry, path)
+
+    def entry(self, name: bytes) -> None:
+        """Bring one entry into the live destination."""
+        if self._entries[name].kind == DIRECTORY:
+            self._directory(name)
+        else:
+            self._replace(name, self.work)
+            if name.endswith(b".py"):
+                parent, _, leaf = name.rpartition(b"/")
+                self._replaced.setdefault(parent, set()).add(leaf[:-3])
+
+    def _directory(self, name: bytes) -> None:
+        path, entry = self._dest + name, self._entries[name]
+        for _ in range(_TRIES):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                # An implied directory may be the image's link to one, as with tar; a named one replaces the link.
+                look = os.stat if entry.mode == IMPLIED else os.lstat
+                with suppress(FileNotFoundError):
+                    if stat.S_ISDIR(look(path).st_mode):
+                        return
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            else:
+                return
+        raise self._contended(name)
+
+    def _contended(self, name: bytes) -> StagingError:
+        return StagingError(
+            "Something else keeps changing the destination directory",
+            where={"path": os.fsdecode(self._dest + name)},
+            hint="give each task its own destination directory",
+        )
+
+    def _replace(self, name: bytes, work: WorkDir) -> None:
+        path = self._dest + name
+        for _ in range(_TRIES):
+            temporary = os.fsencode(work.path) + b"/" + str(next(self._serial)).encode()
+            self.fresh(name, temporary)
+            try:
+                os.rename(temporary, path)
+            except OSError as error:
+                os.unlink(temporary)
+                if error.errno == errno.EXDEV:  # a volume is mounted below the destination
+                    work = self._stack.enter_context(WorkDir(Path(os.fsdecode(os.path.dirname(path)))))
+                elif error.errno in (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY):
+                    self._remove_empty(name)
+                else:
+                    raise
+            else:
+                # Renaming one hard link over another of the same file does nothing, by POSIX.
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                return
+        raise self._contended(name)
+
+    def _remove_empty(self, name: bytes) -> None:
+        try:
+            os.rmdir(self._dest + name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StagingError(
+                "A directory that is not empty stands where the code archive has a file",
+                where={"path": os.fsdecode(self._dest + name)},
+                hint="remove it from the image, or rename the file",
+            ) from error
+
+    def _copy(self, name: bytes, entry: Entry, path: bytes) -> None:
+        if entry.kind == SYMLINK:
+            os.symlink(entry.target, path)
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+            return
+        shutil.copyfile(self._source + name, path)
+        shutil.copystat(self._source + name, path)
+
+    def finish(self) -> None:
+        """What can only be done when every file is in place."""
+        self.settle(Path(os.fsdecode(self._dest)))
+        self._forget_bytecode()
+
+    def settle(self, dest: Path) -> None:
+        """Give directories that the archive names their modes: a read-only one could not have been filled."""
+        prefix = os.fsencode(dest) + b"/"
+        for name, entry in reversed(self._entries.items()):
+            if entry.kind == DIRECTORY and entry.mode != IMPLIED:
+                os.chmod(prefix + name, entry.mode)
+                os.utime(prefix + name, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    def _forget_bytecode(self) -> None:
+        """Remove compiled versions of replaced modules. Python takes bytecode for current when size and modification
+        time match, and flytekit gives every file the same time: an edit of equal length would go unnoticed."""
+        for parent, stems in self._replaced.items():
+            cache = self._dest + (parent + b"/" if parent else b"") + b"__pycache__"
+            with suppress(OSError):
+                for name in os.listdir(cache):
+                    if name.partition(b".")[0] in stems:
+                        with suppress(OSError):
+                            os.unlink(cache + b"/" + name)

@@ -1,0 +1,236 @@
+"""From an archive's address to code in a directory: the order of the steps, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, unpack
+from ..errors import StagingError
+from .failures import disk_failed
+from .locks import one_at_a_time
+from .merge import fingerprint, merge
+from .progress import Progress
+from .source import Identity, Retry, Source, open_source
+from .store import Store, Tree, describe, key_of
+
+PICKLE_NAME = "pkl.gz"
+"""flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
+directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
+
+POINTS = ("waiting", "locked", "fetch", "unpack", "before_publish", "after_publish", "before_merge", "merge", "merged")
+"""Named points that :attr:`Options.at` is told about, in order. Tests stop processes there."""
+
+
+def _nowhere(_point: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to stage.
+
+    Attributes:
+        store: the node's store; default :meth:`Store.default_root`.
+        limits: see :class:`~flytekitplugins_safedist.archive.Limits`.
+        retry: for errors of the remote store that may pass.
+        patience: seconds to wait for another process of the node before doing its work again.
+        progress: makes the :class:`Progress` that speaks to people.
+        at: told each of :data:`POINTS`.
+    """
+
+    store: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    retry: Retry = field(default_factory=Retry)
+    patience: float = 900.0
+    progress: Callable[[], Progress] = Progress
+    at: Callable[[str], None] = _nowhere
+
+
+@dataclass(frozen=True)
+class StagedCode:
+    """Code that is there.
+
+    Attributes:
+        tree: the immutable, content-addressed directory that imports come from.
+        dest: the destination directory, where the same files lie among those that were there.
+        digest: sha256 of the archive: the version of the code.
+        files: entries that are not directories.
+        raw: bytes unpacked.
+        fetched: whether this process fetched it; otherwise it was there, or another process did.
+    """
+
+    tree: Path
+    dest: Path
+    digest: str
+    files: int
+    raw: int
+    fetched: bool
+
+
+def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
+    """Make the code archive ``uri`` available on this node and in ``dest``, whatever else happens at the same time.
+
+    Any number of processes and nodes may do this at once. One per node fetches, the others wait for it.
+
+    Raises:
+        CodeNotFoundError: the archive does not exist.
+        ArchiveError: the archive is refused, whole.
+        StagingError: anything else; infrastructure, worth a retry.
+    """
+    options = options or Options()
+    progress = options.progress()
+    dest = Path(os.path.realpath(dest))
+    root = options.store or Store.default_root()
+    try:
+        with _explained(root, "Opening the store for staged code"):
+            store = Store(root)
+        with closing(open_source(uri, options.retry)) as source:
+            run = _Run(store, source, options, progress)
+            tree, fetched = _tree(run)
+        options.at("before_merge")
+        _merge(run, tree, dest)
+        options.at("merged")
+    finally:
+        progress.end()
+    files = sum(1 for entry in tree.entries.values() if entry.kind != DIRECTORY)
+    return StagedCode(tree.path, dest, tree.digest, files, tree.raw, fetched)
+
+
+@dataclass
+class _Run:
+    """What the steps of one staging share."""
+
+    store: Store
+    source: Source
+    options: Options
+    progress: Progress
+
+    def waiting(self, owner: str, waited: float) -> None:
+        """Somebody else holds the lock."""
+        self.options.at("waiting")
+        self.progress.waiting(owner, waited)
+
+    def alone(self, key: str) -> AbstractContextManager[bool]:
+        """One process of the node at a time, as far as locks work here."""
+        return one_at_a_time(self.store.lock(key), patience=self.options.patience, waiting=self.waiting)
+
+
+def _tree(run: _Run) -> tuple[Tree, bool]:
+    identity = run.source.identity()
+    key = key_of(identity.uri, identity.size, identity.validator)
+    found = run.store.by_source(key)
+    if found is not None:
+        return found, False
+    with _explained(run.store.root, "Unpacking the code archive", identity.size), run.alone(key):
+        run.options.at("locked")
+        found = run.store.by_source(key)  # while we waited, the one we waited for made it
+        if found is not None:
+            return found, False
+        return _make(run, identity, key), True
+
+
+def _make(run: _Run, identity: Identity, key: str) -> Tree:
+    with run.store.work() as work:
+        work.sweep()
+        code = work.path / "code"
+        code.mkdir(mode=0o755)
+        making = _Making(run, identity)
+        entries, raw = making.pickled(code) if _is_pickle(identity.uri) else making.unpacked(code)
+        if run.source.identity() != identity:
+            raise StagingError(
+                "The code archive changed while it was fetched",
+                where={"uri": run.source.label},
+                hint="Flyte will retry; do not overwrite archives of running executions",
+            )
+        tree = describe(work.path, making.digest, raw, entries)
+        run.options.at("before_publish")
+        tree = run.store.publish(work.path, tree)
+        run.options.at("after_publish")
+        run.store.remember_source(key, tree.digest)
+        return tree
+
+
+def _is_pickle(uri: str) -> bool:
+    return urlsplit(uri).path.rpartition("/")[2] == PICKLE_NAME
+
+
+class _Making:
+    """The stream of one archive, watched while it passes: digest, progress, named points."""
+
+    def __init__(self, run: _Run, identity: Identity) -> None:
+        self._source = run.source
+        self._size = identity.size
+        self._options = run.options
+        self._progress = run.progress
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+        self._files = 0
+
+    @property
+    def digest(self) -> str:
+        """Of all that has passed."""
+        return self._hash.hexdigest()
+
+    def unpacked(self, code: Path) -> tuple[dict[bytes, Entry], int]:
+        """Unpack into ``code`` while it arrives."""
+        done = unpack(
+            self._chunks(), code, label=self._source.label, limits=self._options.limits, on_member=self._member
+        )
+        return done.entries, done.raw
+
+    def pickled(self, code: Path) -> tuple[dict[bytes, Entry], int]:
+        """Keep the file as it is, after reading it through as gzip: a torn one must not be found by unpickling."""
+        inflate = Inflate(self._source.label, self._options.limits)
+        path = code / PICKLE_NAME
+        with open(path, "wb") as kept:
+
+            def keeping() -> Iterator[bytes]:
+                for chunk in self._chunks():
+                    kept.write(chunk)
+                    yield chunk
+
+            for _ in inflate.run(keeping()):
+                pass
+        found = path.stat()
+        entry = Entry(FILE, found.st_size, found.st_mtime_ns, found.st_mode & 0o777, b"")
+        return {PICKLE_NAME.encode(): entry}, inflate.raw
+
+    def _chunks(self) -> Iterator[bytes]:
+        for chunk in self._source.chunks():
+            self._hash.update(chunk)
+            if not self._bytes:
+                self._options.at("fetch")
+            self._bytes += len(chunk)
+            self._progress.fetching(self._bytes, self._size, self._files)
+            yield chunk
+
+    def _member(self, count: int) -> None:
+        self._files = count
+        if count == 1:
+            self._options.at("unpack")
+
+
+def _merge(run: _Run, tree: Tree, dest: Path) -> None:
+    key = key_of("dest", dest)
+    with _explained(dest, "Putting the code into the destination directory", tree.raw), run.alone(key):
+        before = run.store.merged(key)
+        if before is not None and before == fingerprint(tree, dest):
+            return
+        merge(tree, dest, at=run.options.at)
+        after = fingerprint(tree, dest)
+        if after is not None:
+            run.store.remember_merged(key, after)
+
+
+@contextmanager
+def _explained(directory: Path, doing: str, needed: int | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise disk_failed(error, directory, needed, doing) from error

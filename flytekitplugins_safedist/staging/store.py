@@ -1,0 +1,230 @@
+"""The node's store of staged trees: published by one rename, found again by content, never changed afterwards.
+
+::
+
+    <store>/                 0700, ours
+      locks/                 who is working on what
+      work/                  trees being made; nothing in here is ever used
+      sources/<key>          which tree an object in a remote store became
+      merged/<key>           what a destination looked like after a merge
+      trees/<digest>[.n]/    code/ and manifest; complete from the moment it has its name
+
+A tree is believed when its manifest says so: same boot (a crash of the machine may lose file contents that were not
+yet on disk; asking for the boot is cheaper than fsync on every file) and every file with the size and time it was
+given. Somebody who writes into a tree in place only makes it unbelievable: the next process makes generation ``.1``.
+"""
+
+# ruff: noqa: PTH104
+# bytes paths and descriptors: names in archives need not be text, and Path costs more than the call
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from ..archive import DIRECTORY, SYMLINK, Entry
+from ..errors import StagingError
+from .locks import WorkDir, boot_id
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A published tree.
+
+    Attributes:
+        path: the directory that holds the code.
+        digest: sha256 of the archive it came from.
+        raw: bytes it was unpacked from.
+        entries: path to what stands there.
+    """
+
+    path: Path
+    digest: str
+    raw: int
+    entries: dict[bytes, Entry]
+
+    @property
+    def key(self) -> str:
+        """Names this tree within the store."""
+        return self.path.parent.name
+
+
+class Store:
+    """See the module. ``root`` is made if need be.
+
+    Raises:
+        StagingError: the root belongs to somebody else or others can write to it: they could give us their code.
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            root.mkdir(mode=0o700)
+        found = os.lstat(root)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise StagingError(
+                "The store for staged code cannot be trusted",
+                where={"path": root},
+                seen=f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}",
+                expected=f"a directory of user {os.geteuid()} that nobody else can write",
+                hint="remove it, or name another directory with SAFEDIST_CODE_STORE",
+            )
+        for name in ("locks", "work", "sources", "merged", "trees"):
+            with suppress(FileExistsError):
+                (root / name).mkdir(mode=0o700)
+
+    @staticmethod
+    def default_root() -> Path:
+        """One per user and machine, in the directory for temporary files."""
+        return Path(tempfile.gettempdir()) / f"safedist-code-{os.geteuid()}"
+
+    def lock(self, key: str) -> Path:
+        """The lock file for work on ``key``."""
+        return self.root / "locks" / key
+
+    def work(self) -> WorkDir:
+        """A private place on the store's file system."""
+        return WorkDir(self.root / "work")
+
+    # --- trees ---------------------------------------------------------------------------------------------------
+    def by_source(self, key: str) -> Tree | None:
+        """The tree that the object ``key`` became, if it is here and believed."""
+        digest = self._read(f"sources/{key}")
+        return self.by_digest(digest) if digest and digest.isalnum() else None
+
+    def by_digest(self, digest: str) -> Tree | None:
+        """The first believed generation of the archive ``digest``."""
+        for place in self._generations(digest):
+            try:
+                tree = _read_tree(place)
+            except FileNotFoundError:
+                return None
+            if tree is not None:
+                return tree
+        return None
+
+    def publish(self, made: Path, tree: Tree) -> Tree:
+        """Give the finished directory ``made`` its name, at once and whole.
+
+        Rename, not copy: a process that imports while a copy runs sees half a package. Rename, not "exists?" and then
+        rename: two processes that got past the lock both arrive here, and the kernel lets one of them win.
+
+        Raises:
+            OSError: the file system cannot rename directories, or is full.
+        """
+        for place in self._generations(tree.digest):
+            try:
+                os.rename(made, place)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                with suppress(FileNotFoundError):
+                    winner = _read_tree(place)
+                    if winner is not None:
+                        return winner
+                continue
+            return Tree(place / "code", tree.digest, tree.raw, tree.entries)
+        raise AssertionError("unreachable: generations do not end")  # pragma: no cover
+
+    def remember_source(self, key: str, digest: str) -> None:
+        """From now on :meth:`by_source` finds it."""
+        self._write(f"sources/{key}", digest)
+
+    # --- merges --------------------------------------------------------------------------------------------------
+    def merged(self, key: str) -> str | None:
+        """The fingerprint last remembered under ``key``."""
+        return self._read(f"merged/{key}")
+
+    def remember_merged(self, key: str, fingerprint: str) -> None:
+        """See :meth:`merged`."""
+        self._write(f"merged/{key}", fingerprint)
+
+    # -------------------------------------------------------------------------------------------------------------
+    def _generations(self, digest: str) -> Iterator[Path]:
+        for generation in count():
+            yield self.root / "trees" / (f"{digest}.{generation}" if generation else digest)
+
+    def _read(self, name: str) -> str | None:
+        try:
+            return (self.root / name).read_text(encoding="utf-8")
+        except OSError:
+            return None  # not there, or not readable: a note that only saves work
+
+    def _write(self, name: str, text: str) -> None:
+        with self.work() as work:
+            note = work.path / "note"
+            note.write_text(text, encoding="utf-8")
+            os.rename(note, self.root / name)  # replaced whole: a reader has the old one or the new one
+
+
+def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> Tree:
+    """Write the manifest of the tree in ``made / "code"``; the last step before :meth:`Store.publish`.
+
+    Times are noted as the file system reports them, not as the archive gives them: some keep seconds only.
+    """
+    code = made / "code"
+    prefix = os.fsencode(code) + b"/"
+    seen = {
+        name: entry if entry.kind == DIRECTORY else entry._replace(mtime_ns=os.lstat(prefix + name).st_mtime_ns)
+        for name, entry in entries.items()
+    }
+    rows = [
+        (name.decode("latin-1"), entry.kind, entry.size, entry.mtime_ns, entry.mode, entry.target.decode("latin-1"))
+        for name, entry in seen.items()
+    ]
+    content = {"version": _VERSION, "boot": boot_id(), "digest": digest, "raw": raw, "entries": rows}
+    (made / "manifest").write_text(json.dumps(content, separators=(",", ":")), encoding="ascii")
+    return Tree(code, digest, raw, seen)
+
+
+def _read_tree(place: Path) -> Tree | None:
+    """The tree at ``place`` when it is to be believed, else None.
+
+    Raises:
+        FileNotFoundError: there is nothing at ``place``.
+    """
+    try:
+        content = json.loads((place / "manifest").read_bytes())
+        if content["version"] != _VERSION or content["boot"] != boot_id():
+            return None
+        entries = {
+            name.encode("latin-1"): Entry(kind, size, mtime_ns, mode, target.encode("latin-1"))
+            for name, kind, size, mtime_ns, mode, target in content["entries"]
+        }
+        tree = Tree(place / "code", content["digest"], content["raw"], entries)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return tree if _intact(tree) else None
+
+
+def _intact(tree: Tree) -> bool:
+    prefix = os.fsencode(tree.path) + b"/"
+    try:
+        for name, entry in tree.entries.items():
+            found = os.lstat(prefix + name)
+            if entry.kind == DIRECTORY:
+                if not stat.S_ISDIR(found.st_mode):
+                    return False
+            elif found.st_mtime_ns != entry.mtime_ns or (entry.kind != SYMLINK and found.st_size != entry.size):
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def key_of(*parts: object) -> str:
+    """A file name for a combination of values."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogateescape")).hexdigest()[:40]
