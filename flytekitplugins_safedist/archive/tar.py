@@ -18,7 +18,7 @@ from .limits import MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_PATH
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
 
-FILE, DIRECTORY, SYMLINK, HARDLINK = "file", "directory", "symlink", "hard link"
+FILE, DIRECTORY, SYMLINK, HARDLINK = "file", "directory", "symbolic link", "hard link"
 
 _KIND = {b"0": FILE, b"\0": FILE, b"7": FILE, b"5": DIRECTORY, b"2": SYMLINK, b"1": HARDLINK}
 _REFUSED = {
@@ -271,6 +271,8 @@ def _member(fields: tuple[bytes, ...], extended: dict[str, bytes], label: str) -
         raise _bad(f"A {kind} claims a size", name, label, seen=f"{size} bytes")
     mode = _mode(_number(fields[1], "mode", name, label), kind, name, label)
     clean = safe_path(name, label, name)
+    if not clean and kind != DIRECTORY:
+        raise _bad(f"A {kind} in the archive has no name", name, label)
     if kind == HARDLINK:
         target = safe_path(target, label, name)
         if size:  # pax allows a linked member to carry its data again; nobody needs it, and it hides a second file

@@ -1,0 +1,326 @@
+"""Ordinary archives unpack; damaged and hostile ones are refused whole, naming the member."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import struct
+import tarfile
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.archive import INFLATER, Limits, unpack
+from flytekitplugins_safedist.errors import ArchiveError
+from tests.tarballs import directory, hardlink, member, project, snapshot, symlink, tar, targz
+
+
+def chunked(data: bytes, size: int = 1 << 18):
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def unpacked(data: bytes, into: Path, **kwargs):
+    return unpack(chunked(data, kwargs.pop("chunk", 1 << 18)), into, label="code.tar.gz", **kwargs)
+
+
+def refused(data: bytes, into: Path, **kwargs) -> str:
+    with pytest.raises(ArchiveError) as caught:
+        unpacked(data, into, **kwargs)
+    assert "archive=code.tar.gz" in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_project_as_flytekit_packs_it_arrives_whole(tmp_path):
+    result = unpacked(project({"main.py": "print(1)", "pkg/__init__.py": "", "pkg/data/x.bin": bytes(3000)}), tmp_path)
+    assert (tmp_path / "main.py").read_text() == "print(1)"
+    assert (tmp_path / "pkg/__init__.py").read_bytes() == b""
+    assert (tmp_path / "pkg/data/x.bin").read_bytes() == bytes(3000)
+    assert (tmp_path / "main.py").stat().st_mtime == 315532800
+    assert result.files == 3
+
+
+def test_the_platforms_accelerated_inflater_is_the_one_in_use():
+    import platform
+
+    expected = "isal" if platform.machine() in ("x86_64", "aarch64") else "zlib"
+    assert expected == INFLATER
+
+
+@pytest.mark.parametrize("inflater", ["isal", "zlib"])
+@pytest.mark.parametrize("chunk", [1, 7, 512, 1 << 20])
+def test_chunk_sizes_do_not_matter(tmp_path, inflater, chunk):
+    data = project({f"f{n}": os.urandom(n * 37) for n in range(12)})
+    unpacked(data, tmp_path, inflater=inflater, chunk=chunk)
+    assert len(list(tmp_path.iterdir())) == 12
+
+
+def test_files_larger_than_any_buffer_pass_through(tmp_path):
+    content = os.urandom(5_000_001)
+    unpacked(targz([member("big", content), member("after", b"x")]), tmp_path)
+    assert (tmp_path / "big").read_bytes() == content
+    assert (tmp_path / "after").read_bytes() == b"x"
+
+
+def test_directories_keep_modes_that_would_forbid_filling_them(tmp_path):
+    unpacked(targz([directory("ro", 0o555), member("ro/inner", b"1", mode=0o444)]), tmp_path)
+    assert stat.S_IMODE((tmp_path / "ro").stat().st_mode) == 0o555
+    assert stat.S_IMODE((tmp_path / "ro/inner").stat().st_mode) == 0o444
+
+
+def test_links_inside_the_tree_are_kept(tmp_path):
+    unpacked(
+        targz([member("a/x", b"1"), symlink("b/l", "../a/x"), symlink("c", "b/l"), hardlink("a/y", "a/x")]), tmp_path
+    )
+    assert os.readlink(tmp_path / "b/l") == "../a/x"
+    assert (tmp_path / "c").read_bytes() == b"1"
+    assert (tmp_path / "a/x").stat().st_ino == (tmp_path / "a/y").stat().st_ino
+
+
+def test_a_repeated_file_counts_as_its_last_version(tmp_path):
+    unpacked(targz([member("a", b"old"), hardlink("kept", "a"), member("a", b"new")]), tmp_path)
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert (tmp_path / "kept").read_bytes() == b"old"
+
+
+def test_several_gzip_members_and_zero_padding_are_one_stream(tmp_path):
+    raw = tar([member("a", b"1" * 3000)])
+    unpacked(gzip.compress(raw[:700]) + gzip.compress(raw[700:]) + bytes(100), tmp_path)
+    assert (tmp_path / "a").read_bytes() == b"1" * 3000
+
+
+def test_an_empty_archive_is_fine(tmp_path):
+    assert unpacked(targz([]), tmp_path).entries == {}
+
+
+# --- hostile -----------------------------------------------------------------------------------------------------
+HOSTILE = {
+    "absolute path": ([member("/etc/passwd", b"x")], "absolute path", "/etc/passwd"),
+    "parent directory": ([member("a/../../b", b"x")], "climbs with '..'", "a/../../b"),
+    "just dots": ([member("..", b"x")], "climbs with '..'", ".."),
+    "no name": ([member("", b"x")], "has no name", ""),
+    "absolute link": ([symlink("l", "/etc")], "leaves the tree", "l"),
+    "link upwards": ([symlink("a/l", "../../x")], "leaves the tree", "a/l"),
+    "link through a link": ([symlink("a/b/up", ".."), symlink("l", "a/b/up/../../x")], "leaves the tree", "l"),
+    "link later redirected": ([symlink("l", "a/b/.."), symlink("a", "x/y/../../..")], "leaves the tree", "l"),
+    "hard link outside": ([hardlink("h", "/etc/passwd")], "absolute path", "h"),
+    "hard link upwards": ([hardlink("h", "../x")], "climbs with '..'", "h"),
+    "hard link to nothing": ([hardlink("h", "later"), member("later", b"")], "names nothing", "h"),
+    "hard link to a directory": ([directory("d"), hardlink("h", "d")], "names nothing", "h"),
+    "character device": ([member("d", type=tarfile.CHRTYPE)], "a character device", "d"),
+    "block device": ([member("d", type=tarfile.BLKTYPE)], "a block device", "d"),
+    "pipe": ([member("p", type=tarfile.FIFOTYPE)], "a named pipe", "p"),
+    "setuid": ([member("s", b"x", mode=0o4755)], "setuid", "s"),
+    "setgid": ([member("s", b"x", mode=0o2755)], "setuid or setgid", "s"),
+    "write through a link": ([directory("x"), symlink("l", "x"), member("l/f", b"1")], "lies below", "l/f"),
+    "link becomes directory": ([symlink("l", "x"), directory("l"), member("l/f", b"1")], "replaces a symbolic", "l"),
+    "directory becomes link": ([directory("d"), symlink("d", "x")], "replaces a directory", "d"),
+    "file becomes link": ([member("f", b""), symlink("f", "x")], "replaces a file", "f"),
+    "link becomes file": ([symlink("f", "x"), member("f", b"")], "replaces a symbolic", "f"),
+    "file as parent": ([member("f", b""), member("f/g", b"")], "lies below", "f/g"),
+    "unknown type": ([member("u", type=b"Z")], "unknown type", "u"),
+    "multi-volume": ([member("u", type=b"M")], "multi-volume", "u"),
+    "name too long": ([member("n/" * 2100 + "x", b"")], "too long", "n/"),
+    "too deep": ([member("n/" * 300 + "x", b"")], "too deep", "n/"),
+}
+
+
+@pytest.mark.parametrize(("members", "reason", "named"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_members_are_refused_by_name(tmp_path, members, reason, named):
+    into = tmp_path / "in"
+    into.mkdir()
+    (tmp_path / "canary").write_text("as it was")
+    message = refused(targz([member("innocent.py", b"1"), *members]), into)
+    assert reason in message
+    assert "member='" + named[:2] in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["canary", "in"]
+    assert (tmp_path / "canary").read_text() == "as it was"
+
+
+def test_a_nul_byte_smuggled_in_by_a_pax_header_is_refused(tmp_path):
+    message = refused(targz([member("x", b"", pax_headers={"path": "a\0b"})]), tmp_path)
+    assert "NUL" in message
+
+
+def test_setgid_directories_lose_the_bit_and_nothing_else(tmp_path):
+    unpacked(targz([directory("d", 0o2775)]), tmp_path)
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) & 0o7000 == 0
+
+
+def test_names_that_the_file_system_takes_for_one_are_refused(tmp_path, monkeypatch):
+    # A stand-in for a file system that folds case (this kernel has none to mount): the kernel's answer to O_EXCL.
+    real = os.open
+
+    def folding(path, flags, *rest, **kwargs):
+        if isinstance(path, bytes):
+            head, _, leaf = path.rpartition(b"/")
+            path = head + b"/" + leaf.lower()
+        return real(path, flags, *rest, **kwargs)
+
+    monkeypatch.setattr(os, "open", folding)
+    message = refused(targz([member("Model.py", b"1"), member("model.py", b"2")]), tmp_path)
+    assert "one name on this file system" in message
+    assert "'model.py'" in message
+
+
+# --- damaged -----------------------------------------------------------------------------------------------------
+def good() -> bytes:
+    return targz([member("a.py", os.urandom(4000)), member("b.py", b"2" * 4000)])
+
+
+def test_a_truncated_stream_is_refused_wherever_it_is_cut(tmp_path):
+    data = good()
+    for cut in [0, 1, 5, 10, 11, len(data) // 2, len(data) - 9, len(data) - 8, len(data) - 4, len(data) - 1]:
+        into = tmp_path / str(cut)
+        into.mkdir()
+        assert "truncated" in refused(data[:cut], into)
+
+
+@pytest.mark.parametrize("inflater", ["isal", "zlib"])
+def test_a_wrong_checksum_behind_a_complete_archive_is_noticed(tmp_path, inflater):
+    data = bytearray(good())
+    data[-6] ^= 1  # the CRC; tarfile and "tar" in a pipe that ends early never look at it
+    assert "fails its checksum" in refused(bytes(data), tmp_path, inflater=inflater)
+
+
+@pytest.mark.parametrize("inflater", ["isal", "zlib"])
+def test_a_wrong_length_behind_a_complete_archive_is_noticed(tmp_path, inflater):
+    data = bytearray(good())
+    data[-2] ^= 1
+    assert "fails its checksum" in refused(bytes(data), tmp_path, inflater=inflater)
+
+
+def test_garbage_behind_the_gzip_stream_is_refused(tmp_path):
+    assert "trailing garbage" in refused(good() + b"garbage", tmp_path)
+
+
+def test_garbage_behind_zero_padding_is_refused(tmp_path):
+    assert "trailing garbage" in refused(good() + bytes(20) + b"garbage", tmp_path)
+
+
+def test_garbage_behind_the_tar_end_mark_is_refused(tmp_path):
+    assert "trailing garbage" in refused(gzip.compress(tar([member("a", b"1")]) + b"x" * 512), tmp_path)
+
+
+def test_a_second_archive_behind_the_first_is_refused(tmp_path):
+    assert "trailing garbage" in refused(gzip.compress(tar([member("a")]) + tar([member("b")])), tmp_path)
+
+
+def test_an_archive_without_its_end_mark_is_truncated(tmp_path):
+    assert "end mark" in refused(gzip.compress(tar([member("a", b"1")])[:1024]), tmp_path)
+
+
+def test_something_else_than_gzip_is_named(tmp_path):
+    message = refused(b"<html>404</html>", tmp_path)
+    assert "not gzip" in message
+    assert "<html>40" in message
+
+
+def test_gzip_of_something_else_than_tar_is_named(tmp_path):
+    assert "not a tar archive" in refused(gzip.compress(b"print('hello')\n" * 100), tmp_path)
+
+
+def test_a_damaged_header_names_its_member(tmp_path):
+    raw = bytearray(tar([member("a", b"1"), member("second.py", b"2")], tarfile.GNU_FORMAT))
+    raw[1024 + 120] ^= 1
+    message = refused(gzip.compress(bytes(raw)), tmp_path)
+    assert "checksum" in message
+    assert "'second.py'" in message
+
+
+def test_a_member_that_claims_more_than_there_is(tmp_path):
+    info, _ = member("a", b"")
+    info.size = 10_000
+    raw = info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    assert "truncated" in refused(gzip.compress(raw), tmp_path)
+
+
+def test_an_extended_header_without_its_member_is_refused(tmp_path):
+    raw = tar([member("a", b"", pax_headers={"comment": "x"})], tarfile.PAX_FORMAT)
+    assert "without its member" in refused(gzip.compress(raw[:1024] + bytes(1024)), tmp_path)
+
+
+def test_a_global_header_that_names_every_member_is_refused(tmp_path):
+    import io
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "x"}) as archive:
+        archive.addfile(member("a")[0])
+    assert "global header" in refused(gzip.compress(out.getvalue()), tmp_path)
+
+
+def test_the_global_comment_that_git_archive_writes_is_ignored(tmp_path):
+    import io
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "abc"}) as archive:
+        archive.addfile(member("a")[0])
+    unpacked(gzip.compress(out.getvalue()), tmp_path)
+    assert (tmp_path / "a").exists()
+
+
+def test_sparse_files_are_refused(tmp_path):
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
+    assert "sparse" in refused(targz([member("s", b"0\n", pax_headers=headers)]), tmp_path)
+
+
+# --- limits ------------------------------------------------------------------------------------------------------
+def test_a_bomb_stops_at_the_byte_limit_not_at_the_end_of_the_disk(tmp_path):
+    message = refused(targz([member("zeros", bytes(3 << 20))]), tmp_path, limits=Limits(max_bytes=1 << 20))
+    assert "more than the limit" in message
+    assert "SAFEDIST_CODE_MAX_BYTES" in message
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 << 20
+
+
+def test_a_bomb_stops_at_the_ratio(tmp_path):
+    limits = Limits(max_ratio=100, ratio_from=1 << 20)
+    assert "suspiciously much" in refused(targz([member("zeros", bytes(8 << 20))]), tmp_path, limits=limits)
+
+
+def test_the_ratio_does_not_hurt_small_archives_of_empty_files(tmp_path):
+    unpacked(targz([member(f"empty{n}") for n in range(3000)]), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3000
+
+
+def test_a_flood_of_members_stops_at_the_limit(tmp_path):
+    message = refused(targz([member(f"f{n}") for n in range(20)]), tmp_path, limits=Limits(max_files=10))
+    assert "'f10'" in message
+    assert len(list(tmp_path.iterdir())) == 10
+
+
+def test_a_huge_extended_header_is_refused_before_it_is_read(tmp_path):
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = b"L", 1 << 30
+    assert "too large" in refused(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20)), tmp_path)
+
+
+def test_a_deflate_stream_that_never_ends_is_cut_by_the_limit(tmp_path):
+    engine = zlib.compressobj(9, zlib.DEFLATED, 31)
+
+    def endless():
+        yield engine.compress(tar([member("a", b"")], tarfile.GNU_FORMAT)[:512])
+        block = bytes(1 << 20)
+        while True:
+            yield engine.compress(block)
+
+    with pytest.raises(ArchiveError, match="more than the limit"):
+        unpack(endless(), tmp_path, label="x", limits=Limits(max_bytes=8 << 20))
+
+
+def test_unpacking_uses_no_threads(tmp_path):
+    before = threading.active_count()
+    seen = []
+    unpacked(project({"a": "1", "b": "2"}), tmp_path, on_member=lambda _: seen.append(threading.active_count()))
+    assert seen == [before, before]
+
+
+def test_old_headers_with_signed_checksums_are_read(tmp_path):
+    info = tarfile.TarInfo("caf\u00e9")
+    raw = bytearray(info.tobuf(tarfile.GNU_FORMAT, "utf-8"))
+    raw[148:156] = b" " * 8
+    signed = sum(struct.unpack("512b", raw))
+    raw[148:156] = b"%06o\0 " % signed
+    unpacked(gzip.compress(bytes(raw) + bytes(1024)), tmp_path)
+    assert snapshot(tmp_path).keys() == {"caf\u00e9"}

@@ -1,0 +1,411 @@
+"""An archive becomes a directory: fetched once, published whole, merged as tar would, refused with facts."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.errors import ArchiveError, StagingError
+from flytekitplugins_safedist.staging import POINTS, CodeNotFoundError, Options, Progress, Retry, Store, stage
+from flytekitplugins_safedist.staging.locks import WorkDir, one_at_a_time
+from flytekitplugins_safedist.staging.source import public
+from tests.tarballs import directory, member, project, snapshot, symlink, targz
+
+FILES = {"main.py": "import pkg", "pkg/__init__.py": "", "pkg/deep/data.bin": b"\0\1" * 700}
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A node: a store, an archive, a destination, and a way to stage."""
+    return Node(tmp_path)
+
+
+class Node:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = root / "store"
+        self.dest = root / "dest"
+        self.archive = root / "fast.tar.gz"
+        self.archive.write_bytes(project(FILES))
+        self.points: list[str] = []
+
+    def options(self, **changes) -> Options:
+        fields = {"store": self.store, "retry": Retry(attempts=3, sleep=lambda _: None), "at": self.points.append}
+        return Options(**{**fields, **changes})
+
+    def stage(self, **changes):
+        return stage(str(self.archive), self.dest, self.options(**changes))
+
+    def refused(self, kind=StagingError, **changes) -> str:
+        with pytest.raises(kind) as caught:
+            self.stage(**changes)
+        assert pickle.loads(pickle.dumps(caught.value)).message() == caught.value.message()
+        assert list((self.store / "trees").iterdir()) == [], "nothing is published"
+        assert list((self.store / "work").iterdir()) == [], "nothing is left behind"
+        return str(caught.value)
+
+
+def no_leftovers(root: Path) -> bool:
+    return not any(".safedist-" in name for name in snapshot(root))
+
+
+def test_code_lands_in_the_tree_and_in_the_destination(node):
+    code = node.stage()
+    for place in (code.tree, code.dest):
+        assert (place / "pkg/deep/data.bin").read_bytes() == b"\0\1" * 700
+    assert code.fetched
+    assert code.files == 3
+    assert no_leftovers(node.dest)
+
+
+def test_every_named_point_is_passed_in_order(node):
+    node.stage()
+    assert node.points == [point for point in POINTS if point != "waiting"]
+
+
+def test_a_restart_fetches_nothing_and_changes_nothing(node):
+    first = node.stage()
+    before = snapshot(node.dest)
+    stamps = {path: path.stat().st_ctime_ns for path in node.dest.rglob("*")}
+    node.points.clear()
+    second = node.stage()
+    assert (second.tree, second.fetched) == (first.tree, False)
+    assert snapshot(node.dest) == before
+    assert {path: path.stat().st_ctime_ns for path in node.dest.rglob("*")} == stamps
+    assert "fetch" not in node.points
+
+
+def test_a_new_container_with_an_empty_destination_gets_the_files_without_a_fetch(node):
+    node.stage()
+    shutil.rmtree(node.dest)
+    assert not node.stage().fetched
+    assert (node.dest / "main.py").read_text() == "import pkg"
+
+
+def test_a_file_edited_in_the_destination_is_put_back(node):
+    node.stage()
+    (node.dest / "main.py").write_text("broken py")
+    node.stage()
+    assert (node.dest / "main.py").read_text() == "import pkg"
+
+
+def test_a_damaged_tree_is_not_believed_and_not_repaired_in_place(node):
+    first = node.stage()
+    (first.tree / "main.py").write_text("damaged!!!")
+    second = node.stage()
+    assert second.tree != first.tree
+    assert second.fetched
+    assert (second.tree / "main.py").read_text() == "import pkg"
+    assert (first.tree / "main.py").exists(), "somebody may be importing from it"
+
+
+def test_a_tree_from_before_a_crash_of_the_machine_is_not_believed(node, monkeypatch):
+    node.stage()
+    monkeypatch.setattr("flytekitplugins_safedist.staging.store.boot_id", lambda: "another boot")
+    assert node.stage().fetched
+
+
+def test_the_same_bytes_under_another_name_share_one_tree(node):
+    first = node.stage()
+    node.archive = node.archive.rename(node.root / "other.tar.gz")
+    second = node.stage()
+    assert second.tree == first.tree
+
+
+def test_an_overwritten_archive_is_fetched_again(node):
+    first = node.stage()
+    node.archive.write_bytes(project({**FILES, "main.py": "import two"}))
+    second = node.stage()
+    assert second.digest != first.digest
+    assert (node.dest / "main.py").read_text() == "import two"
+
+
+def test_an_archive_that_changes_while_it_is_read_is_not_used(node):
+    def overwrite(point):
+        if point == "unpack":
+            node.archive.write_bytes(project({"other.py": "1"}))
+
+    assert "changed while it was fetched" in node.refused(at=overwrite)
+    assert not node.dest.exists()
+
+
+def test_pickled_notebook_code_arrives_as_the_file_it_is(node):
+    import gzip
+
+    node.archive = node.root / "pkl.gz"
+    node.archive.write_bytes(gzip.compress(b"pickle"))
+    node.dest.mkdir()
+    code = node.stage()
+    assert gzip.decompress((node.dest / "pkl.gz").read_bytes()) == b"pickle"
+    assert code.files == 1
+
+
+def test_torn_pickled_code_is_refused(node):
+    import gzip
+
+    node.archive = node.root / "pkl.gz"
+    node.archive.write_bytes(gzip.compress(b"pickle" * 99)[:-3])
+    assert "truncated" in node.refused(ArchiveError)
+
+
+# --- the destination ---------------------------------------------------------------------------------------------
+IMAGE = {
+    "main.py": "the image's",
+    "kept.txt": "kept",
+    "pkg/built.so": "kept",
+    "assets/model.bin": "kept",
+    "pkg/__init__.py": "older",
+}
+
+
+def image(root: Path) -> None:
+    for name, text in IMAGE.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "elsewhere").mkdir()
+    (root / "linked").symlink_to("elsewhere")
+    (root / "named").symlink_to("elsewhere")
+    (root / "filelink").symlink_to("kept.txt")
+    (root / "afile").write_text("x")
+    (root / "emptydir").mkdir()
+
+
+OVER_IMAGE = [
+    member("main.py", b"archive's"),
+    member("pkg/__init__.py", b"new"),
+    member("pkg/sub/x.py", b"new", mode=0o755),
+    member("linked/through.txt", b"implied directories follow the image's link"),
+    directory("named", 0o750),
+    member("named/inside.txt", b"a named directory replaces it"),
+    member("filelink", b"replaces the link, not what it points to"),
+    directory("afile"),
+    member("afile/now.txt", b"a directory replaces a file"),
+    member("emptydir", b"a file replaces an empty directory"),
+    directory("fresh", 0o700),
+    symlink("fresh/link", "../main.py"),
+    member("fresh/a", b"1"),
+    (member("fresh/b", b"1")[0], b"1"),
+]
+
+
+@pytest.mark.parametrize("copying", [False, True], ids=["links", "copies"])
+def test_the_destination_ends_as_with_tar_over_the_image(node, copying, monkeypatch):
+    if copying:
+        real = os.link
+
+        def refuse(*_args, **_kwargs):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+        monkeypatch.setattr(os, "link", refuse)
+        assert real is not os.link
+    node.archive.write_bytes(targz(OVER_IMAGE))
+    expected = node.root / "expected"
+    for place in (node.dest, expected):
+        place.mkdir()
+        image(place)
+    subprocess.run(["tar", "-xzf", node.archive, "-C", expected], check=True)
+    node.stage()
+    assert snapshot(node.dest) == snapshot(expected)
+
+
+def test_a_full_directory_in_the_place_of_a_file_is_an_error(node):
+    (node.dest / "main.py/full").mkdir(parents=True)
+    with pytest.raises(StagingError, match=r"directory that is not empty.*main\.py"):
+        node.stage()
+
+
+def test_stale_bytecode_of_replaced_modules_goes(node):
+    (node.dest / "pkg/__pycache__").mkdir(parents=True)
+    (node.dest / "pkg/__init__.py").write_text("old")
+    for name in ("__init__.cpython-311.pyc", "other.cpython-311.pyc"):
+        (node.dest / "pkg/__pycache__" / name).write_bytes(b"old")
+    node.stage()
+    assert os.listdir(node.dest / "pkg/__pycache__") == ["other.cpython-311.pyc"]
+
+
+def test_a_directory_that_was_missing_appears_whole(node, monkeypatch):
+    node.dest.mkdir()
+    seen = []
+    real = os.rename
+
+    def looking(source, target, **kwargs):
+        seen.append((node.dest / "pkg").exists())
+        real(source, target, **kwargs)
+        if os.fsencode(target).endswith(b"/pkg"):
+            assert (node.dest / "pkg/deep/data.bin").exists()
+
+    monkeypatch.setattr(os, "rename", looking)
+    node.stage()
+    assert False in seen
+
+
+def test_the_destination_is_made_when_missing_and_only_then_visible(node):
+    node.dest = node.root / "a/b/c"
+    node.stage()
+    assert (node.dest / "main.py").exists()
+    assert os.listdir(node.root / "a/b") == ["c"]
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+def test_missing_code_says_to_register_again(node):
+    node.archive.unlink()
+    message = node.refused(CodeNotFoundError)
+    assert "was not found" in message
+    assert "register the task again" in message
+    assert str(node.archive) in message
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, ["the disk is full", "bytes in", "bytes", "free", "SAFEDIST_CODE_STORE"]),
+        (errno.EDQUOT, ["the quota is used up", "free"]),
+        (errno.EROFS, ["read-only"]),
+        (errno.EACCES, ["permission denied", "container's user"]),
+        (errno.EIO, ["input/output error", "Flyte will retry"]),
+    ],
+)
+def test_a_disk_that_refuses_is_one_clear_error(node, monkeypatch, number, words):
+    # The kernel's refusal in the middle of unpacking; tests/race has the real full disk and the real failing device.
+    real = os.write
+
+    def failing(fd, data):
+        if len(data) == 1400:
+            raise OSError(number, os.strerror(number))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", failing)
+    message = node.refused()
+    for word in [*words, errno.errorcode[number], "Unpacking the code archive"]:
+        assert word in message
+    assert not node.dest.exists()
+
+
+def test_a_store_that_others_can_write_is_not_trusted(node):
+    node.store.mkdir()
+    node.store.chmod(0o777)
+    with pytest.raises(StagingError, match="cannot be trusted"):
+        node.stage()
+
+
+def test_a_store_that_is_a_link_is_not_trusted(node):
+    (node.root / "real").mkdir()
+    node.store.symlink_to(node.root / "real")
+    with pytest.raises(StagingError, match="cannot be trusted"):
+        node.stage()
+
+
+def test_addresses_in_messages_carry_no_secrets():
+    assert public("https://me:pw@host/b/fast.tar.gz?X-Amz-Signature=abc") == "https://host/b/fast.tar.gz?..."
+    assert public("s3://bucket/key") == "s3://bucket/key"
+
+
+# --- locks and leftovers -----------------------------------------------------------------------------------------
+def test_work_of_the_dead_is_swept_and_work_of_the_living_is_not(tmp_path):
+    dead = WorkDir(tmp_path)
+    os.close(dead._fd)  # what the kernel does to a killed process
+    with WorkDir(tmp_path) as living, WorkDir(tmp_path) as sweeper:
+        assert sweeper.sweep() == 1
+        assert living.path.exists()
+        assert not dead.path.exists()
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_locks_are_always_granted_nothing_is_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    with WorkDir(tmp_path) as living, WorkDir(tmp_path) as sweeper:
+        assert sweeper.sweep() == 0
+        assert living.path.exists()
+
+
+def test_work_of_another_kernel_is_not_swept(tmp_path, monkeypatch):
+    module = "flytekitplugins_safedist.staging.locks.boot_id"
+    monkeypatch.setattr(module, lambda: "another node")
+    other = WorkDir(tmp_path)
+    os.close(other._fd)
+    monkeypatch.undo()
+    with WorkDir(tmp_path) as sweeper:
+        assert sweeper.sweep() == 0
+    assert other.path.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+def test_without_locks_staging_goes_on(node, monkeypatch, number):
+    def no_locks(*_args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert node.stage().fetched
+    assert (node.dest / "main.py").exists()
+
+
+def test_a_frozen_holder_does_not_stop_others_for_ever(tmp_path):
+    told = []
+    with (
+        one_at_a_time(tmp_path / "lock", patience=9, waiting=lambda *_: None) as first,
+        one_at_a_time(tmp_path / "lock", patience=0.0, waiting=lambda owner, _: told.append(owner)) as second,
+    ):
+        assert (first, second) == (True, False)
+
+
+def test_waiters_are_told_whom_they_wait_for(tmp_path):
+    told = []
+
+    class Enough(Exception):
+        pass
+
+    def waiting(owner, _):
+        told.append(owner)
+        raise Enough
+
+    lock = tmp_path / "lock"
+    with (
+        one_at_a_time(lock, patience=9, waiting=waiting),
+        pytest.raises(Enough),
+        one_at_a_time(lock, patience=9, waiting=waiting),
+    ):
+        pass
+    assert told == [f"process {os.getpid()} on {os.uname().nodename}"]
+
+
+# --- progress ----------------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def reported(stream, seconds):
+    now = [0.0]
+    progress = Progress(stream, lambda: now[0])
+    for second in range(seconds):
+        now[0] = float(second)
+        progress.fetching(second * 10_000_000, 2_000_000_000, second * 7)
+    progress.end()
+    return stream.getvalue()
+
+
+def test_short_stagings_say_nothing():
+    assert reported(io.StringIO(), 3) == ""
+
+
+def test_a_log_gets_sparse_lines_with_size_rate_and_files():
+    lines = reported(io.StringIO(), 120).splitlines()
+    assert 3 <= len(lines) <= 8
+    assert lines[0] == "safedist: code: 30.0 MB of 2.0 GB (1%), 10.0 MB/s, 21 files, 3 s"
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn_and_left_at_the_end():
+    text = reported(Terminal(), 30)
+    assert text.count("\r") == 27
+    assert text.count("\n") == 1
+
+
+def test_the_stores_default_place_is_private_to_the_user():
+    assert Store.default_root().name == f"safedist-code-{os.geteuid()}"
