@@ -14,6 +14,7 @@ SCRATCH_ROOT = "SAFEDIST_SCRATCH_ROOT"
 NODES = "SAFEDIST_NODES"
 NPROC_PER_NODE = "SAFEDIST_NPROC_PER_NODE"
 BACKEND = "SAFEDIST_BACKEND"
+START_METHOD = "SAFEDIST_START_METHOD"
 
 # --- set in every rank ---------------------------------------------------------------------------------------------
 RANK = "RANK"

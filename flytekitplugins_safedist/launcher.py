@@ -116,6 +116,10 @@ class RankServer:
         reply = self._ask("preload", request, timeout=timeout)
         return reply["unsafe"], reply["seconds"]
 
+    def enter(self, directory: Path) -> None:
+        """Make ``directory`` the working directory of ranks to come."""
+        self._ask("enter", {"directory": str(directory)}, timeout=30.0)
+
     def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
         """Start ranks; returns their process ids, in the same order."""
         orders = [

@@ -70,7 +70,7 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
 
 
 def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
-    """In a rank just forked: give it the random numbers and the BLAS threads that a fresh interpreter would have.
+    """In a rank just forked: give it the random numbers and the number of threads that a fresh interpreter would have.
 
     Args:
         preloaded: what :func:`preload` returned, in the process this one was forked from.
@@ -83,14 +83,14 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
     if numpy_random is not None and not preloaded.numpy_seeded:
         numpy_random.seed()  # type: ignore[attr-defined, unused-ignore]
     threads = blas_threads(environment)
-    if numpy_random is not None and threads > 1:
+    if threads > 1:  # with one, the libraries are as they were loaded
         import threadpoolctl
 
-        threadpoolctl.threadpool_limits(threads, user_api="blas")
+        threadpoolctl.threadpool_limits(threads)
 
 
 def blas_threads(environment: Mapping[str, str]) -> int:
-    """How many threads OpenBLAS would have started under ``environment`` (OpenBLAS's own order of variables)."""
+    """How many threads OpenBLAS would have under ``environment`` (the order of variables is OpenBLAS's own)."""
     for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         with contextlib.suppress(KeyError, ValueError):
             return int(environment[name])

@@ -51,6 +51,7 @@ class _Server:
         self.quitting = False
         self.wake_read, self.wake_write = os.pipe()
         self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "enter": self.on_enter,
             "preload": self.on_preload,
             "fork": self.on_fork,
             "exec": self.on_exec,
@@ -98,6 +99,10 @@ class _Server:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     # --- requests ------------------------------------------------------------------------------------------------
+    def on_enter(self, request: dict[str, Any]) -> dict[str, Any]:
+        os.chdir(request["directory"])
+        return {}
+
     def on_preload(self, request: dict[str, Any]) -> dict[str, Any]:
         sys.path[:] = request["sys_path"]
         started = time.monotonic()

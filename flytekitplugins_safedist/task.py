@@ -18,7 +18,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from . import job
+from . import job, prefork
 from .config import Requested, SafeDistributed, SafeHorovod, SafeTorch, resolve
 from .errors import JobInterruptedError, RankFailedError, SafedistError
 from .verdict import Kind, Verdict
@@ -83,7 +83,7 @@ class SafeTask(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # fl
     def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> job.Done:
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
-            result = job.run(self, self.settings, inputs, dict(os.environ))
+            result = job.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
         except JobInterruptedError:
             if remote:
                 sys.exit(_EXIT_INFRASTRUCTURE)

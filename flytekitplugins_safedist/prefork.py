@@ -1,0 +1,67 @@
+"""Fork the rank server out of the entrypoint's own process, so that a node imports torch and flytekit only once.
+
+The order is what makes it safe: import everything heavy, look whether this process still has one thread and no CUDA,
+fork, and only then do anything that may start threads or open channels (staging, flytekit's clients). Where it is not
+safe, the agent starts its rank server as a fresh interpreter later on, which costs the imports a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+
+from . import backends, envvars, preload
+from .config import BACKENDS
+from .launcher import RankServer
+
+_server: RankServer | None = None
+
+
+def prepare(environment: Mapping[str, str]) -> None:
+    """Start the rank server for the task that this pod is going to run, if it is known to be one of ours.
+
+    Args:
+        environment: the pod's variables; ``SAFEDIST_BACKEND`` and others were pinned into them when
+            the task was registered. Without them this does nothing.
+    """
+    global _server  # noqa: PLW0603  (handed from the entrypoint to the task, with all of flytekit in between)
+    backend = next((each for each in BACKENDS if each == environment.get(envvars.BACKEND)), None)
+    if backend is None or environment.get(envvars.START_METHOD, "preload") != "preload":
+        return
+    if preload.unsafe_to_fork("starting this process") is not None:
+        return
+    several = environment.get(envvars.NPROC_PER_NODE, "1") != "1"
+    defaults = {envvars.OMP_NUM_THREADS: "1"} if several else {}
+    libraries = [
+        *backends.create(backend).libraries,
+        "flytekit",
+        "flytekitplugins_safedist.task",
+        "flytekitplugins_safedist.agent",
+    ]
+    with _variables({**defaults, **environment, **preload.SAFE_IMPORT_ENVIRONMENT}):
+        unsafe = preload.preload(libraries, []).unsafe
+    if unsafe is None:
+        _server = RankServer.fork()
+    else:
+        sys.stderr.write(f"[safedist] ranks are not forked from this process: {unsafe}\n")
+
+
+def take() -> RankServer | None:
+    """The server that :func:`prepare` forked, once; None when there is none."""
+    global _server
+    server, _server = _server, None
+    return server
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Libraries read these when they are loaded; ranks and the agent must not inherit what is meant for that alone."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
