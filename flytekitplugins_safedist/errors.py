@@ -156,6 +156,62 @@ class FsError(SafedistError):
     """A file-system helper could not keep its promise."""
 
 
+class PathBlockedError(FsError):
+    """Something else is in the way: a file where a directory is wanted, a link to nothing, a foreign lock file."""
+
+
+class FsAccessError(FsError):
+    """The caller may not do this here (EACCES, EPERM). Trying again does not help."""
+
+
+class ReadOnlyFsError(FsError):
+    """The file system is mounted read-only (EROFS)."""
+
+
+class NoSpaceError(FsError):
+    """The disk, the quota or the inodes are used up (ENOSPC, EDQUOT)."""
+
+
+class StaleHandleError(FsError):
+    """The server kept answering ESTALE: the directory was removed or re-exported under the caller."""
+
+
+class FsIoError(FsError):
+    """The file system or its server failed (EIO and its like), also after the retries that could have helped."""
+
+
+class FsUnsupportedError(FsError):
+    """The file system lacks an operation without which the promise cannot be kept (hard links, exclusive rename)."""
+
+
+class FsTimeoutError(FsError):
+    """The caller waited until its deadline. The message says for what, for whom, and what was there instead."""
+
+
+class ClaimLostError(FsError):
+    """A claim was taken away from its live owner: somebody removed or replaced the lock file by hand."""
+
+
+class WorkFailedError(FsError):
+    """The one caller that did the work failed; every caller gets this error, with the worker's traceback."""
+
+
+class WorkerLostError(FsError):
+    """The one caller that did the work died or fell silent before it was done."""
+
+
+class PublishError(FsError):
+    """A directory made by many ranks was not published; readers see what was there before."""
+
+
+class DownloadError(FsError):
+    """A dataset or model could not be fetched whole."""
+
+
+class FsIdentityError(FsError, TopologyError):
+    """The environment names this process's rank only in part, or contradicts itself."""
+
+
 class RendezvousTimeoutError(RendezvousError):
     """A deadline passed before every node was there. ``seen`` and the text name the nodes that are missing."""
 

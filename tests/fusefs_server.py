@@ -148,7 +148,9 @@ class _Operations:
     """The file system: every operation goes through ``__call__``, where the rules strike."""
 
     use_ns = True
+    flag_nullpath_ok = 1  # a file that is open may have no name any more
     MAKING = ("mkdir", "create", "symlink", "link", "mknod")
+    BY_HANDLE = ("read", "write", "flush", "fsync", "release", "readdir", "releasedir", "fsyncdir", "flock", "lock")
 
     def __init__(self, backing: str, rules: dict[str, Any], say: Any) -> None:
         self.root = os.path.realpath(backing)
@@ -170,10 +172,10 @@ class _Operations:
             self.rules.counts[op] += 1
         name = (path or "/")[1:]
         self.rules.fault(op, name, "before")
-        if path is not None and op not in self.MAKING:
-            self.sight.check(path)
-        elif path is not None:
+        if op in self.MAKING:
             self.sight.check(os.path.dirname(path))
+        elif path is not None and op not in self.BY_HANDLE:
+            self.sight.check(path)
         result = getattr(self, op)(path, *args)
         self.rules.fault(op, name, "after")
         return result
@@ -182,9 +184,10 @@ class _Operations:
         """Answered in ``__call__``."""
 
     # --- names -----------------------------------------------------------------------------------------------------
-    def getattr(self, path: str, fi: Any = None) -> Any:
+    def getattr(self, path: str | None, fi: Any = None) -> Any:
         if fi is not None:
             return _attributes(os.fstat(fi.fh))
+        assert path is not None
         stale = self.rules.values["stale_attrs"]
         seen = self.sight.attrs.get(path)
         if stale and seen and time.monotonic() < seen[0] + stale:
@@ -231,18 +234,18 @@ class _Operations:
     def opendir(self, path: str) -> int:
         return os.open(self.root + path, os.O_RDONLY | os.O_DIRECTORY)
 
-    def readdir(self, path: str, handle: int) -> list[str]:
+    def readdir(self, path: str | None, handle: int) -> list[str]:
         names = []
-        for name in os.listdir(self.root + path):
+        for name in os.listdir(handle):
             with contextlib.suppress(FileNotFoundError):
-                self.sight.check(f"{path.rstrip('/')}/{name}")
+                self.sight.check(f"{(path or '').rstrip('/')}/{name}")
                 names.append(name)
         return [".", "..", *names]
 
-    def releasedir(self, path: str, handle: int) -> None:
+    def releasedir(self, path: str | None, handle: int) -> None:
         os.close(handle)
 
-    def fsyncdir(self, path: str, datasync: int, handle: int) -> None:
+    def fsyncdir(self, path: str | None, datasync: int, handle: int) -> None:
         os.fsync(handle)
 
     def access(self, path: str, mode: int) -> None:
@@ -287,30 +290,30 @@ class _Operations:
         self.sight.attrs.pop(path, None)
         return 0
 
-    def read(self, path: str, size: int, offset: int, fi: Any) -> bytes:
+    def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
         return os.pread(fi.fh, size, offset)
 
-    def write(self, path: str, data: bytes, offset: int, fi: Any) -> int:
+    def write(self, path: str | None, data: bytes, offset: int, fi: Any) -> int:
         self.rules.charge(len(data))
-        self.sight.attrs.pop(path, None)
+        self.sight.attrs.pop(path or "", None)
         return os.pwrite(fi.fh, data, offset)
 
     def truncate(self, path: str, length: int, fi: Any = None) -> None:
         os.truncate(self.root + path if fi is None else fi.fh, length)
         self.sight.attrs.pop(path, None)
 
-    def flush(self, path: str, fi: Any) -> int:
+    def flush(self, path: str | None, fi: Any) -> int:
         return 0
 
-    def fsync(self, path: str, datasync: int, fi: Any) -> None:
+    def fsync(self, path: str | None, datasync: int, fi: Any) -> None:
         os.fsync(fi.fh)
 
-    def release(self, path: str, fi: Any) -> int:
+    def release(self, path: str | None, fi: Any) -> int:
         os.close(fi.fh)
         return 0
 
     # --- locks -----------------------------------------------------------------------------------------------------
-    def _flock(self, path: str, fi: Any, op: int) -> None:
+    def _flock(self, path: str | None, fi: Any, op: int) -> None:
         kind = self.rules.values["locks"]
         if kind == "shared":
             fcntl.flock(fi.fh, op)
@@ -318,7 +321,7 @@ class _Operations:
             code = getattr(errno, kind)
             raise OSError(code, os.strerror(code), path)
 
-    def _lock(self, path: str, fi: Any, command: int, lock: Any) -> None:
+    def _lock(self, path: str | None, fi: Any, command: int, lock: Any) -> None:
         kind = self.rules.values["locks"]
         if kind not in ("shared", "dropped"):
             code = getattr(errno, kind)
@@ -340,7 +343,7 @@ def _fuse_class() -> Any:
 
     class Fuse(fuse.FUSE):
         def flock(self, path: bytes, fip: Any, op: int) -> Any:
-            return self.operations("flock", path.decode(self.encoding), fip.contents, op)
+            return self.operations("flock", self._decode_optional_path(path), fip.contents, op)
 
     fuse.fuse_operations = WithFlock
     return Fuse

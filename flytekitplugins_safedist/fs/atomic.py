@@ -1,0 +1,246 @@
+"""``atomic_write`` and ``atomic_dir``: readers see the old or the new, whole; never a part, also after a crash.
+
+Write aside in the same directory, fsync, one rename, fsync the parent. rename(2) replaces a name in one step, on
+network file systems too (RFC 1813 3.3.14, RFC 8881 18.26: atomic to clients).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from ..errors import FsUnsupportedError, PathBlockedError
+from .calls import Retry, explain, persist
+from .debris import aside
+from .facts import mount_of
+from .waiting import wait_for
+
+Exists = Literal["fail", "keep", "replace"]
+
+_BUFFER = 1 << 20
+_RENAME_EXCHANGE = 2  # linux/fs.h
+
+
+@contextmanager
+def atomic_write(
+    path: str | os.PathLike[str],
+    mode: Literal["w", "wb"] = "wb",
+    *,
+    encoding: str = "utf-8",
+    permissions: int = 0o666,
+    durable: bool = True,
+) -> Iterator[IO[Any]]:
+    """Open a file for writing that becomes ``path`` when the block ends without an error, and not before.
+
+    Args:
+        path: the file to make or replace. Its directory must exist. A symbolic link is replaced, not followed.
+        mode: "wb" or "w".
+        encoding: of text.
+        permissions: mode bits of the new file, less the umask.
+        durable: fsync file and directory; without it a crash of the *machine* may lose the file or leave it empty.
+
+    Raises:
+        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
+    """
+    target = Path(path)
+    draft = aside(target)
+    raw = _Raw(persist(lambda: _create(draft, permissions), draft, "create the file"), draft)
+    buffered = io.BufferedWriter(raw, _BUFFER)
+    file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
+    try:
+        try:
+            yield file
+            if not file.closed:  # else by the block's own code, which flushed it
+                file.flush()
+            inode = raw.finish(durable=durable)
+        finally:
+            # The raw file first: once it is closed, the buffer does not try again to write what could not be written.
+            raw.abandon()
+        _rename(draft, target, inode)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    if durable:
+        fsync_dir(target.parent)
+
+
+@contextmanager
+def atomic_dir(path: str | os.PathLike[str], *, exists: Exists = "fail", durable: bool = True) -> Iterator[Path]:
+    """Fill a directory that becomes ``path`` when the block ends without an error, and not before.
+
+    Args:
+        path: the directory to publish. Its parent must exist.
+        exists: when ``path`` exists and holds something: "fail"; "keep" it and drop what was made (right for names that
+            stand for their content); "replace" it, in one step, where the file system can (not on NFS).
+        durable: fsync every file and directory; without it a crash of the *machine* may lose contents.
+
+    Raises:
+        PathBlockedError: it exists, and ``exists="fail"``.
+        FsUnsupportedError: the file system cannot exchange two directories.
+        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
+    """
+    target = Path(path)
+    draft = aside(target)
+    persist(lambda: _mkdir_new(draft), draft, "make the directory")
+    try:
+        yield draft
+        if durable:
+            fsync_tree(draft)
+        publish_dir(draft, target, exists=exists)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if durable:
+        fsync_dir(target.parent)
+
+
+def publish_dir(draft: Path, target: Path, *, exists: Exists) -> None:
+    """Give ``draft`` the name ``target`` by one rename. The kernel decides between two that try."""
+    inode = persist(draft.stat, draft, "look at the draft").st_ino
+    try:
+        _rename(draft, target, inode)
+    except PathBlockedError as error:
+        cause = error.__cause__
+        if not (isinstance(cause, OSError) and cause.errno in (errno.ENOTEMPTY, errno.EEXIST)) or exists == "fail":
+            raise
+        if exists == "replace":
+            _exchange(draft, target)
+            return
+    wait_for(target, kind="dir")  # "keep": made by another client, perhaps not yet visible to this one
+
+
+class _Raw(io.FileIO):
+    """A file whose errors say what they mean, and that can be made durable after its user has closed it."""
+
+    def __init__(self, handle: int, path: Path) -> None:
+        super().__init__(os.dup(handle), "wb")
+        self._handle, self._path = handle, path
+
+    def finish(self, *, durable: bool) -> int:
+        """Close, after fsync if ``durable``; return the inode number."""
+        if durable:
+            _fsync(self._handle, self._path)
+        inode = os.fstat(self._handle).st_ino
+        handle, self._handle = self._handle, -1
+        try:
+            try:
+                super().close()  # NFS reports on close what it could not write before
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise explain(error, self._path, "write") from error
+        return inode
+
+    def abandon(self) -> None:
+        """Close, whatever that says."""
+        for close in (super().close, lambda: os.close(self._handle) if self._handle >= 0 else None):
+            with contextlib.suppress(OSError):
+                close()
+        self._handle = -1
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            raise explain(error, self._path, "write") from error
+
+
+def _create(path: Path, permissions: int) -> int:
+    with contextlib.suppress(FileExistsError):
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, permissions)
+    # The name is random and ours: an earlier try of this same call has made it, and the reply was lost.
+    return os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+
+
+def _mkdir_new(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):  # as in _create
+        path.mkdir()
+
+
+def _fsync(handle: int, path: Path) -> None:
+    # Never again after EIO: the kernel has dropped the pages, and a second fsync would lie (fsync(2), "Bugs").
+    while True:
+        try:
+            return os.fsync(handle)
+        except InterruptedError:
+            continue
+        except OSError as error:
+            raise explain(error, path, "bring the file to stable storage") from error
+
+
+def fsync_dir(path: Path) -> None:
+    """Bring the names in a directory to stable storage. File systems that cannot (EINVAL) promise nothing there."""
+
+    def sync() -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        finally:
+            os.close(handle)
+
+    persist(sync, path, "bring the directory to stable storage")
+
+
+def fsync_tree(root: Path) -> None:
+    """Bring every file and directory below ``root`` to stable storage."""
+    for directory, _, files in os.walk(root):
+        for name in files:
+            place = Path(directory, name)
+            if place.is_symlink() or not place.is_file():
+                continue
+            handle = persist(lambda place=place: os.open(place, os.O_RDONLY | os.O_CLOEXEC), place, "open the file")  # type: ignore[misc]
+            try:
+                _fsync(handle, place)
+            finally:
+                os.close(handle)
+        fsync_dir(Path(directory))
+
+
+def _rename(source: Path, target: Path, inode: int) -> None:
+    retry = Retry()
+    while True:
+        try:
+            source.rename(target)
+        except OSError as error:
+            if _is_now(target, inode):
+                return  # done by an earlier try, ours or the kernel's own after ESTALE, whose reply was lost
+            if not retry.allows(error):
+                raise explain(error, target, f"rename {source.name} to it") from error
+        else:
+            return
+
+
+def _is_now(target: Path, inode: int) -> bool:
+    try:
+        return target.lstat().st_ino == inode
+    except OSError:
+        return False
+
+
+def _exchange(draft: Path, target: Path) -> None:
+    """Swap two directories in one step: renameat2(RENAME_EXCHANGE), Linux local file systems."""
+    renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    code = errno.ENOSYS
+    if renameat2 is not None:
+        if renameat2(-100, os.fsencode(draft), -100, os.fsencode(target), _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        raise FsUnsupportedError(
+            "this file system cannot replace a directory in one step",
+            where={"path": target, "file_system": str(mount_of(target.parent))},
+            seen=errno.errorcode[code],
+            hint="publish under a new name and switch a symbolic link or a file that names it (atomic_write)",
+        )
+    raise explain(OSError(code, os.strerror(code)), target, "replace the directory")

@@ -1,0 +1,69 @@
+"""The calling process as the helpers see it: its rank and the job's settings.
+
+The only module of ``fs`` that reads ``os.environ``: under torchrun, horovodrun or in a single process nobody else is
+there to hand the values in. Inside a safedist task the rank does (``use_identity``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+
+from .. import envvars
+from ..errors import FsError
+from .identity import Identity, identity_from_env
+
+DEFAULT_TIMEOUT_S = 300.0
+"""Parallel file systems have been seen to take 60 s to show a directory; a rank that starts late takes minutes."""
+
+_lock = threading.Lock()
+_given: Identity | None = None
+
+
+def use_identity(identity: Identity | None) -> None:
+    """Say which rank this process is, instead of leaving it to the environment; None takes it back."""
+    global _given  # noqa: PLW0603  (a process is one rank)
+    with _lock:
+        _given = identity
+
+
+def current_identity() -> Identity:
+    """This process's rank: as given to ``use_identity``, else from the environment.
+
+    Raises:
+        FsIdentityError: the environment names it only in part, or contradicts itself.
+    """
+    with _lock:
+        given = _given
+    return given if given is not None else identity_from_env(os.environ)
+
+
+def timeout_s(given: float | None) -> float:
+    """Seconds to wait: the call's own word, else SAFEDIST_FS_TIMEOUT for the whole job, else five minutes.
+
+    Raises:
+        FsError: it is not a positive number.
+    """
+    source, value = "timeout", given
+    if value is None:
+        text = os.environ.get(envvars.FS_TIMEOUT)
+        if not text:
+            return DEFAULT_TIMEOUT_S
+        source = envvars.FS_TIMEOUT
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+    if not value > 0:
+        seen = os.environ.get(envvars.FS_TIMEOUT) if given is None else given
+        raise FsError(f"{source} is not a usable time", seen=repr(seen), expected="seconds, more than 0")
+    return value
+
+
+def who() -> str:
+    """This process in a message: its rank, or why that is not known."""
+    try:
+        return str(current_identity())
+    except FsError as error:
+        return f"unknown ({error.what})"

@@ -1,0 +1,124 @@
+"""Which rank of which job is this process? From an environment, as a pure function; nothing is guessed.
+
+Under torchrun (and our own ranks) the answer is in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK
+(https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables); under horovodrun in HOROVOD_RANK, _SIZE,
+_LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK and _CROSS_SIZE (horovod/runner/gloo_run.py, 0.28.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .. import envvars
+from ..errors import FsIdentityError
+
+_TORCH = (
+    envvars.RANK,
+    envvars.WORLD_SIZE,
+    envvars.LOCAL_RANK,
+    envvars.LOCAL_WORLD_SIZE,
+    envvars.GROUP_RANK,
+)
+_HOROVOD = (
+    envvars.HOROVOD_RANK,
+    envvars.HOROVOD_SIZE,
+    envvars.HOROVOD_LOCAL_RANK,
+    envvars.HOROVOD_LOCAL_SIZE,
+    envvars.HOROVOD_CROSS_RANK,
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A rank's place in its job. ``round`` counts restarts of the ranks, ``attempt`` Flyte's retries; both from 0."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    nnodes: int = 1
+    round: int = 0
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "nnodes")):
+            if not 0 <= getattr(self, index) < getattr(self, size):
+                raise FsIdentityError(
+                    f"{index} must be at least 0 and less than {size}",
+                    seen=f"{index}={getattr(self, index)}, {size}={getattr(self, size)}",
+                    hint="look at what sets these variables: two launchers may be at work at once",
+                )
+
+    @property
+    def single(self) -> bool:
+        """True if this process is the whole job."""
+        return self.world_size == 1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} (local rank {self.local_rank} on node {self.node_rank})"
+
+
+def identity_from_env(env: Mapping[str, str]) -> Identity:
+    """The rank that ``env`` names; ``Identity()`` (a job of one process) if it names none.
+
+    Raises:
+        FsIdentityError: the variables are there only in part, are no numbers, or torch's and Horovod's disagree.
+    """
+    torch = _read(env, _TORCH, envvars.GROUP_WORLD_SIZE, "torchrun")
+    horovod = _read(env, _HOROVOD, envvars.HOROVOD_CROSS_SIZE, "horovodrun")
+    if torch and horovod and torch != horovod:
+        raise FsIdentityError(
+            "torch's and Horovod's variables name different ranks",
+            seen=f"{torch} by RANK …, {horovod} by HOROVOD_RANK …",
+            hint="start the ranks with one launcher, or unset the other's variables",
+        )
+    place = torch or horovod
+    attempt = _number(env, envvars.FLYTE_ATTEMPT) if env.get(envvars.FLYTE_ATTEMPT) else 0
+    if place is None:
+        return Identity(attempt=attempt)
+    rank, world_size, local_rank, local_world_size, node_rank, nnodes = place
+    return Identity(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        nnodes=nnodes,
+        attempt=attempt,
+    )
+
+
+def _read(env: Mapping[str, str], names: tuple[str, ...], nodes: str, launcher: str) -> tuple[int, ...] | None:
+    present = [name for name in names if env.get(name)]
+    if not present:
+        return None
+    if len(present) < len(names):
+        raise FsIdentityError(
+            "the environment names this process's rank only in part",
+            seen=", ".join(f"{name}={env[name]}" for name in present),
+            expected="also " + ", ".join(name for name in names if name not in present),
+            hint=f"start the ranks with {launcher} or as a safedist task, or unset these for a single process",
+        )
+    rank, world_size, local_rank, local_world_size, node_rank = (_number(env, name) for name in names)
+    if env.get(nodes):
+        nnodes = _number(env, nodes)
+    elif local_world_size > 0 and world_size % local_world_size == 0:
+        nnodes = world_size // local_world_size
+    else:
+        raise FsIdentityError(
+            "the number of nodes is not known",
+            seen=f"world size {world_size}, {local_world_size} on this node, {nodes} not set",
+            hint=f"set {nodes}",
+        )
+    return rank, world_size, local_rank, local_world_size, node_rank, nnodes
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError:
+        raise FsIdentityError(
+            f"{name} is not a number", where={"variable": name}, seen=env[name], expected="a whole number"
+        ) from None

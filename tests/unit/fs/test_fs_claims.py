@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.errors import (
+    ClaimLostError,
+    FsError,
+    FsTimeoutError,
+    FsUnsupportedError,
+    PathBlockedError,
+)
+from flytekitplugins_safedist.fs import claim
+from flytekitplugins_safedist.fs.claims import Owner
+from flytekitplugins_safedist.fs.process import ProcessRecord, is_provably_dead, this_process
+from tests.fusefs import FuseMount, require
+
+
+def test_a_claim_leaves_nothing_behind(tmp_path):
+    with claim(tmp_path / "lock") as held:
+        assert held.owner is not None
+        assert held.owner.process == this_process()
+        assert Owner.from_text((tmp_path / "lock").read_text()).token == held.owner.token
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_thread_waits_and_the_timeout_names_the_owner(tmp_path):
+    with claim(tmp_path / "lock"):
+        caught: list[FsError] = []
+
+        def take() -> None:
+            try:
+                claim(tmp_path / "lock", timeout=0.05)
+            except FsError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    assert isinstance(caught[0], FsTimeoutError)
+    assert f"held by pid {os.getpid()} on " in str(caught[0])
+    assert str(tmp_path / "lock") in caught[0].hint
+
+
+def test_an_owner_on_another_machine_or_container_is_never_judged(tmp_path):
+    mine = this_process()
+    gone = replace(mine, pid=2**22 + 1)  # above the kernel's largest pid: dead if it is ours to judge
+    assert is_provably_dead(gone)
+    for foreign in (replace(gone, boot_id="another"), replace(gone, pid_ns="pid:[1]"), replace(gone, started=-1)):
+        assert not is_provably_dead(foreign)
+        (tmp_path / "lock").write_text(Owner(foreign, 0.0, "token").to_text())
+        with pytest.raises(FsTimeoutError):
+            claim(tmp_path / "lock", timeout=0.02)
+        assert (tmp_path / "lock").exists()
+
+
+def test_a_dead_container_on_this_machine_is_known_by_the_lock_it_no_longer_holds(tmp_path):
+    other = replace(this_process(), pid_ns="pid:[1]")
+    (tmp_path / "lock").write_text(Owner(other, 0.0, "token", locked=True).to_text())
+    with claim(tmp_path / "lock", timeout=5) as held:
+        assert held.owner is not None
+
+
+def test_a_used_pid_with_another_start_time_is_dead():
+    mine = this_process()
+    assert not is_provably_dead(mine)
+    assert is_provably_dead(replace(mine, started=mine.started + 1))
+
+
+def test_a_process_that_ended_is_dead_also_as_a_zombie():
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(reading, 1)
+        os._exit(0)
+    record = replace(this_process(), pid=child, started=_started(child))
+    assert not is_provably_dead(record)
+    os.write(writing, b"x")
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert is_provably_dead(record), "a zombie"
+    os.waitpid(child, 0)
+    assert is_provably_dead(record)
+    os.close(reading)
+    os.close(writing)
+
+
+def _started(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[19])
+
+
+def test_a_foreign_file_in_the_way_is_not_touched(tmp_path):
+    (tmp_path / "lock").write_text("my notes")
+    with pytest.raises(PathBlockedError):
+        claim(tmp_path / "lock", timeout=0.05)
+    assert (tmp_path / "lock").read_text() == "my notes"
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_who_lost_its_claim_by_hand_is_told(tmp_path):
+    held = claim(tmp_path / "lock")
+    (tmp_path / "lock").unlink()
+    with pytest.raises(ClaimLostError):
+        held.release()
+    held = claim(tmp_path / "lock")
+    (tmp_path / "lock").unlink()
+    other = claim(tmp_path / "lock")
+    with pytest.raises(ClaimLostError):
+        held.release()
+    assert Owner.from_text((tmp_path / "lock").read_text()) == replace(other.owner, locked=True)
+    other.release()
+
+
+def test_the_blocks_own_error_is_not_hidden(tmp_path):
+    with pytest.raises(ZeroDivisionError), claim(tmp_path / "lock"):
+        _ = (tmp_path / "lock").unlink() or 1 / 0
+
+
+def test_a_forked_child_does_not_release_its_parents_claim(tmp_path):
+    with claim(tmp_path / "lock") as held:
+        child = os.fork()
+        if not child:
+            held.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (tmp_path / "lock").exists()
+
+
+def test_without_hard_links_it_refuses(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client", links=False) as client:
+        with pytest.raises(FsUnsupportedError, match="hard links"):
+            claim(client.path / "lock")
+        assert os.listdir(client.path) == []
+
+
+def test_a_missing_directory_is_our_error(tmp_path):
+    with pytest.raises(FsError, match="ensure_dir"):
+        claim(tmp_path / "none" / "lock")
+
+
+@given(
+    st.builds(
+        Owner,
+        st.builds(ProcessRecord, st.text(), st.text(), st.text(), st.integers(), st.integers()),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(),
+        st.booleans(),
+    )
+)
+def test_owner_records_survive_the_file(owner):
+    assert Owner.from_text(owner.to_text()) == owner
+
+
+@given(st.text())
+def test_anything_else_is_a_value_error(text):
+    try:
+        Owner.from_text(text)
+    except ValueError:
+        return
+    raise AssertionError(f"{text!r} was taken for an owner")

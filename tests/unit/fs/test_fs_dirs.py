@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flytekitplugins_safedist.errors import (
+    FsAccessError,
+    FsError,
+    NoSpaceError,
+    PathBlockedError,
+    ReadOnlyFsError,
+    StaleHandleError,
+)
+from flytekitplugins_safedist.fs import calls, ensure_dir
+from tests.fusefs import FuseMount, require
+
+
+def test_it_makes_parents_and_is_content_with_what_is_there(tmp_path):
+    for _ in range(2):
+        assert ensure_dir(tmp_path / "a" / "b" / "c") == tmp_path / "a" / "b" / "c"
+    assert (tmp_path / "a/b/c").is_dir()
+
+
+def test_relative_paths_and_odd_endings_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ensure_dir("x/y/")
+    ensure_dir("x/y/.")
+    ensure_dir("x/../z")
+    ensure_dir(".")
+    assert sorted(os.listdir()) == ["x", "z"]
+
+
+def test_the_mode_is_the_last_directorys(tmp_path):
+    ensure_dir(tmp_path / "a" / "b", mode=0o700)
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a").stat().st_mode & 0o700 == 0o700
+
+
+def test_a_link_to_a_directory_is_one(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    ensure_dir(tmp_path / "link" / "sub")
+    assert (tmp_path / "real" / "sub").is_dir()
+
+
+@pytest.mark.parametrize("below", ["", "sub", "sub/sub"])
+def test_a_file_in_the_way_is_named(tmp_path, below):
+    (tmp_path / "f").write_text("12345")
+    with pytest.raises(PathBlockedError) as caught:
+        ensure_dir(tmp_path / "f" / below)
+    assert "a file is in the way" in str(caught.value)
+
+
+def test_a_link_to_nothing_is_in_the_way_at_once(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(PathBlockedError, match="symbolic link to nothing"):
+        ensure_dir(tmp_path / "link", timeout=3600)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_no_path_at_all_is_an_error_at_once(path):
+    with pytest.raises((FsError, ValueError)):
+        ensure_dir(path)
+
+
+def test_a_name_too_long_is_our_error(tmp_path):
+    with pytest.raises(FsError, match="ENAMETOOLONG"):
+        ensure_dir(tmp_path / ("n" * 300))
+
+
+def test_a_removed_working_directory_is_our_error(tmp_path):
+    code = (
+        "import os, sys; from flytekitplugins_safedist.fs import ensure_dir; from flytekitplugins_safedist.errors "
+        "import FsError\nos.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
+        "try: ensure_dir('x', timeout=60)\nexcept FsError: print('ours')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "gone")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "ours\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("EACCES", FsAccessError),
+        ("EPERM", FsAccessError),
+        ("EROFS", ReadOnlyFsError),
+        ("ENOSPC", NoSpaceError),
+        ("EDQUOT", NoSpaceError),
+    ],
+)
+def test_what_cannot_be_helped_is_told_apart_and_tried_once(tmp_path, code, error):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        client.set(faults=[{"op": "mkdir", "errno": code}])
+        with pytest.raises(error) as caught:
+            ensure_dir(client.path / "new")
+        assert client.counts()["mkdir"] == 1
+    assert code in str(caught.value)
+    assert "file_system=fuse" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["EACCES", "EROFS", "ENOSPC"])
+def test_a_directory_that_is_there_is_there_whatever_mkdir_says(tmp_path, code):
+    require()
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "client", hidden=["old"]) as client,
+        FuseMount(tmp_path / "server", tmp_path / "other") as other,
+    ):
+        (other.path / "old").mkdir()
+        client.set(faults=[{"op": "mkdir", "errno": code}])
+        with pytest.raises(FsError):
+            ensure_dir(client.path / "old")
+        client.set(hidden=[])
+        assert ensure_dir(client.path / "old").is_dir()
+
+
+@pytest.mark.parametrize("code", ["EINTR", "EIO", "ESTALE"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_passes_is_waited_out(tmp_path, code, when):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        client.set(faults=[{"op": "mkdir", "errno": code, "first": 5, "when": when}])
+        assert ensure_dir(client.path / "a" / "b").is_dir()
+
+
+def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch):
+    require()
+    monkeypatch.setattr(calls.Retry.__init__, "__defaults__", (0.2,))
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        client.set(faults=[{"op": "mkdir", "errno": "ESTALE"}])
+        with pytest.raises(StaleHandleError):
+            ensure_dir(client.path / "new")

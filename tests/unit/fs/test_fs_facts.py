@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+
+from flytekitplugins_safedist.fs.facts import UNKNOWN, clock_skew, describe, entries, mount_of, parse_mountinfo
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+30 22 0:25 / /dev/shm rw,nosuid - tmpfs tmpfs rw,size=64m
+40 22 0:40 / /data rw,relatime shared:9 master:2 - nfs4 filer:/export rw,vers=4.2,soft,acdirmax=60
+41 40 0:41 / /data/with\\040space ro - lustre mgs@tcp:/scratch ro,flock
+42 22 0:42 / /data rw - tmpfs over rw
+"""
+
+
+def test_the_deepest_mount_is_the_one_and_optional_fields_do_not_matter():
+    assert parse_mountinfo(MOUNTS, "/dev/shm/x").fstype == "tmpfs"
+    assert parse_mountinfo(MOUNTS, "/devices").fstype == "ext4"
+    assert parse_mountinfo(MOUNTS, "/data/with space/f").fstype == "lustre"
+
+
+def test_a_later_mount_covers_an_earlier_one_on_the_same_point():
+    assert parse_mountinfo(MOUNTS, "/data/f").source == "over"
+
+
+def test_options_of_mount_and_server_are_both_shown():
+    nfs = parse_mountinfo("\n".join(MOUNTS.splitlines()[:3]), "/data")
+    assert nfs.options == "rw,relatime,vers=4.2,soft,acdirmax=60"
+    assert str(nfs) == "nfs4 from filer:/export at /data (rw,relatime,vers=4.2,soft,acdirmax=60)"
+    assert not nfs.is_local
+    assert parse_mountinfo(MOUNTS, "/").is_local
+
+
+def test_garbage_is_unknown_not_an_error():
+    assert parse_mountinfo("nonsense\n", "/x") == UNKNOWN
+
+
+def test_the_real_thing(tmp_path):
+    assert mount_of(tmp_path).fstype != "unknown"
+    assert clock_skew(tmp_path) == 0.0
+    assert os.listdir(tmp_path) == []
+    assert clock_skew(tmp_path / "missing") is None
+    assert "unknown" not in str(describe(tmp_path / "a" / "b")["server_clock_skew"])
+
+
+def test_entries_are_counted_and_cut(tmp_path):
+    assert entries(tmp_path) == "empty"
+    for index in range(12):
+        (tmp_path / f"{index:02d}").touch()
+    assert entries(tmp_path, most=2) == "12 entries: 00, 01, …"
+    assert "cannot be listed" in entries(tmp_path / "none")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.errors import FsIdentityError, TopologyError
+from flytekitplugins_safedist.fs import Identity, identity_from_env
+
+TORCH = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+HOROVOD = {
+    "HOROVOD_RANK": "5",
+    "HOROVOD_SIZE": "8",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+}
+PLACE = Identity(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, nnodes=2)
+
+
+@pytest.mark.parametrize("env", [TORCH, HOROVOD, {**TORCH, **HOROVOD}, {**TORCH, "GROUP_WORLD_SIZE": "2"}])
+def test_each_launchers_variables_name_the_same_rank(env):
+    assert identity_from_env(env) == PLACE
+
+
+def test_no_variables_are_a_single_process():
+    assert identity_from_env({"PATH": "/bin"}) == Identity()
+    assert identity_from_env({"FLYTE_ATTEMPT_NUMBER": "2"}).attempt == 2
+
+
+@given(st.sets(st.sampled_from(sorted(TORCH)), min_size=1, max_size=4))
+def test_a_part_of_the_variables_is_an_error_that_names_the_others(names):
+    with pytest.raises(FsIdentityError) as caught:
+        identity_from_env({name: TORCH[name] for name in names})
+    assert all(name in str(caught.value) for name in TORCH)
+
+
+def test_contradicting_launchers_are_an_error():
+    with pytest.raises(FsIdentityError, match="different ranks"):
+        identity_from_env({**TORCH, **HOROVOD, "HOROVOD_RANK": "4"})
+
+
+@pytest.mark.parametrize("change", [{"RANK": "8"}, {"RANK": "-1"}, {"LOCAL_RANK": "4"}, {"GROUP_RANK": "2"}])
+def test_a_rank_outside_its_world_is_an_error(change):
+    with pytest.raises(FsIdentityError):
+        identity_from_env({**TORCH, **change})
+
+
+def test_words_and_uneven_nodes_are_errors_and_all_are_topology_errors_too():
+    with pytest.raises(TopologyError, match="RANK is not a number"):
+        identity_from_env({**TORCH, "RANK": "five"})
+    with pytest.raises(FsIdentityError, match="number of nodes"):
+        identity_from_env({**TORCH, "LOCAL_WORLD_SIZE": "3"})

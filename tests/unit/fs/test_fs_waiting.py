@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from flytekitplugins_safedist.errors import FsError, FsTimeoutError, PathBlockedError
+from flytekitplugins_safedist.fs import wait_for
+from flytekitplugins_safedist.fs.waiting import LOOKS_PER_S, pauses
+
+
+def test_what_is_there_is_returned_at_once(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc")
+    for wanted in ({}, {"kind": "file"}, {"size": 3}, {"content": b"abc"}, {"content": lambda path: path.exists()}):
+        assert wait_for(tmp_path / "f", timeout=1e-9, **wanted) == tmp_path / "f"
+    assert wait_for(tmp_path, kind="dir", timeout=1e-9) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen"),
+    [
+        ({"size": 4}, "3 bytes"),
+        ({"content": b"abd"}, "other content"),
+        ({"content": b"ab"}, "3 bytes"),
+        ({"content": lambda path: False}, "content that is not as expected"),
+    ],
+)
+def test_the_timeout_says_what_was_there_instead(tmp_path, wanted, seen):
+    (tmp_path / "f").write_bytes(b"abc")
+    with pytest.raises(FsTimeoutError, match=seen):
+        wait_for(tmp_path / "f", timeout=0.01, **wanted)
+
+
+def test_the_wrong_kind_is_an_error_at_once(tmp_path):
+    (tmp_path / "f").write_bytes(b"")
+    with pytest.raises(PathBlockedError):
+        wait_for(tmp_path / "f", kind="dir", timeout=3600)
+    with pytest.raises(PathBlockedError):
+        wait_for(tmp_path, kind="file", timeout=3600)
+    with pytest.raises(PathBlockedError):
+        wait_for(tmp_path / "f" / "below", timeout=3600)
+
+
+def test_a_fifo_does_not_hang_it(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    assert wait_for(tmp_path / "fifo", kind="file", timeout=1) == tmp_path / "fifo"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_that_is_none_is_refused(tmp_path, timeout):
+    with pytest.raises(FsError, match="not a usable time"):
+        wait_for(tmp_path, timeout=timeout)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-5", "nan"])
+def test_a_wrong_setting_for_the_job_is_refused_by_name(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("SAFEDIST_FS_TIMEOUT", text)
+    with pytest.raises(FsError, match="SAFEDIST_FS_TIMEOUT") as caught:
+        wait_for(tmp_path)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 512, 10_000])
+def test_all_ranks_together_look_no_more_often_than_promised(ranks):
+    steady = list(itertools.islice(pauses(ranks), 100, 2100))
+    looks_per_second = ranks / (sum(steady) / len(steady))
+    assert looks_per_second <= max(LOOKS_PER_S, ranks / 0.25 if ranks <= 50 else 0) * 1.1
+
+
+def test_pauses_start_short_and_differ(tmp_path):
+    first = [next(pauses(8)) for _ in range(20)]
+    assert max(first) < 0.01
+    assert len(set(first)) > 1
