@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends, envvars, flytecontext, payload, scratch, topology
 from .config import Resolved
-from .errors import ScratchError
+from .errors import SafedistError, ScratchError
 from .launcher import RankServer
 from .payload import JobOrder
 from .scratch import JobScratch
@@ -100,7 +100,9 @@ def run(
             say(_end_line(plan, report, preparing))
             if report.verdict is not None:
                 return report.verdict
-            done = Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))  # type: ignore[arg-type]
+            if report.result is None:
+                raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
+            done = Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))
             keep.succeeded = True
             return done
 
@@ -137,6 +139,7 @@ def _job_order(
         name=name,
         pickled=pickled,
         sys_path=payload.search_path(module, sys.modules, sys.path),
+        argv=tuple(sys.argv),
         inputs=inputs_file,
         flyte=flyte,
     )
@@ -165,6 +168,7 @@ def _scratch(
     finally:
         mode = settings.scratch.keep
         if mode == "always" or (mode == "on_failure" and not keep.succeeded):
+            scratch.remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
             say(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")
         else:
             left = scratch.remove(job.path)

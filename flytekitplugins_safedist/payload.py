@@ -36,6 +36,7 @@ class JobOrder:
         module, name: where the task object is imported from, or both None.
         pickled: the task object by value, base64, where it cannot be imported.
         sys_path: the agent's module search path.
+        argv: the agent's command line, for code that reads ``sys.argv``.
         inputs: file with the serialized ``LiteralMap``.
         flyte: the Flyte context.
     """
@@ -44,6 +45,7 @@ class JobOrder:
     name: str | None
     pickled: str | None
     sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
     inputs: Path
     flyte: FlyteSnapshot
 
@@ -63,6 +65,7 @@ class JobOrder:
             name=data["name"],
             pickled=data["pickled"],
             sys_path=tuple(data["sys_path"]),
+            argv=tuple(data["argv"]),
             inputs=Path(data["inputs"]),
             flyte=FlyteSnapshot(**flyte),
         )

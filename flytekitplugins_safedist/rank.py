@@ -119,6 +119,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
 
     job = payload.JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
+    sys.argv[:] = job.argv
     task = payload.load_task(job)
     with flytecontext.entered(job.flyte, order.context.scratch / "flyte") as ctx:
         phase_ended("import")

@@ -14,7 +14,7 @@ from .config import Resolved
 from .context import RankContext
 from .errors import LaunchError, ScratchError
 from .launcher import Ended, RankServer, Start
-from .outcome import RankOutcome, Status, is_consequence
+from .outcome import RankOutcome, Status, is_consequence, signal_reason
 from .rank import RankOrder
 from .scratch import JobScratch
 
@@ -30,6 +30,7 @@ class _Member:
     pid: int = 0
     ended: Ended | None = None
     outcome: RankOutcome | None = None
+    noted: bool = False
 
 
 def plan_orders(
@@ -127,6 +128,17 @@ class Ranks:
         for member in self._members:
             if member.outcome is None:
                 member.outcome = self._outcome(member)
+            self._note_bad_end(member)
+
+    def _note_bad_end(self, member: _Member) -> None:
+        """A rank that crashed after its outcome was safe (native libraries at exit) has still succeeded; say so."""
+        outcome, ended = member.outcome, member.ended
+        if outcome is None or ended is None or member.noted or outcome.status is not Status.SUCCEEDED:
+            return
+        member.noted = True
+        if ended.exit_code != 0 and self._all_reported is None:
+            how = signal_reason(-ended.exit_code) if ended.exit_code < 0 else f"exit code {ended.exit_code}"
+            self._warn(f"warning: rank {outcome.rank} reported success, then ended with {how}; its result counts")
 
     @property
     def failed(self) -> bool:

@@ -65,9 +65,10 @@ class _Server:
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # The agent decides what a signal means; this process ends when the agent does.
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+            # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
+            # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
+            signal.signal(number, _do_nothing)
+        signal.signal(signal.SIGCHLD, _do_nothing)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         buffer = b""
         try:
@@ -208,6 +209,10 @@ class _Server:
                 except (OSError, ValueError):
                     code = code or rank.EXIT_FAILED
             os._exit(code)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """For signals that only have to wake the server up, or must not end it."""
 
 
 def _signal_rank(pid: int, number: int, *, whole_group: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ from flytekit.models.literals import LiteralMap
 
 from . import job, prefork
 from .config import Requested, SafeDistributed, SafeHorovod, SafeTorch, resolve
-from .errors import JobInterruptedError, RankFailedError, SafedistError
-from .verdict import Kind, Verdict
+from .errors import RankFailedError, SafedistError
+from .verdict import Kind, is_infrastructure
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -84,22 +83,17 @@ class SafeTask(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # fl
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
             result = job.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
-        except JobInterruptedError:
-            if remote:
-                sys.exit(_EXIT_INFRASTRUCTURE)
+        except SafedistError as error:
+            if remote and is_infrastructure(error):
+                raise _leave_for_retry(error) from error
             raise
         if isinstance(result, job.Done):
             return result
-        raise self._error(result, remote=remote)
-
-    def _error(self, verdict: Verdict, *, remote: bool) -> BaseException:
-        error = verdict.error
-        if verdict.kind is Kind.RECOVERABLE:
-            return RecoverableRankFailedError.of(error, time_ns=verdict.time_ns)
-        if verdict.kind is Kind.INFRASTRUCTURE and remote:
-            job.say(f"infrastructure failure, nothing is uploaded so that Flyte retries: {error}")
-            return SystemExit(_EXIT_INFRASTRUCTURE)
-        return error
+        if result.kind is Kind.RECOVERABLE:
+            raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)
+        if remote and result.kind is Kind.INFRASTRUCTURE:
+            raise _leave_for_retry(result.error)
+        raise result.error
 
     def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
         return TypeEngine.dict_to_literal_map(ctx, values, self.python_interface.inputs)
@@ -121,6 +115,12 @@ class SafeTask(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # fl
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
             _output_deck(self.name.split(".")[-1], ctx.user_space_params)
+
+
+def _leave_for_retry(error: SafedistError) -> SystemExit:
+    """Non-zero exit and no upload: the one way to tell Flyte that this was the platform's doing, to be retried."""
+    job.say(f"infrastructure failure; nothing is uploaded, so that Flyte retries: {error}")
+    return SystemExit(_EXIT_INFRASTRUCTURE)
 
 
 TaskPlugins.register_pythontask_plugin(SafeHorovod, SafeTask)

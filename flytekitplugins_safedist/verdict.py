@@ -10,7 +10,14 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
-from .errors import RankFailedError, RankKilledError, SafedistError
+from .errors import (
+    JobInterruptedError,
+    LaunchError,
+    RankFailedError,
+    RankKilledError,
+    RendezvousError,
+    SafedistError,
+)
 from .outcome import Fault, RankOutcome, Status, describe
 from .restart import Decision
 from .scratch import FULL_ERRNOS, Usage, human
@@ -41,6 +48,11 @@ class Verdict:
 
 _PLATFORM_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 """Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
+
+
+def is_infrastructure(error: SafedistError) -> bool:
+    """Whether an error that kept a job from running, or ended its agent, is the platform's and worth a retry."""
+    return isinstance(error, (JobInterruptedError, LaunchError, RendezvousError))
 
 
 def judge(cause: RankOutcome, decision: Decision, *, usage: Usage, limit: int | None) -> Verdict:

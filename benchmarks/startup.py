@@ -1,0 +1,236 @@
+"""From command start to the last rank inside the user's function: seconds, CPU seconds, and memory per further rank.
+
+The commands are those that run in a pod under fast registration, here on one machine:
+
+- ``horovodrun``: what a stock HorovodJob runs, with one ``--dest-dir`` per rank so that it survives its own race;
+- ``elastic``: kfpytorch's ``Elastic`` with spawn;
+- ``safedist``: ours; ``safedist spawn``: ours with ``start_method="spawn"``.
+
+Runs are interleaved and medians are printed. Seconds end when the last rank has entered the function. CPU seconds are
+those of the whole command with all its descendants, to its end. Memory is the PSS of every process of the job while all
+ranks wait inside the function; "per further rank" is the slope between the smallest and the largest number of ranks.
+
+    python benchmarks/startup.py --ranks 1 2 4 8 --runs 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).parent / "startup_project"
+MARKER = "BENCH_JOB"
+DEADLINE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: seconds to the last entry, CPU seconds in total, PSS of the whole job in bytes."""
+
+    entry: float
+    cpu: float
+    pss: int
+
+
+def archive(target: Path) -> Path:
+    """The code archive, as fast registration makes it."""
+    with tarfile.open(target, "w:gz") as tar:
+        for file in sorted(PROJECT.glob("*.py")):
+            tar.add(file, arcname=file.name)
+    return target
+
+
+def execute_arguments(work: Path, task: str) -> list[str]:
+    """The ``pyflyte-execute`` part of every variant."""
+    from flyteidl.core import literals_pb2
+
+    inputs = literals_pb2.LiteralMap()
+    inputs.literals["directory"].scalar.primitive.string_value = str(work)
+    (work / "inputs.pb").write_bytes(inputs.SerializeToString())
+    return [
+        "pyflyte-execute",
+        *("--inputs", str(work / "inputs.pb")),
+        *("--output-prefix", str(work / "out")),
+        *("--raw-output-data-prefix", str(work / "raw")),
+        *("--resolver", "flytekit.core.python_auto_container.default_task_resolver"),
+        *("--", "task-module", "startup_tasks", "task-name", task),
+    ]
+
+
+def stock_command(work: Path, code: Path, ranks: int) -> list[str]:
+    """``horovodrun … pyflyte-fast-execute …``: every rank unpacks, each into a directory of its own."""
+    fast = ["pyflyte-fast-execute", "--additional-distribution", str(code), "--dest-dir", "@DEST@", "--"]
+    line = " ".join([*fast, *execute_arguments(work, "stock")]).replace("@DEST@", f"{work}/code-$HOROVOD_RANK")
+    setup = f"mkdir -p {work}/code-$HOROVOD_RANK {work}/out-$HOROVOD_RANK; exec {line}"
+    per_rank = setup.replace(f"--output-prefix {work}/out", f"--output-prefix {work}/out-$HOROVOD_RANK")
+    return ["horovodrun", "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", "sh", "-c", per_rank]
+
+
+def elastic_command(work: Path, code: Path, ranks: int) -> list[str]:  # noqa: ARG001
+    """``pyflyte-fast-execute … pyflyte-execute``, whose task spawns the ranks."""
+    dest = work / "code"
+    dest.mkdir()
+    fast = ["pyflyte-fast-execute", "--additional-distribution", str(code), "--dest-dir", str(dest), "--"]
+    return [*fast, *execute_arguments(work, "elastic")]
+
+
+def our_command(task: str) -> Callable[[Path, Path, int], list[str]]:
+    """``safedist-execute … pyflyte-execute``."""
+
+    def command(work: Path, code: Path, ranks: int) -> list[str]:  # noqa: ARG001
+        dest = work / "code"
+        dest.mkdir()
+        ours = ["safedist-execute", "--additional-distribution", str(code), "--dest-dir", str(dest), "--"]
+        return [*ours, *execute_arguments(work, task)]
+
+    return command
+
+
+VARIANTS: dict[str, Callable[[Path, Path, int], list[str]]] = {
+    "horovodrun": stock_command,
+    "elastic": elastic_command,
+    "safedist": our_command("ours"),
+    "safedist spawn": our_command("ours_spawn"),
+}
+
+
+def pss_of_job(marker: str) -> int:
+    """Bytes of proportional set size of every process that carries the marker in its environment."""
+    wanted = f"{MARKER}={marker}".encode()
+    total = 0
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if wanted not in (process / "environ").read_bytes().split(b"\0"):
+                continue
+            for line in (process / "smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+        except OSError:
+            continue
+    return total
+
+
+def run(variant: str, ranks: int) -> Run:
+    """One run of one variant."""
+    with tempfile.TemporaryDirectory(prefix="startup-") as name:
+        work = Path(name)
+        code = archive(work / "code.tar.gz")
+        command = VARIANTS[variant](work, code, ranks)
+        marker = uuid.uuid4().hex
+        pinned = {"SAFEDIST_BACKEND": "horovod", "SAFEDIST_NPROC_PER_NODE": str(ranks), "SAFEDIST_NODES": "1"}
+        if variant == "safedist spawn":
+            pinned["SAFEDIST_START_METHOD"] = "spawn"
+        environment = {
+            **os.environ,
+            **(pinned if variant.startswith("safedist") else {}),
+            "BENCH_RANKS": str(ranks),
+            MARKER: marker,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "FLYTE_SDK_LOGGING_LEVEL": "50",
+        }
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with (work / "log").open("wb") as log:
+            started = time.time()
+            process = subprocess.Popen(
+                command, env=environment, cwd=work, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                entry = wait_for_entries(work, ranks, process) - started
+                pss = pss_of_job(marker)
+                (work / "release").touch()
+                process.wait(DEADLINE_SECONDS)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                shutil.copy(work / "log", "startup-failed.log")
+                raise
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        if process.returncode != 0:
+            shutil.copy(work / "log", "startup-failed.log")
+            raise SystemExit(f"{variant} with {ranks} ranks ended with {process.returncode}; see startup-failed.log")
+        return Run(entry=entry, cpu=cpu, pss=pss)
+
+
+def wait_for_entries(work: Path, ranks: int, process: subprocess.Popen[bytes]) -> float:
+    """The time (seconds since the epoch) at which the last rank entered the function."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        entered = list(work.glob("*.entered"))
+        if len(entered) == ranks:
+            return max(float(mark.read_text()) for mark in entered)
+        time.sleep(0.02)
+    raise SystemExit(f"only {len(list(work.glob('*.entered')))} of {ranks} ranks entered the function")
+
+
+def main() -> None:
+    """Run everything, interleaved, and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    runs: dict[tuple[str, int], list[Run]] = {}
+    for _ in range(arguments.runs):
+        for ranks in arguments.ranks:
+            for variant in arguments.variants:
+                runs.setdefault((variant, ranks), []).append(run(variant, ranks))
+    report(runs, arguments.ranks, arguments.variants)
+    if arguments.json:
+        rows = [
+            {"variant": variant, "ranks": ranks, "entry": one.entry, "cpu": one.cpu, "pss": one.pss}
+            for (variant, ranks), each in runs.items()
+            for one in each
+        ]
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def report(runs: dict[tuple[str, int], list[Run]], ranks: list[int], variants: list[str]) -> None:
+    """Print the table."""
+
+    def median(variant: str, count: int, what: Callable[[Run], float]) -> float:
+        return statistics.median(what(one) for one in runs[variant, count])
+
+    print(f"{'variant':16} {'ranks':>5} {'to last entry':>14} {'CPU':>9} {'PSS of job':>11}")
+    for count in ranks:
+        for variant in variants:
+            print(
+                f"{variant:16} {count:5d} {median(variant, count, lambda one: one.entry):12.2f} s "
+                f"{median(variant, count, lambda one: one.cpu):7.2f} s "
+                f"{median(variant, count, lambda one: one.pss) / 2**20:7.0f} MiB"
+            )
+    few, many = min(ranks), max(ranks)
+    if few == many:
+        return
+    print("\nmemory per further rank (PSS):")
+    for variant in variants:
+        slope = (median(variant, many, lambda one: one.pss) - median(variant, few, lambda one: one.pss)) / (many - few)
+        print(f"  {variant:16} {slope / 2**20:7.0f} MiB")
+    if "safedist" not in variants:
+        return
+    print("\nsafedist against the others (ratio; below 1 is better):")
+    for variant in variants:
+        for count in ranks:
+            entry = median("safedist", count, lambda one: one.entry) / median(variant, count, lambda one: one.entry)
+            cpu = median("safedist", count, lambda one: one.cpu) / median(variant, count, lambda one: one.cpu)
+            print(f"  {variant:16} {count:2d} ranks: to last entry {entry:.2f}, CPU {cpu:.2f}")
+
+
+if __name__ == "__main__":
+    main()
