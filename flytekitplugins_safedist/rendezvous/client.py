@@ -22,7 +22,7 @@ from ..errors import RendezvousError, RendezvousTimeoutError, StoreLostError
 
 T = TypeVar("T")
 
-_FOREVER = timedelta(days=7)
+FOREVER = timedelta(days=7)
 """Timeout given to torch where our own deadline counts: an expired torch timeout writes a stack trace to the log."""
 
 _RESOLVE_AGAIN = 0.5
@@ -35,47 +35,62 @@ _Job = tuple["Future[Any]", Callable[[Any], Any]]
 
 
 class Connection:
-    """One client connection to the job's store, on one thread.
+    """One client's way to the job's store, on one thread. Open it with :meth:`dial` or :meth:`within`.
 
     Args:
-        host, port: the store.
+        where: the store, for messages.
         silence: seconds without a reply after which the store counts as lost.
-        connect_timeout: seconds for the connection itself.
-
-    Raises:
-        RendezvousTimeoutError: no connection within ``connect_timeout``.
+        label: name of the thread.
     """
 
-    def __init__(self, host: str, port: int, *, silence: float, connect_timeout: float, label: str) -> None:
-        self._where = {"store": f"{host}:{port}"}
+    def __init__(self, where: str, *, silence: float, label: str) -> None:
+        self._where = {"store": where}
         self._silence = silence
         self._dead: str | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._store: list[Any] = []
         # A daemon: it may hang in a call to a frozen store for ever, and must not keep the process alive.
-        threading.Thread(
-            target=_serve_jobs, args=(self._jobs, self._store), name=f"safedist-{label}", daemon=True
-        ).start()
-        deadline = time.monotonic() + connect_timeout
-        _await_name(host, deadline, self._where)
-        self._open(host, port, deadline)
+        name = f"safedist-{label}"
+        threading.Thread(target=_serve_jobs, args=(self._jobs, self._store), name=name, daemon=True).start()
 
-    def _open(self, host: str, port: int, deadline: float) -> None:
+    @classmethod
+    def within(cls, store: Any, *, silence: float, label: str) -> Connection:
+        """To a store in this process."""
+        connection = cls("in this process", silence=silence, label=label)
+        connection._store.append(store)
+        return connection
+
+    @classmethod
+    def dial(cls, host: str, port: int, *, timeout: float, silence: float, label: str) -> Connection:
+        """To a TCPStore, which may come up later than this node.
+
+        Raises:
+            RendezvousTimeoutError: no connection within ``timeout`` seconds.
+        """
+        connection = cls(f"{host}:{port}", silence=silence, label=label)
+        try:
+            connection._connect(host, port, time.monotonic() + timeout)
+        except RendezvousTimeoutError:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, host: str, port: int, deadline: float) -> None:
         from torch.distributed import DistError, TCPStore
 
+        _await_name(host, deadline, self._where)
         left = max(0.1, deadline - time.monotonic())
 
         def connect(_: Any) -> None:
             # Refused connections are retried inside, with backoff, and quietly: node 0 may be the last to come.
             limit = timedelta(seconds=left)
             store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-            store.set_timeout(_FOREVER)
+            store.set_timeout(FOREVER)
             self._store.append(store)
 
         try:
             self.submit(connect).result(left + 1.0)
         except (DistError, FutureTimeoutError) as error:
-            self._dead = "never connected"
             raise RendezvousTimeoutError(
                 "node 0 is missing: its store accepts no connection",
                 where=self._where,
@@ -112,7 +127,7 @@ class Connection:
 
     def wait_for_key(self, key: str) -> Future[None]:
         """A future that is done when ``key`` exists. Occupies the connection until then."""
-        return self.submit(lambda store: store.wait([key], _FOREVER))
+        return self.submit(lambda store: store.wait([key], FOREVER))
 
     def raw(self) -> Any:
         """The TCPStore itself, for torch elastic's agent. Its calls have no deadline of ours."""
@@ -153,21 +168,21 @@ def _serve_jobs(jobs: queue.SimpleQueue[_Job | None], cell: list[Any]) -> None:
 
 
 class Server:
-    """The TCPStore server in node 0's agent. Listens from construction to :meth:`close`.
+    """The TCPStore server in node 0's agent. Listens, on every interface, from construction to :meth:`close`.
 
     Args:
-        port: the port; 0 takes a free one (only where no other node must know it).
-        loopback: listen on 127.0.0.1 only.
+        host: node 0's name as the others know it; decides between IPv4 and both families.
+        port: the port they know.
 
     Raises:
         RendezvousError: the port is taken, or may not be used.
     """
 
-    def __init__(self, port: int, *, loopback: bool) -> None:
+    def __init__(self, host: str, port: int) -> None:
         from torch.distributed import TCPStore
 
         try:
-            listener = socket.create_server(("127.0.0.1", port)) if loopback else _listen_everywhere(port)
+            listener = _listener(host, port)
         except OSError as error:
             raise RendezvousError(
                 "the job's store cannot listen",
@@ -177,7 +192,6 @@ class Server:
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
         self.port: int = listener.getsockname()[1]
-        self.loopback = loopback
         # We bind, torch serves: its own bind takes every interface, and says only in words that a port is taken.
         self._store: Any = TCPStore(
             "127.0.0.1",
@@ -229,8 +243,10 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     return sock
 
 
-def _listen_everywhere(port: int) -> socket.socket:
-    sock = _bound_everywhere(port)
+def _listener(host: str, port: int) -> socket.socket:
+    # On a socket for both families an IPv4 peer is ::ffff:a.b.c.d, which no hosts file resolves: torch's look-up of
+    # every peer's name would go to the DNS. So both families only where IPv6 may be used.
+    sock = _bound(socket.AF_INET, "", port) if _is_ipv4_only(host) else _bound_everywhere(port)
     try:
         # The kernel caps it at net.core.somaxconn. Thousands of nodes connect in the same second.
         sock.listen(65535)
@@ -238,6 +254,14 @@ def _listen_everywhere(port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _is_ipv4_only(host: str) -> bool:
+    try:
+        families = {found[0] for found in socket.getaddrinfo(host, None)}
+    except socket.gaierror:
+        return False
+    return families == {socket.AF_INET}
 
 
 def _await_name(host: str, deadline: float, where: dict[str, str]) -> None:

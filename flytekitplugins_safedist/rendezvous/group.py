@@ -124,6 +124,9 @@ class Group:
             byes = self.control.call("leaving", lambda store: store.add(self.keys.byes, 1), timeout=2.0)
             if self.links.hosting:
                 self._await_byes(byes)
+            elif self.settings.nodes == 1:
+                # No server goes away under the waiting thread, so it must be woken to end.
+                self._wake(self._arrived)
         self.links.close()
 
     # --- joining -------------------------------------------------------------------------------------------------

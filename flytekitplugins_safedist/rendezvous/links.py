@@ -7,14 +7,14 @@ import time
 import uuid
 
 from ..errors import RendezvousError
-from .client import Connection, Server
+from .client import FOREVER, Connection, Server
 from .protocol import VERSION, Hello, Keys
 from .settings import GroupSettings
 
 logger = logging.getLogger(__name__)
 
 _SLOW_CONNECT = 1.0
-"""Seconds for node 0 to connect to itself that are worth a warning."""
+"""Seconds to connect to a running store that are worth a warning."""
 
 
 class Links:
@@ -75,33 +75,54 @@ class Links:
 
     def _connect(self, deadline: float) -> None:
         settings = self._settings
+        if settings.nodes == 1:
+            # Nothing to listen for, no name to look up: the store lives in this process.
+            self._open_within()
+            return
         host, port = settings.host, settings.port
         if settings.node_rank == 0:
-            self._server = Server(port, loopback=settings.nodes == 1)
+            self._server = Server(host, port)
             # Node 0's own name may not be in the DNS yet; it does not need it.
             host, port = "127.0.0.1", self._server.port
-        started = time.monotonic()
         self._dial("control", host, port, deadline)
         if self.hosting:
-            self._greet(time.monotonic() - started)
+            self._greet()
         self._check_hello(deadline)
-        for label in ("bell", "agent") if settings.raw_store else ("bell",):
+        started = time.monotonic()
+        for label in self._labels[1:]:
             self._dial(label, host, port, deadline)
+        self._warn_if_slow(time.monotonic() - started)
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return ("control", "bell", "agent") if self._settings.raw_store else ("control", "bell")
+
+    def _open_within(self) -> None:
+        from torch.distributed import HashStore
+
+        store = HashStore()
+        store.set_timeout(FOREVER)
+        for label in self._labels:
+            self._open[label] = Connection.within(store, silence=self._settings.silence, label=label)
+        self._greet()
 
     def _dial(self, label: str, host: str, port: int, deadline: float) -> None:
         left = max(0.1, deadline - time.monotonic())
-        silence = self._settings.silence
-        self._open[label] = Connection(host, port, silence=silence, connect_timeout=left, label=label)
+        self._open[label] = Connection.dial(host, port, timeout=left, silence=self._settings.silence, label=label)
 
-    def _greet(self, took: float) -> None:
+    def _greet(self) -> None:
         hello = Hello(self._settings.nodes, uuid.uuid4().hex).text()
         self.control.call("opening the store", lambda store: store.set(self._keys.hello, hello))
+
+    def _warn_if_slow(self, took: float) -> None:
+        # The store is up by now. It looks the name of every caller up, one after the other, and serves nobody
+        # meanwhile: look-ups that fail slowly stop the whole group.
         if took > _SLOW_CONNECT:
-            # The store looks every caller's name up, one after the other, before it serves the next.
             logger.warning(
-                "node 0 needed %.1f s to connect to its own store: reverse DNS look-ups are slow here, and every "
-                "connection of %d nodes will wait for one. Next step: give the pod network a working reverse zone, "
+                "node %d needed %.1f s to connect to a store that was up: reverse DNS look-ups are slow here, and "
+                "every connection of %d nodes waits for one. Next step: give the pod network a working reverse zone, "
                 "or let failing look-ups fail at once",
+                self._settings.node_rank,
                 took,
                 self._settings.nodes,
             )

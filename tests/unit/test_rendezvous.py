@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -39,12 +40,18 @@ def alone() -> Iterator[SafedistHandler]:
 @pytest.fixture
 def pair() -> Iterator[tuple[SafedistHandler, SafedistHandler]]:
     """Two nodes in one process: what they share is only the store, as between pods."""
+    with reserved_port() as port:
+        settings = replace(ALONE, nodes=2, port=port)
+        both = (SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1)))
+        together(*(node.next_rendezvous for node in both))
+        yield both
+        together(*(node.shutdown for node in both))
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
     reserved = ReservedPort()
-    settings = replace(ALONE, nodes=2, port=reserved.port)
-    both = (SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1)))
-    together(*(node.next_rendezvous for node in both))
-    yield both
-    together(*(node.shutdown for node in both))
+    yield reserved.port
     reserved.close()
 
 
@@ -154,15 +161,36 @@ def test_a_single_node_forms_round_after_round_with_a_fresh_port(alone):
     assert info.bootstrap_store_info.master_port == int(alone.values["MASTER_PORT"])
 
 
-def test_a_single_node_listens_on_loopback_only_and_no_longer_than_the_job():
+def test_a_single_node_listens_nowhere():
     before = listening()
     handler = SafedistHandler(ALONE)
     handler.next_rendezvous()
-    opened = listening() - before
-    assert opened
-    assert all(address.startswith("0100007F:") for address in opened)
+    assert listening() == before
     handler.shutdown()
-    assert listening() - before == set()
+
+
+@pytest.mark.parametrize("leave", [SafedistHandler.shutdown, SafedistHandler.leave])
+def test_a_single_node_that_left_keeps_no_thread(leave):
+    before = set(threading.enumerate())
+    handler = SafedistHandler(ALONE)
+    handler.next_rendezvous()
+    started = set(threading.enumerate()) - before
+    assert len(started) == 4
+    leave(handler)
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_node_0_listens_as_long_as_the_job_and_no_longer():
+    before = listening()
+    with reserved_port() as port:
+        settings = replace(ALONE, nodes=2, port=port)
+        nodes = SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1))
+        together(*(node.next_rendezvous for node in nodes))
+        assert {address.split(":")[1] for address in listening() - before} == {f"{port:04X}"}
+        together(*(node.shutdown for node in nodes))
+        assert listening() == before
 
 
 def listening() -> set[str]:
@@ -190,7 +218,7 @@ def test_the_round_is_unknown_before_there_is_one():
 
 def test_a_taken_port_is_one_clear_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        handler = SafedistHandler(replace(ALONE, port=taken.getsockname()[1]))
+        handler = SafedistHandler(replace(ALONE, nodes=2, port=taken.getsockname()[1]))
         with pytest.raises(errors.RendezvousError, match=r"cannot listen \[port=\d+\] \(seen: Address already in use"):
             handler.next_rendezvous()
 
@@ -271,18 +299,15 @@ def test_leaving_without_closing_keeps_the_group_open(pair):
 
 
 def test_a_group_of_another_size_is_refused():
-    reserved = ReservedPort()
-    server = replace(ALONE, nodes=2, port=reserved.port)
-    leader, stranger = SafedistHandler(server), SafedistHandler(replace(server, nodes=3, node_rank=2))
-    second = SafedistHandler(replace(server, node_rank=1))
-    with ThreadPoolExecutor(1) as pool:
+    with reserved_port() as port, ThreadPoolExecutor(1) as pool:
+        settings = replace(ALONE, nodes=2, port=port)
+        leader, second = SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1))
         waiting = pool.submit(leader.next_rendezvous)
         with pytest.raises(errors.RendezvousError, match=r"another group.*seen: 2 nodes.*expected: 3 nodes"):
-            stranger.next_rendezvous()
+            SafedistHandler(replace(settings, nodes=3, node_rank=2)).next_rendezvous()
         second.next_rendezvous()
         waiting.result()
-    together(leader.shutdown, second.shutdown)
-    reserved.close()
+        together(leader.shutdown, second.shutdown)
 
 
 # --- the job store ------------------------------------------------------------------------------------------------
