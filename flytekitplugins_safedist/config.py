@@ -16,6 +16,7 @@ from typing import Literal
 from .caches import CACHE_NAMES
 from .envvars import IDENTITY
 from .errors import ConfigError, Problem
+from .jobconfig import JobShape
 
 Backend = Literal["horovod", "torch"]
 StartMethod = Literal["preload", "spawn"]
@@ -78,11 +79,14 @@ class Logs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SafeDistributed:
+class SafeDistributed(JobShape):
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
+    How the job looks to Kubernetes (operator, roles, run policy, volumes): the attributes of
+    :class:`~flytekitplugins_safedist.jobconfig.JobShape`.
+
     Attributes:
-        nodes: pods of the job. ``1`` runs anywhere; later also ``N`` and ``"2:4"``.
+        nodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
         nproc_per_node: ranks per node; default: the number of GPUs the task requests, else 1.
         max_restarts: how often the ranks of the whole job may be relaunched together within one Flyte attempt.
         start_method: ``"preload"`` forks ranks from a process that imported torch, the backend, flytekit and the

@@ -6,7 +6,7 @@ Yields :class:`~flytekitplugins_safedist.errors.Problem` values, which the calle
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -48,16 +48,17 @@ def is_quantity(value: object) -> bool:
     return isinstance(value, str) and _QUANTITY.fullmatch(value) is not None
 
 
-def problems_of_environment(environment: Mapping[str, object], where: str) -> Iterator[Problem]:
+def problems_of_environment(environment: Iterable[str], where: str) -> Iterator[Problem]:
     """Variables that say who a rank or node is, or what was decided at registration, are not the user's to set."""
-    for name, value in environment.items():
+    for name in environment:
+        # Values may be secrets: the message names the variable only.
         if name in PINNED:
             repair = f"set {name.removeprefix('SAFEDIST_').lower()} in the task config"
-            yield Problem(f"{where}[{name}]", value, "is decided by the task config", repair)
+            yield Problem(where, name, "is decided by the task config", repair)
         elif name in IDENTITY or name.startswith(IDENTITY_PREFIXES):
             reason = "says who a node or rank is, which differs in each"
             repair = f"remove it; to move the meeting point of the nodes set {ENDPOINT}=HOST:PORT"
-            yield Problem(f"{where}[{name}]", value, reason, repair)
+            yield Problem(where, name, reason, repair)
 
 
 def _size(shape: JobShape, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
@@ -179,10 +180,9 @@ def _scratch(volume: ScratchVolume | None, asks: TaskAsks) -> Iterator[Problem]:
 
 
 def _environment(asks: TaskAsks) -> Iterator[Problem]:
-    yield from problems_of_environment(asks.environment or {}, "environment")
-    container = asks.primary_container()
-    listed = {one.name: one.value for one in (getattr(container, "env", None) or ())}
-    yield from problems_of_environment(listed, "pod_template env")
+    yield from problems_of_environment(asks.environment or (), "@task environment")
+    listed = getattr(asks.primary_container(), "env", None) or ()
+    yield from problems_of_environment([one.name for one in listed], "pod_template env")
 
 
 def _pod_template(shape: JobShape, asks: TaskAsks, max_nodes: int) -> Iterator[Problem]:

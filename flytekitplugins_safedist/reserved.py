@@ -9,18 +9,10 @@ PINNED = frozenset(
 )
 """Ours."""
 
-IDENTITY = frozenset(
-    {
-        *(names.RANK, names.LOCAL_RANK, names.WORLD_SIZE, names.LOCAL_WORLD_SIZE),
-        *(names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.MASTER_ADDR, names.MASTER_PORT),
-        *(names.NNODES, names.JOBSET_NPROC_PER_NODE, names.JOB_COMPLETION_INDEX),
-        *(names.VC_TASK_INDEX, names.VK_TASK_INDEX),
-        *("NODE_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_LOCAL_RANK"),
-        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-        *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
-        *("HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER"),
-    }
-)
+IDENTITY = names.IDENTITY | {
+    *(names.NNODES, names.JOBSET_NPROC_PER_NODE, names.JOB_COMPLETION_INDEX),
+    *(names.VC_TASK_INDEX, names.VK_TASK_INDEX, "NODE_RANK", "GROUP_LOCAL_RANK"),
+}
 """Those by which torch, Horovod and the operators tell a node or rank who it is."""
 
 IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZVOUS_")

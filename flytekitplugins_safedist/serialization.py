@@ -7,15 +7,14 @@ Both of flytekit's ways are ours. Every task has a pod template, so the containe
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .config import Resolved
-from .errors import ConfigError
-from .gpus import TaskAsks
-from .jobcheck import problems_of_environment
-from .jobconfig import JobShape
+from .config import Resolved, SafeDistributed, parse_nodes, resolve
+from .errors import ConfigError, Problem
+from .gpus import TaskAsks, gpus_requested
+from .jobcheck import problems_of_environment, problems_of_job
 from .jobspec import JobSpec, command, distribution_of, plan_job
 from .podtemplate import merged_template
 
@@ -39,11 +38,6 @@ class Serialized:
     job: JobSpec
     pod_template: Any
 
-    @classmethod
-    def plan(cls, shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Serialized:
-        """Decide the job and its pod."""
-        return cls(plan_job(shape, resolved, asks), merged_template(shape, resolved, asks))
-
     def task_arguments(self) -> dict[str, Any]:
         """Keyword arguments for flytekit's ``PythonFunctionTask``."""
         return {
@@ -51,6 +45,26 @@ class Serialized:
             "task_type_version": self.job.task_type_version,
             "pod_template": self.pod_template,
         }
+
+
+def plan_task(
+    config: SafeDistributed, kwargs: Mapping[str, Any], *, where: Mapping[str, object], dynamic: bool = False
+) -> tuple[Resolved, Serialized]:
+    """Check *config* against the arguments of ``@task``, and decide everything that registration needs.
+
+    Raises:
+        ConfigError: everything that is wrong, at once.
+    """
+    asks = TaskAsks.from_kwargs(kwargs)
+    nodes = parse_nodes(config.nodes)
+    low, high = nodes or (1, 1)
+    problems: Iterable[Problem] = ()
+    if nodes is not None:  # else the size is the problem, and the shape depends on it
+        nproc = config.nproc_per_node
+        problems = problems_of_job(config, asks, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
+    requested = gpus_requested(asks, config, max_nodes=high)
+    resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
+    return resolved, Serialized(plan_job(config, resolved, asks), merged_template(config, resolved, asks))
 
 
 class SerializesToKubeflow(_Base):
@@ -75,7 +89,7 @@ class SerializesToKubeflow(_Base):
         Raises:
             ConfigError: the registration itself (``--env``) sets a variable that is not the user's to set.
         """
-        problems = list(problems_of_environment(settings.env or {}, "--env"))
+        problems = list(problems_of_environment(settings.env or (), "--env"))
         if problems:
             raise ConfigError(problems)
         container = super()._get_container(settings)

@@ -18,8 +18,9 @@ from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
 from . import job, prefork
-from .config import Requested, SafeDistributed, SafeHorovod, SafeTorch, resolve
+from .config import SafeDistributed, SafeHorovod, SafeTorch
 from .errors import RankFailedError, SafedistError
+from .serialization import SerializesToKubeflow, plan_task
 from .verdict import Kind, is_infrastructure
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
@@ -40,7 +41,7 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
         return recoverable
 
 
-class SafeTask(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy here
+class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy here
     """A task whose function runs on every rank. Made by ``@task(task_config=SafeHorovod(...))`` or ``SafeTorch``."""
 
     def __init__(self, task_config: SafeDistributed, task_function: Callable[..., Any], **kwargs: Any) -> None:
@@ -48,13 +49,16 @@ class SafeTask(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # fl
         Raises:
             ConfigError: everything that is wrong with the configuration, at once.
         """
-        super().__init__(task_config=task_config, task_function=task_function, task_type="python-task", **kwargs)
-        self.settings = resolve(
+        # Before flytekit's constructor: it wants the task type and the pod template, and it makes the task known to
+        # registration, which a task that cannot work must never be.
+        self.settings, self.serialized = plan_task(
             task_config,
-            Requested(),
-            where={"task": self.name},
-            dynamic=self.execution_mode == self.ExecutionBehavior.DYNAMIC,
+            kwargs,
+            where={"task": f"{task_function.__module__}.{task_function.__name__}"},
+            dynamic=kwargs.get("execution_mode") == self.ExecutionBehavior.DYNAMIC,
         )
+        arguments = kwargs | self.serialized.task_arguments()
+        super().__init__(task_config=task_config, task_function=task_function, **arguments)
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from flytekit import PythonFunctionTask, Resources
+from flytekit import Resources
 from flytekit.configuration import FastSerializationSettings, Image, ImageConfig, SerializationSettings
 from flytekit.core.pod_template import PodTemplate
 from flytekit.extras.accelerators import A100, GPUAccelerator
@@ -24,46 +23,9 @@ from kubernetes.client import (
     V1VolumeMount,
 )
 
-from flytekitplugins_safedist.config import Logs, Resolved, SafeHorovod, Scratch, Timeouts
-from flytekitplugins_safedist.errors import ConfigError
-from flytekitplugins_safedist.gpus import TaskAsks, gpus_requested
-from flytekitplugins_safedist.jobcheck import problems_of_job
-from flytekitplugins_safedist.jobconfig import JobShape, ScratchVolume
-from flytekitplugins_safedist.serialization import Serialized, SerializesToKubeflow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Horovod(SafeHorovod, JobShape):
-    pass
-
-
-class Task(SerializesToKubeflow, PythonFunctionTask):
-    def __init__(self, task_config: Horovod, task_function: Callable[..., Any], **kwargs: Any) -> None:
-        asks = TaskAsks.from_kwargs(kwargs)
-        low, _, high = str(task_config.nodes).partition(":")
-        low, high = int(low), int(high or low)
-        problems = problems_of_job(
-            task_config, asks, min_nodes=low, max_nodes=high, nproc_per_node=task_config.nproc_per_node
-        )
-        if problems := list(problems):
-            raise ConfigError(problems)
-        requested = gpus_requested(asks, task_config, max_nodes=high)
-        resolved = Resolved(
-            backend="horovod",
-            min_nodes=low,
-            max_nodes=high,
-            nproc_per_node=task_config.nproc_per_node or requested.gpus or 1,
-            max_restarts=task_config.max_restarts,
-            start_method="preload",
-            scratch=task_config.scratch,
-            size_limit=None,
-            timeouts=Timeouts(),
-            logs=Logs(),
-            environment=(),
-        )
-        self.serialized = Serialized.plan(task_config, resolved, asks)
-        kwargs.update(self.serialized.task_arguments())
-        super().__init__(task_config=task_config, task_function=task_function, **kwargs)
+from flytekitplugins_safedist.config import SafeHorovod, Scratch
+from flytekitplugins_safedist.jobconfig import ScratchVolume
+from flytekitplugins_safedist.task import SafeTask
 
 
 def train(epochs: int, lr: float = 0.1) -> float:
@@ -71,8 +33,8 @@ def train(epochs: int, lr: float = 0.1) -> float:
     return lr / epochs
 
 
-def make(config: Any, **kwargs: Any) -> Task:
-    return Task(config, train, **kwargs)
+def make(config: Any, **kwargs: Any) -> SafeTask:
+    return SafeTask(config, train, **kwargs)
 
 
 def template_of(task: Any, settings: SerializationSettings) -> Any:
@@ -151,33 +113,33 @@ ALL_POLICIES = PT.RunPolicy(
 
 Case = tuple[Callable[[], Any], SerializationSettings]
 CASES: dict[str, Case] = {
-    "one-node-cpu": (lambda: make(Horovod()), BAKED),
-    "one-node-cpu-fast": (lambda: make(Horovod(nproc_per_node=4)), FAST),
-    "one-node-8-gpu": (lambda: make(Horovod(), **GPU8), FAST),
-    "one-node-packaged": (lambda: make(Horovod(nproc_per_node=2)), PACKAGED),
-    "one-node-resources-pair": (lambda: make(Horovod(), resources=Resources(cpu=("4", "8"), gpu="2")), BAKED),
-    "one-node-as-job": (lambda: make(Horovod(one_node_job=True), **GPU8), FAST),
-    "one-node-as-mpi-job": (lambda: make(Horovod(one_node_job=True, operator="mpi"), **GPU8), FAST),
+    "one-node-cpu": (lambda: make(SafeHorovod()), BAKED),
+    "one-node-cpu-fast": (lambda: make(SafeHorovod(nproc_per_node=4)), FAST),
+    "one-node-8-gpu": (lambda: make(SafeHorovod(), **GPU8), FAST),
+    "one-node-packaged": (lambda: make(SafeHorovod(nproc_per_node=2)), PACKAGED),
+    "one-node-resources-pair": (lambda: make(SafeHorovod(), resources=Resources(cpu=("4", "8"), gpu="2")), BAKED),
+    "one-node-as-job": (lambda: make(SafeHorovod(one_node_job=True), **GPU8), FAST),
+    "one-node-as-mpi-job": (lambda: make(SafeHorovod(one_node_job=True, operator="mpi"), **GPU8), FAST),
     "one-node-retries-accelerator": (
-        lambda: make(Horovod(), accelerator=A100, limits=Resources(gpu="4", cpu="8", mem="32Gi")),
+        lambda: make(SafeHorovod(), accelerator=A100, limits=Resources(gpu="4", cpu="8", mem="32Gi")),
         FAST,
     ),
     "one-node-mig-slice": (
-        lambda: make(Horovod(), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="1")),
+        lambda: make(SafeHorovod(), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="1")),
         FAST,
     ),
-    "two-nodes-cpu": (lambda: make(Horovod(nodes=2, nproc_per_node=2)), BAKED),
-    "two-nodes-fast": (lambda: make(Horovod(nodes=2, nproc_per_node=2)), FAST),
-    "two-nodes-packaged": (lambda: make(Horovod(nodes=2, nproc_per_node=2)), PACKAGED),
-    "four-nodes-8-gpu": (lambda: make(Horovod(nodes=4), **GPU8), FAST),
+    "two-nodes-cpu": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2)), BAKED),
+    "two-nodes-fast": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2)), FAST),
+    "two-nodes-packaged": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2)), PACKAGED),
+    "four-nodes-8-gpu": (lambda: make(SafeHorovod(nodes=4), **GPU8), FAST),
     "accelerator-by-name": (
-        lambda: make(Horovod(nodes=2), accelerator=GPUAccelerator("nvidia-h100"), requests=Resources(gpu="8")),
+        lambda: make(SafeHorovod(nodes=2), accelerator=GPUAccelerator("nvidia-h100"), requests=Resources(gpu="8")),
         FAST,
     ),
-    "fewer-ranks-than-gpus": (lambda: make(Horovod(nodes=2, nproc_per_node=4), **GPU8), FAST),
+    "fewer-ranks-than-gpus": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=4), **GPU8), FAST),
     "per-role-images": (
         lambda: make(
-            Horovod(
+            SafeHorovod(
                 nodes=2,
                 nproc_per_node=1,
                 master=PT.Master(image="registry.example/master:1"),
@@ -188,13 +150,14 @@ CASES: dict[str, Case] = {
     ),
     "per-role-resources": (
         lambda: make(
-            Horovod(nodes=3, master=PT.Master(requests=Resources(mem="400Gi")), worker=PT.Worker(replicas=2)), **GPU8
+            SafeHorovod(nodes=3, master=PT.Master(requests=Resources(mem="400Gi")), worker=PT.Worker(replicas=2)),
+            **GPU8,
         ),
         FAST,
     ),
     "per-role-gpus": (
         lambda: make(
-            Horovod(
+            SafeHorovod(
                 nodes=2,
                 master=PT.Master(requests=Resources(cpu="8", gpu="4")),
                 worker=PT.Worker(requests=Resources(cpu="8", gpu="4")),
@@ -203,12 +166,12 @@ CASES: dict[str, Case] = {
         FAST,
     ),
     "restart-on-failure": (
-        lambda: make(Horovod(nodes=2, worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE), nproc_per_node=2)),
+        lambda: make(SafeHorovod(nodes=2, worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE), nproc_per_node=2)),
         FAST,
     ),
     "restart-always": (
         lambda: make(
-            Horovod(
+            SafeHorovod(
                 nodes=2,
                 nproc_per_node=2,
                 master=PT.Master(restart_policy=PT.RestartPolicy.ALWAYS),
@@ -217,17 +180,17 @@ CASES: dict[str, Case] = {
         ),
         FAST,
     ),
-    "every-policy": (lambda: make(Horovod(nodes=2, nproc_per_node=2, run_policy=ALL_POLICIES)), FAST),
+    "every-policy": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, run_policy=ALL_POLICIES)), FAST),
     "keep-pods": (
         lambda: make(
-            Horovod(nodes=2, nproc_per_node=2, run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE))
+            SafeHorovod(nodes=2, nproc_per_node=2, run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE))
         ),
         FAST,
     ),
-    "elastic": (lambda: make(Horovod(nodes="2:4", max_restarts=3), **GPU8), FAST),
+    "elastic": (lambda: make(SafeHorovod(nodes="2:4", max_restarts=3), **GPU8), FAST),
     "elastic-cpu-policies": (
         lambda: make(
-            Horovod(
+            SafeHorovod(
                 nodes="1:3",
                 nproc_per_node=2,
                 run_policy=ALL_POLICIES,
@@ -236,12 +199,12 @@ CASES: dict[str, Case] = {
         ),
         BAKED,
     ),
-    "mpi": (lambda: make(Horovod(nodes=2, nproc_per_node=2, operator="mpi")), FAST),
-    "mpi-8-gpu": (lambda: make(Horovod(nodes=4, operator="mpi"), **GPU8), FAST),
-    "mpi-packaged": (lambda: make(Horovod(nodes=2, nproc_per_node=2, operator="mpi")), PACKAGED),
+    "mpi": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi")), FAST),
+    "mpi-8-gpu": (lambda: make(SafeHorovod(nodes=4, operator="mpi"), **GPU8), FAST),
+    "mpi-packaged": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi")), PACKAGED),
     "mpi-roles": (
         lambda: make(
-            Horovod(
+            SafeHorovod(
                 nodes=2,
                 operator="mpi",
                 launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
@@ -251,25 +214,25 @@ CASES: dict[str, Case] = {
         ),
         FAST,
     ),
-    "sidecars-one-node": (lambda: make(Horovod(nproc_per_node=2), pod_template=sidecar_template()), FAST),
-    "sidecars-two-nodes": (lambda: make(Horovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), FAST),
+    "sidecars-one-node": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=sidecar_template()), FAST),
+    "sidecars-two-nodes": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), FAST),
     "sidecars-mpi": (
-        lambda: make(Horovod(nodes=2, nproc_per_node=2, operator="mpi"), pod_template=sidecar_template()),
+        lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi"), pod_template=sidecar_template()),
         FAST,
     ),
-    "template-gpus": (lambda: make(Horovod(nodes=2), pod_template=gpu_template()), FAST),
-    "template-brings-shm": (lambda: make(Horovod(nproc_per_node=2), pod_template=own_shm_template()), FAST),
-    "task-asks-for-shm": (lambda: make(Horovod(nodes=2, nproc_per_node=2), shared_memory="16Gi"), FAST),
-    "shm-limited": (lambda: make(Horovod(nproc_per_node=2, shared_memory="4Gi")), BAKED),
-    "no-volumes": (lambda: make(Horovod(shared_memory=False, scratch_volume=None)), BAKED),
+    "template-gpus": (lambda: make(SafeHorovod(nodes=2), pod_template=gpu_template()), FAST),
+    "template-brings-shm": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=own_shm_template()), FAST),
+    "task-asks-for-shm": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2), shared_memory="16Gi"), FAST),
+    "shm-limited": (lambda: make(SafeHorovod(nproc_per_node=2, shared_memory="4Gi")), BAKED),
+    "no-volumes": (lambda: make(SafeHorovod(shared_memory=False, scratch_volume=None)), BAKED),
     "scratch-in-memory": (
-        lambda: make(Horovod(nproc_per_node=2, scratch_volume=ScratchVolume(medium="memory", size_limit="8Gi"))),
+        lambda: make(SafeHorovod(nproc_per_node=2, scratch_volume=ScratchVolume(medium="memory", size_limit="8Gi"))),
         BAKED,
     ),
     "scratch-claim": (
-        lambda: make(Horovod(nodes=2, nproc_per_node=2, scratch_volume=ScratchVolume(claim="team-scratch"))),
+        lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, scratch_volume=ScratchVolume(claim="team-scratch"))),
         BAKED,
     ),
-    "scratch-elsewhere": (lambda: make(Horovod(scratch=Scratch(path="/data/scratch"))), BAKED),
-    "environment": (lambda: make(Horovod(nproc_per_node=2), environment={"LR": "0.1"}), BAKED),
+    "scratch-elsewhere": (lambda: make(SafeHorovod(scratch=Scratch(path="/data/scratch"))), BAKED),
+    "environment": (lambda: make(SafeHorovod(nproc_per_node=2), environment={"LR": "0.1"}), BAKED),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from golden_cases import BAKED, CASES, Horovod, make, sidecar_template, template_of
+from golden_cases import BAKED, CASES, SafeHorovod, make, sidecar_template, template_of
 from google.protobuf.json_format import MessageToDict
 
 from flytekitplugins_safedist.render import job_manifest, pods
@@ -64,10 +64,10 @@ def test_serializing_twice_gives_identical_bytes(name: str) -> None:
 
 def test_tasks_that_share_a_pod_template_do_not_affect_each_other() -> None:
     shared = sidecar_template()
-    alone = template_of(make(Horovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), BAKED)
+    alone = template_of(make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), BAKED)
 
-    make(Horovod(nproc_per_node=2, shared_memory="1Gi"), pod_template=shared)
-    second = template_of(make(Horovod(nodes=2, nproc_per_node=2), pod_template=shared), BAKED)
+    make(SafeHorovod(nproc_per_node=2, shared_memory="1Gi"), pod_template=shared)
+    second = template_of(make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=shared), BAKED)
 
     assert second == alone
     assert shared == sidecar_template()

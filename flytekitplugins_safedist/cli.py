@@ -1,0 +1,132 @@
+"""``safedist``: see the job before it is registered, examine an image or a laptop. Parses, calls, prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import SafedistError
+
+_FIRST = ("apiVersion", "kind", "metadata", "name", "image", "command", "args", "replicas", "restartPolicy")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0: all is well, 1: there are findings, 2: it could not be done."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        status: int = options.run(options)
+    except SafedistError as error:
+        print(f"safedist {options.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="safedist", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    render = commands.add_parser("render", help="show the job of a task as Kubernetes will see it")
+    render.set_defaults(run=_render)
+    render.add_argument("file", type=Path, help="the Python file that defines the task")
+    render.add_argument("task", help="the name of the task in it")
+    render.add_argument("--pods", action="store_true", help="also the pods as the operator will start them")
+    render.add_argument("--check", action="store_true", help="validate; findings go to stderr and exit with 1")
+    render.add_argument("--crds", type=Path, help="directory of CustomResourceDefinitions for --check")
+    render.add_argument("--backend", choices=("v1.16", "v2"), default="v1.16", help="the Flyte backend")
+    render.add_argument("--image", action="append", default=[], help="NAME=IMAGE or IMAGE, as for pyflyte")
+    render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
+    render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
+    _add_doctor(commands)
+    return parser
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser("doctor", help="examine this image or machine; 1 if something is broken")
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("--path", action="append", default=[], type=Path, help="examine this directory's file system")
+    doctor.add_argument(
+        "--store", action="append", default=[], help="a URI prefix that must be readable (s3://bucket/)"
+    )
+    doctor.add_argument("--backend", choices=("horovod", "torch"), help="what must work; default: whatever is there")
+    doctor.add_argument("--json", action="store_true", help="for programs")
+
+
+def _render(options: argparse.Namespace) -> int:
+    from .render import Cluster, job_manifest, pods
+    from .render.load import load_task, template_of
+    from .render.summary import summarise
+
+    task = load_task(options.file, options.task)
+    template = template_of(task, images=options.image, fast=not options.no_fast)
+    manifest = job_manifest(template, cluster=Cluster(backend=options.backend))
+    shown = [manifest, *(pods(manifest) if options.pods and manifest["kind"] != "Pod" else ())]
+    if options.json:
+        print(json.dumps(shown if options.pods else manifest, indent=2))
+    else:
+        summary = summarise(
+            manifest,
+            task=template.id.name,
+            retries=template.metadata.retries.retries,
+            max_restarts=task.task_config.max_restarts,
+            backend=options.backend,
+        )
+        print("\n".join(summary.lines()))
+        _print_yaml(shown)
+    return _check(shown, options.crds) if options.check else 0
+
+
+def _print_yaml(documents: Sequence[Any]) -> None:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml is untyped to mypy here
+        def ignore_aliases(self, data: Any) -> bool:  # anchors help nobody who reads a manifest
+            return True
+
+    print("---")
+    yaml.dump_all(_ordered(documents), sys.stdout, Dumper=Dumper, sort_keys=False, width=120)
+
+
+def _ordered(value: Any) -> Any:
+    """What a thing is before what it holds; the rest by name, as protobuf gives no order."""
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
+        return {key: _ordered(value[key]) for key in keys}
+    if isinstance(value, (list, tuple)):
+        return [_ordered(one) for one in value]
+    return value
+
+
+def _check(shown: Sequence[dict[str, Any]], crds: Path | None) -> int:
+    from .render.check import check_models, check_schema
+
+    findings = []
+    for one in shown:
+        name = f"{one['kind']} {one['metadata']['name']}"
+        found = check_models(one) + (check_schema(one, crds) if crds is not None else [])
+        findings += [f"{name}{finding}" for finding in dict.fromkeys(found)]
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    if not findings:
+        schemas = f" and the schemas in {crds}" if crds is not None else " (no schemas: --crds)"
+        print(f"# valid by the typed models{schemas}", file=sys.stderr)
+    return 1 if findings else 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import examine, exit_status
+
+    findings = examine(paths=options.path, stores=options.store, backend=options.backend, env=os.environ)
+    if options.json:
+        print(json.dumps([finding.as_dict() for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(finding)
+    return exit_status(findings)

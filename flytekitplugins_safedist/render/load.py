@@ -1,0 +1,68 @@
+"""A task of a file, and what registration would send for it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import RenderError
+
+
+def load_task(file: Path, name: str) -> Any:
+    """Import *file* as registration does and return its task *name*.
+
+    Raises:
+        RenderError: there is no such file or task, the file cannot be imported, or the task is not one of ours.
+        ConfigError: the task's configuration cannot work.
+    """
+    from flytekit.tools.script_mode import _find_project_root
+
+    if not file.is_file():
+        raise RenderError("there is no such file", where={"file": file})
+    path = file.resolve()
+    root = Path(_find_project_root(str(path)))
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module_name = ".".join(path.relative_to(root).with_suffix("").parts)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise RenderError(
+            "the file cannot be imported",
+            where={"file": file, "as": module_name, "from": root},
+            seen=error,
+            hint="run this where the task's own imports work",
+        ) from error
+    tasks = {key: value for key, value in vars(module).items() if hasattr(value, "serialized")}
+    if name not in tasks:
+        raise RenderError(
+            "there is no such SafeHorovod or SafeTorch task",
+            where={"file": file, "task": name},
+            seen=", ".join(sorted(tasks)) or "none in this file",
+        )
+    return tasks[name]
+
+
+def template_of(task: Any, *, images: Sequence[str] = (), fast: bool = True) -> Any:
+    """The ``TaskTemplate`` that registration would send for *task*.
+
+    Args:
+        task: one of ours.
+        images: as ``pyflyte --image`` takes them.
+        fast: with fast registration; the archive's place is only known then, so flytectl's placeholders stand for it.
+    """
+    from flytekit.configuration import FastSerializationSettings, ImageConfig, SerializationSettings
+    from flytekit.tools.translator import get_serializable
+
+    settings = SerializationSettings(
+        image_config=ImageConfig.validate_image(None, "--image", tuple(images)),
+        project="flytesnacks",
+        domain="development",
+        version="unregistered",
+        fast_serialization_settings=FastSerializationSettings(enabled=fast),
+    )
+    return get_serializable(OrderedDict(), settings, task).template.to_flyte_idl()

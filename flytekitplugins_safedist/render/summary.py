@@ -1,0 +1,134 @@
+"""The job in a few lines for people: how many of what, and what they may not have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import envvars
+from ..topology import DEFAULT_PORT
+
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a job amounts to.
+
+    Attributes:
+        facts: name and text, in the order to print them.
+        warnings: one sentence each; the job can be registered all the same.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """As YAML comments, to stand above the manifest."""
+        width = max(len(name) for name, _ in self.facts)
+        return [f"# {name:<{width}}  {text}" for name, text in self.facts] + [
+            f"# WARNING {one}" for one in self.warnings
+        ]
+
+
+def summarise(
+    manifest: Mapping[str, Any], *, task: str, retries: int = 0, max_restarts: int = 0, backend: str = "v1.16"
+) -> Summary:
+    """Sum up the job that :func:`.job_manifest` made for *task*."""
+    roles = _roles(manifest)
+    training = {name: role for name, role in roles.items() if name != "Launcher"}
+    primary = _primary(next(iter(training.values())))
+    pinned = {one["name"]: one.get("value") for one in primary.get("env", ())}
+    nodes, nproc = str(pinned.get(envvars.NODES, "?")), str(pinned.get(envvars.NPROC_PER_NODE, "?"))
+    gpus = sum(role["replicas"] * _gpus(_primary(role)) for role in roles.values())
+    facts = [
+        ("task", task),
+        ("job", f"{manifest['kind']} {manifest['metadata']['name']}" + _pods(roles)),
+        ("nodes", nodes),
+        ("ranks", f"{_ranks(nodes, nproc)} ({nproc} per node, {pinned.get(envvars.BACKEND, '?')})"),
+        ("GPUs", f"{gpus} in total" if gpus else "none"),
+        ("images", ", ".join(_images(roles))),
+        (
+            "restarts",
+            f"{max_restarts} of all ranks together in each attempt, {retries} retries of the attempt by Flyte",
+        ),
+    ]
+    return Summary(tuple(facts), tuple(_warnings(manifest, roles, nproc, backend)))
+
+
+def _roles(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    if manifest["kind"] == "Pod":
+        template = {"spec": manifest["spec"], "metadata": manifest["metadata"]}
+        return {"Pod": {"replicas": 1, "restartPolicy": manifest["spec"]["restartPolicy"], "template": template}}
+    spec = manifest["spec"]
+    return dict(spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"])
+
+
+def _primary(role: Mapping[str, Any]) -> Mapping[str, Any]:
+    first: Mapping[str, Any] = role["template"]["spec"]["containers"][0]
+    return first
+
+
+def _pods(roles: Mapping[str, Mapping[str, Any]]) -> str:
+    if set(roles) == {"Pod"}:
+        return ""
+    return ": " + ", ".join(f"{role['replicas']} {name}" for name, role in roles.items())
+
+
+def _ranks(nodes: str, nproc: str) -> str:
+    if not nproc.isdecimal():
+        return "?"
+    return " to ".join(str(int(one) * int(nproc)) for one in nodes.split(":") if one.isdecimal())
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    limits = container.get("resources", {}).get("limits", {})
+    return sum(int(value) for name, value in limits.items() if name.endswith("/gpu") or "/mig-" in name)
+
+
+def _images(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    images = {name: str(_primary(role).get("image")) for name, role in roles.items()}
+    if len(set(images.values())) == 1:
+        return list(images.values())[:1]
+    return [f"{image} ({name})" for name, image in images.items()]
+
+
+def _warnings(
+    manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], nproc: str, backend: str
+) -> Iterator[str]:
+    for name, role in roles.items():
+        gpus = _gpus(_primary(role))
+        if name == "Launcher":
+            if gpus:
+                yield f"the launcher holds {gpus} GPUs and runs no ranks"
+        elif nproc.isdecimal() and gpus > int(nproc):
+            idle = gpus - int(nproc)
+            yield f"{gpus} GPUs per {name.lower()}, but {nproc} ranks: {idle} GPUs stay idle unless ranks take several"
+        if nproc.isdecimal() and int(nproc) > 1 and _mig(role):
+            yield "each rank sees one MIG slice, and NCCL joins no two slices of one GPU: use Gloo, or whole GPUs"
+        spec = role["template"]["spec"]
+        if len(spec["containers"]) > 1:
+            names = ", ".join(one["name"] for one in spec["containers"][1:])
+            yield f"the pod of {name} ends only when every container does: {names} must end by themselves"
+        if spec.get("hostNetwork"):
+            yield f"hostNetwork: two jobs on one machine meet at the same port {DEFAULT_PORT} (set {envvars.ENDPOINT})"
+    yield from _job_warnings(manifest, roles, backend)
+
+
+def _mig(role: Mapping[str, Any]) -> bool:
+    limits = _primary(role).get("resources", {}).get("limits", {})
+    affinity = str(role["template"]["spec"].get("affinity", {}))
+    return any("/mig-" in name for name in limits) or (
+        "gpu-partition-size" in affinity and "DoesNotExist" not in affinity
+    )
+
+
+def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], backend: str) -> Iterator[str]:
+    if manifest["kind"] == "Pod":
+        return
+    if "elasticPolicy" in manifest["spec"] and roles["Worker"]["restartPolicy"] == "Never":
+        yield "a lost worker ends the elastic job, as its restart policy is Never (worker=Worker(restart_policy=...))"
+    labels = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
+    if backend == "v1.16" and _QUEUE_LABEL in labels:
+        yield f"Flyte v1.16 puts {_QUEUE_LABEL} on the pods, not on the {manifest['kind']}, where Kueue looks for it"
