@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .config import Resolved, SafeDistributed, parse_nodes, resolve
 from .errors import ConfigError, Problem
 from .gpus import TaskAsks, gpus_requested
 from .jobcheck import problems_of_environment, problems_of_job
+from .jobconfig import JobShape
 from .jobspec import JobSpec, command, distribution_of, plan_job
 from .podtemplate import merged_template
 
@@ -33,18 +34,16 @@ else:
 
 @dataclass(frozen=True)
 class Serialized:
-    """What the constructor of a task class hands to flytekit's."""
+    """What registration needs to know of a task: what the user wrote, what was decided, and the job it makes."""
 
+    shape: JobShape
+    resolved: Resolved
+    asks: TaskAsks
     job: JobSpec
-    pod_template: Any
 
     def task_arguments(self) -> dict[str, Any]:
         """Keyword arguments for flytekit's ``PythonFunctionTask``."""
-        return {
-            "task_type": self.job.task_type,
-            "task_type_version": self.job.task_type_version,
-            "pod_template": self.pod_template,
-        }
+        return {"task_type": self.job.task_type, "task_type_version": self.job.task_type_version}
 
 
 def plan_task(
@@ -64,7 +63,7 @@ def plan_task(
         problems = problems_of_job(config, asks, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
     requested = gpus_requested(asks, config, max_nodes=high)
     resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
-    return resolved, Serialized(plan_job(config, resolved, asks), merged_template(config, resolved, asks))
+    return resolved, Serialized(config, resolved, asks, plan_job(config, resolved, asks))
 
 
 class SerializesToKubeflow(_Base):
@@ -72,6 +71,24 @@ class SerializesToKubeflow(_Base):
     flytekit's runs."""
 
     serialized: Serialized
+    _users_template: Any = None
+    _merged_template: Any = None
+
+    @property
+    def pod_template(self) -> Any:
+        """The task's own pod template: the user's with our volumes. Made when registration first asks: the kubernetes
+        client takes half a second to import, which ranks and pods need not spend."""
+        if self._merged_template is None:
+            known = self.serialized
+            asks = replace(known.asks, pod_template=self._users_template)
+            self._merged_template = merged_template(known.shape, known.resolved, asks)
+        return self._merged_template
+
+    @pod_template.setter
+    def pod_template(self, value: Any) -> None:
+        # A copy, now: other plugins change a template that they are given, and tasks may share one.
+        self._users_template = copy.deepcopy(value)
+        self._merged_template = None
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """The command of every pod of the job; see :func:`.jobspec.command`."""
