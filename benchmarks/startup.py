@@ -80,7 +80,7 @@ def stock_command(work: Path, code: Path, ranks: int) -> list[str]:
     return ["horovodrun", "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", "sh", "-c", per_rank]
 
 
-def elastic_command(work: Path, code: Path, ranks: int) -> list[str]:  # noqa: ARG001
+def elastic_command(work: Path, code: Path, ranks: int) -> list[str]:
     """``pyflyte-fast-execute … pyflyte-execute``, whose task spawns the ranks."""
     dest = work / "code"
     dest.mkdir()
@@ -91,7 +91,7 @@ def elastic_command(work: Path, code: Path, ranks: int) -> list[str]:  # noqa: A
 def our_command(task: str) -> Callable[[Path, Path, int], list[str]]:
     """``safedist-execute … pyflyte-execute``."""
 
-    def command(work: Path, code: Path, ranks: int) -> list[str]:  # noqa: ARG001
+    def command(work: Path, code: Path, ranks: int) -> list[str]:
         dest = work / "code"
         dest.mkdir()
         ours = ["safedist-execute", "--additional-distribution", str(code), "--dest-dir", str(dest), "--"]
