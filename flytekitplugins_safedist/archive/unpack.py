@@ -115,7 +115,7 @@ def unpack_tar(
 def _umask() -> int:
     """This process's umask, read without changing it: other threads create files too."""
     try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
             for line in status:
                 if line.startswith("Umask:"):
                     return int(line.split()[1], 8)

@@ -123,7 +123,7 @@ def disk_failed(error: OSError, directory: Path, needed: int | None, doing: str)
 
     Args:
         directory: where it was to be written.
-        needed: bytes, as far as known.
+        needed: bytes, at least, as far as known.
     """
     number = error.errno or 0
     name = errno.errorcode.get(number, "error")
@@ -134,7 +134,8 @@ def disk_failed(error: OSError, directory: Path, needed: int | None, doing: str)
     seen = f"{name}: {os.strerror(number) if number else error}"
     expected = None
     if number in (errno.ENOSPC, errno.EDQUOT):
-        expected = f"{f'{needed} bytes' if needed else 'an unknown number of bytes'} in {directory}, {_free(directory)}"
+        expected = f"at least {needed} bytes free" if needed else "more space"
+        seen = f"{seen}, {_free(directory)} in {directory}"
     return StagingError(f"{doing}: {what}", where=where, seen=seen, expected=expected, hint=hint)
 
 

@@ -31,7 +31,7 @@ _WORK_PREFIX = ".safedist-"
 def boot_id() -> str:
     """Which run of which kernel this is: the reach of flock on any file system (random(4), "boot_id")."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return "unknown"
 

@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -26,6 +27,9 @@ from .store import Tree
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 _NOT_FREE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_VISIBLE = 90.0
+"""Seconds that a shared file system may take to show a directory that another node made (60 s have been reported)."""
+
 _TRIES = 100
 """How often another process may undo what we just did before that is an error of its own."""
 
@@ -42,6 +46,8 @@ def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
     """
     if _whole(tree, dest, at):
         return
+    if not _directory(os.fsencode(dest), os.stat):
+        raise StagingError("The destination directory cannot be seen", where={"path": dest})
     with ExitStack() as stack:
         merger = _Merger(tree, dest, stack)
         for top, below in _by_top(tree.entries):
@@ -99,6 +105,35 @@ def _by_top(entries: dict[bytes, Entry]) -> Iterable[tuple[bytes, list[bytes]]]:
     for name in entries:
         groups.setdefault(name.partition(b"/")[0], []).append(name)
     return groups.items()
+
+
+def _directory(path: bytes, look: Callable[[bytes], os.stat_result]) -> bool:
+    """Make ``path`` a directory that this client sees; False when that cannot be had within :data:`_VISIBLE`.
+
+    On network file systems mkdir may say "exists" for what another node made, while a look at it still says "does not
+    exist" from this node's cache; asking for the parent's listing refreshes that cache.
+    """
+    deadline, pause = time.monotonic() + _VISIBLE, 0.002
+    while True:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            try:
+                if stat.S_ISDIR(look(path).st_mode):
+                    return True
+                os.unlink(path)
+                continue
+            except FileNotFoundError:
+                if os.path.islink(path):
+                    return False  # a link to nothing: no waiting will help
+        else:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        with suppress(OSError):
+            os.listdir(os.path.dirname(path))
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
 
 
 class _Merger:
@@ -162,27 +197,17 @@ class _Merger:
                 self._replaced.setdefault(parent, set()).add(leaf[:-3])
 
     def _directory(self, name: bytes) -> None:
-        path, entry = self._dest + name, self._entries[name]
-        for _ in range(_TRIES):
-            try:
-                os.mkdir(path)
-            except FileExistsError:
-                # An implied directory may be the image's link to one, as with tar; a named one replaces the link.
-                look = os.stat if entry.mode == IMPLIED else os.lstat
-                with suppress(FileNotFoundError):
-                    if stat.S_ISDIR(look(path).st_mode):
-                        return
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            else:
-                return
-        raise self._contended(name)
+        # An implied directory may be the image's link to one, as with tar; a named one replaces the link.
+        look = os.stat if self._entries[name].mode == IMPLIED else os.lstat
+        if not _directory(self._dest + name, look):
+            raise self._contended(name)
 
     def _contended(self, name: bytes) -> StagingError:
         return StagingError(
-            "Something else keeps changing the destination directory",
+            "The destination directory does not settle",
             where={"path": os.fsdecode(self._dest + name)},
-            hint="give each task its own destination directory",
+            expected=f"what one process makes there to stay, and to be seen within {_VISIBLE:g} s",
+            hint="give each task its own destination directory, or check the health of the shared volume",
         )
 
     def _replace(self, name: bytes, work: WorkDir) -> None:

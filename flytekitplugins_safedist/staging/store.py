@@ -186,7 +186,7 @@ def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> 
         for name, entry in seen.items()
     ]
     content = {"version": _VERSION, "boot": boot_id(), "digest": digest, "raw": raw, "entries": rows}
-    (made / "manifest").write_text(json.dumps(content, separators=(",", ":")), encoding="ascii")
+    (made / "manifest").write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
     return Tree(code, digest, raw, seen)
 
 

@@ -265,7 +265,7 @@ def test_missing_code_says_to_register_again(node):
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, ["the disk is full", "bytes in", "bytes", "free", "SAFEDIST_CODE_STORE"]),
+        (errno.ENOSPC, ["the disk is full", "at least", "bytes", "free in", "SAFEDIST_CODE_STORE"]),
         (errno.EDQUOT, ["the quota is used up", "free"]),
         (errno.EROFS, ["read-only"]),
         (errno.EACCES, ["permission denied", "container's user"]),

@@ -1,0 +1,56 @@
+"""A process that stages, says each named point on stdout, and stops at chosen ones until told to go on by stdin.
+
+    python staging_actor.py '{"uri": ..., "dest": ..., "store": ..., "stop_at": ["fetch"]}'
+
+It says "ready" first and waits for a line, so that many of them can be let go at one moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    # Imported before "ready": the race under test is staging, not the interpreter's start.
+    from flytekitplugins_safedist.errors import SafedistError
+    from flytekitplugins_safedist.staging import Options, Progress, Retry, stage
+
+    def say(**what: object) -> None:
+        print(json.dumps(what), flush=True)
+
+    stop_at = list(order.get("stop_at", []))
+
+    def at(point: str) -> None:
+        if point == "waiting" and point not in stop_at:
+            return  # a waiter passes it many times
+        say(point=point)
+        if point in stop_at:
+            stop_at.remove(point)
+            sys.stdin.readline()
+
+    if "user" in order:  # after the imports: the interpreter itself may lie where that user cannot read
+        os.setgroups([])
+        os.setgid(order["user"])
+        os.setuid(order["user"])
+    say(point="ready")
+    sys.stdin.readline()
+    options = Options(
+        store=Path(order["store"]),
+        at=at,
+        patience=order.get("patience", 3600.0),
+        retry=Retry(attempts=3, base=0.01),
+        progress=lambda: Progress(sys.stderr),
+    )
+    try:
+        code = stage(order["uri"], Path(order["dest"]), options)
+    except SafedistError as error:
+        say(error=type(error).__name__, message=str(error))
+        sys.exit(1)
+    say(tree=str(code.tree), fetched=code.fetched, digest=code.digest)
+
+
+main()
