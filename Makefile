@@ -1,0 +1,104 @@
+# make demo   train a real model with real Horovod on several ranks, through `pyflyte run`
+# make test   all tests that need no container
+# make help   everything else
+#
+# Needs Linux, Python 3.10-3.12 with venv and headers, a C++ compiler, and make. Everything goes into .venv; the Horovod
+# wheel is kept in the user's cache (scripts/build_horovod.py), so that it is compiled once per machine.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+# Further options for pip, e.g. PIP_OPTIONS="--extra-index-url ..." for a CPU or CUDA build of torch.
+PIP_OPTIONS ?=
+# "nccl" builds Horovod for GPUs; needs a CUDA build of torch and the CUDA toolkit.
+HOROVOD_GPU ?= none
+PYTEST_OPTIONS ?=
+
+# The one line that `make demo` is about.
+DEMO = $(BIN)/pyflyte run examples/digits_horovod.py train --epochs 30
+
+BIN := $(VENV)/bin
+CONSTRAINTS := requirements/constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(PIP_OPTIONS)
+
+# Stamps live inside the venv: removing it forgets them. The name of torch's stamp holds the version asked for, so that
+# `make TORCH=...` installs that one, and builds Horovod anew for it.
+TORCH_STAMP := $(VENV)/.stamp-$(subst /,_,$(subst =,-,$(strip $(TORCH))))
+PACKAGE_STAMP := $(VENV)/.stamp-package
+HOROVOD_STAMP := $(TORCH_STAMP)-horovod-$(HOROVOD_GPU)
+DEV_STAMP := $(VENV)/.stamp-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-container lint types format bench image clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make demo            train with Horovod on this machine (first time: some minutes, then seconds)
+demo: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
+	$(DEMO)
+
+## make test            unit, race and end-to-end tests on this machine
+test: $(DEV_STAMP) $(HOROVOD_STAMP)
+	$(BIN)/python -m pytest -m "not container" $(PYTEST_OPTIONS)
+
+## make test-container  tests over several containers (need a docker daemon; without one they skip, saying so)
+test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
+	$(BIN)/python -m pytest -m container $(PYTEST_OPTIONS)
+
+## make lint            ruff: rules and formatting
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+## make types           mypy, strict
+types: $(DEV_STAMP)
+	$(BIN)/mypy
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+## make bench           every benchmark, one after the other (long)
+bench: $(DEV_STAMP) $(HOROVOD_STAMP)
+	set -e; for benchmark in benchmarks/[!_]*.py; do $(BIN)/python "$$benchmark"; done
+
+## make image           the container image (needs a docker daemon)
+image:
+	$(PYTHON) scripts/image.py build
+
+## make clean           remove .venv and everything else that make made here; keeps the Horovod wheel's cache
+clean:
+	rm -rf $(VENV) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# --- what the targets above stand on ----------------------------------------------------------------------------------
+
+$(VENV)/.stamp-venv:
+	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) on PATH; install Python 3.10-3.12, or: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v < (3, 13) else "make: %s is Python %d.%d, and flytekit 1.16 runs on 3.10, 3.11 and 3.12; choose one: make PYTHON=python3.11" % (sys.executable, *v))'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments; Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP_INSTALL) pip setuptools wheel
+	@touch $@
+
+$(TORCH_STAMP): $(VENV)/.stamp-venv
+	@echo "make: installing $(TORCH)"
+	$(PIP_INSTALL) "$(strip $(TORCH))"
+	@rm -f $(VENV)/.stamp-torch*
+	@touch $@
+
+$(PACKAGE_STAMP): $(VENV)/.stamp-venv $(TORCH_STAMP) setup.cfg pyproject.toml $(CONSTRAINTS) requirements/build.txt requirements/demo.txt
+	@echo "make: installing flytekit and this package"
+	$(PIP_INSTALL) -r requirements/build.txt -r requirements/demo.txt
+	$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(HOROVOD_STAMP): $(PACKAGE_STAMP) scripts/build_horovod.py scripts/horovod_toolchain.py scripts/verify_horovod.py
+	$(BIN)/python scripts/build_horovod.py --gpu $(HOROVOD_GPU)
+	@touch $@
+
+$(DEV_STAMP): $(PACKAGE_STAMP) requirements/dev.txt
+	@echo "make: installing the tools for tests, lint and types"
+	$(PIP_INSTALL) -r requirements/dev.txt
+	@touch $@

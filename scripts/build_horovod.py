@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""Build the Horovod wheel that safedist needs, once per machine, and install it into the Python that runs this script.
+
+Horovod's last release (0.28.1, June 2023) asks for C++14, and torch >= 2.1 has headers that need C++17, so the released
+source does not compile. This script takes the released sdist (by its hash), raises the standard in the two CMake
+files, builds against the *installed* torch, proves the wheel with a real allreduce, and only then puts it into the
+cache, under a key made of everything that decides what the compiler produces.
+
+Standard library only: it runs in a bare virtual environment, in the Dockerfile's builder stage, and in CI alike.
+Exit status: 0 done; 1 something failed, and the message says what and what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from horovod_toolchain import (
+    SDIST_SHA256,
+    VERSION,
+    BuildError,
+    Toolchain,
+    build_facts,
+    build_flags,
+    cache_key,
+    default_cache,
+    find_toolchain,
+    tool_path,
+)
+
+OLD_STANDARD, NEW_STANDARD = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
+PATCHED_FILES = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
+FACTS_FILE = "facts.json"
+BYTES_PER_JOB = 2 << 30
+LOG_TAIL_LINES = 20
+ERROR_LINES = 10
+ERROR_LINE = re.compile(r"\b(fatal )?error: |CMake Error|\w+Error: ")
+
+
+def say(text: str) -> None:
+    print(f"build_horovod: {text}", flush=True)
+
+
+# --- source -----------------------------------------------------------------------------------------------------------
+
+
+def fetch_sdist(into: Path) -> Path:
+    """Download the released sdist with pip, which checks its hash and knows the machine's package index."""
+    requirement = into / "requirement.txt"
+    requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes", "--dest", str(into)]
+    # No cache: pip would otherwise hand out a wheel that it built itself from the unpatched source.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-cache-dir", *options, "-r", str(requirement)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sdist = into / f"horovod-{VERSION}.tar.gz"
+    if done.returncode != 0 or not sdist.is_file():
+        raise BuildError(
+            f"the source of Horovod {VERSION} could not be downloaded with pip (exit status {done.returncode}); "
+            f"check pip's index settings, or hand in the file with --sdist:\n{tail(done.stdout + done.stderr)}"
+        )
+    return sdist
+
+
+def check_sdist(sdist: Path) -> None:
+    """Refuse an sdist that is not the released one: the patch and the cache key are about that one only."""
+    try:
+        digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BuildError(f"the sdist cannot be read: {error}") from error
+    if digest != SDIST_SHA256:
+        raise BuildError(f"{sdist} is not the released horovod {VERSION}: sha256 {digest}, expected {SDIST_SHA256}")
+
+
+def unpack(sdist: Path, into: Path) -> Path:
+    """Unpack; returns the source directory."""
+    with tarfile.open(sdist) as archive:
+        # Python 3.10.12, 3.11.4 and later know the filter; the archive's hash has been checked either way.
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(into, **safe)  # type: ignore[arg-type]
+    return into / f"horovod-{VERSION}"
+
+
+def patch(source: Path) -> None:
+    """Raise the C++ standard in both CMake files. Raises BuildError when either does not say what it should."""
+    for name in PATCHED_FILES:
+        path = source / name
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise BuildError(f"the source is not laid out as horovod {VERSION}: {error}") from error
+        count = text.count(OLD_STANDARD)
+        if count != 1:
+            raise BuildError(f"{path} holds {OLD_STANDARD!r} {count} times, expected once: not horovod {VERSION}?")
+        path.write_text(text.replace(OLD_STANDARD, NEW_STANDARD))
+
+
+# --- build ------------------------------------------------------------------------------------------------------------
+
+
+def job_count() -> int:
+    """Compiler processes at once: one per core that this process may use, each with 2 GiB of memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // BYTES_PER_JOB))
+
+
+def build_environment(tools: Toolchain, flags: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the build: the user's, with the toolchain pinned and the calling make kept out."""
+    # A parent make's MAKEFLAGS carry its job server and variables; MAKELEVEL would make the inner make print them.
+    inherited = {name: value for name, value in env.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+    return {
+        **inherited,
+        **flags,
+        "CXX": tools.cxx,
+        "HOROVOD_CMAKE": tools.cmake,
+        "CMAKE_GENERATOR": tools.generator,
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(job_count()),
+        "MAKEFLAGS": f"-j{job_count()}",  # unset, Horovod's setup.py says -j8, whatever the machine
+        "PATH": tool_path(env),
+    }
+
+
+def compile_wheel(source: Path, into: Path, env: Mapping[str, str], log: Path) -> Path:
+    """Run the build; returns the wheel. Raises BuildError with the log's end, and keeps the log."""
+    options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--verbose", "--wheel-dir", str(into)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
+    started = time.monotonic()
+    with log.open("wb") as stream:
+        status = subprocess.run(command, env=dict(env), stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+    wheels = sorted(into.glob("horovod-*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise BuildError(f"the build failed (pip's exit status {status}); {excerpt(log)}")
+    say(f"built {wheels[0].name} in {time.monotonic() - started:.0f} s")
+    return wheels[0]
+
+
+def excerpt(log: Path) -> str:
+    """What a person would look for in the log: the first errors, then its end, which pip fills with its own command."""
+    text = log.read_text(errors="replace")
+    errors = [line for line in text.splitlines() if ERROR_LINE.search(line)][:ERROR_LINES]
+    return "\n".join([f"the first errors in {log}:", *errors, "...and its end:", tail(text)])
+
+
+def tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-LOG_TAIL_LINES:])
+
+
+def verify(*, nccl: bool, site: Path | None = None) -> None:
+    """Run verify_horovod.py in a process of its own, on the installed Horovod or on the one unpacked in ``site``."""
+    script = Path(__file__).with_name("verify_horovod.py")
+    command = [sys.executable, str(script), *(["--nccl"] if nccl else [])]
+    env = {**os.environ, **({"PYTHONPATH": str(site)} if site else {})}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"Horovod does not work on this machine:\n{(done.stdout + done.stderr).strip()}")
+    say(done.stdout.strip().splitlines()[-1])
+
+
+def pip_install(wheel: Path, *options: str) -> None:
+    """Install the wheel. Its own dependencies are the build modules, which are there already."""
+    base = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", "--no-index"]
+    done = subprocess.run([*base, *options, str(wheel)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"pip could not install {wheel}:\n{tail(done.stdout + done.stderr)}")
+
+
+# --- cache ------------------------------------------------------------------------------------------------------------
+
+
+def cached_wheel(entry: Path) -> Path | None:
+    """The wheel of a cache entry, if it is whole: its bytes are those that were verified when it was published."""
+    try:
+        facts = json.loads((entry / FACTS_FILE).read_text())
+        wheel = entry / str(facts["wheel"])
+        if hashlib.sha256(wheel.read_bytes()).hexdigest() == facts["wheel_sha256"]:
+            return wheel
+        reason = "its bytes changed since it was published"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error)
+    raise BuildError(f"the cached wheel in {entry} is damaged ({reason}); remove that directory and try again")
+
+
+@contextlib.contextmanager
+def one_builder(lock: Path) -> Iterator[None]:
+    """Let one process per key build while others wait for its wheel. Saves work only: publishing needs no lock."""
+    with lock.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another build of the same wheel is running; waiting for it")
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as error:
+            say(f"no lock on this file system ({error}); building without one")
+        yield
+
+
+def sweep(cache: Path, key: str) -> None:
+    """Remove what builds of this key left behind that were killed on this host."""
+    prefix = f".building-{key}-{socket.gethostname()}-"
+    for leftover in cache.glob(f"{prefix}*"):
+        pid = leftover.name[len(prefix) :].partition("-")[0]
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:  # provably dead; anything else may still be writing there
+            shutil.rmtree(leftover, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue
+
+
+def publish(wheel: Path, facts: Mapping[str, object], aside: Path, entry: Path) -> Path:
+    """Put wheel and facts into the cache with one rename: nobody sees an entry without its wheel, or half a wheel."""
+    ready = aside / "entry"
+    ready.mkdir()
+    final = shutil.move(wheel, ready / wheel.name)
+    digest = hashlib.sha256(Path(final).read_bytes()).hexdigest()
+    record = {**facts, "wheel": wheel.name, "wheel_sha256": digest}
+    (ready / FACTS_FILE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    for path in ready.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())  # a power cut must not leave a renamed entry with empty files
+    try:
+        ready.rename(entry)
+    except OSError:
+        # Another build published first. Same key, same content: take theirs, drop ours.
+        theirs = cached_wheel(entry)
+        if theirs is None:
+            raise
+        return theirs
+    return entry / wheel.name
+
+
+def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None, log: Path) -> Path:
+    """Fetch, patch, build and prove a wheel below ``aside``."""
+    archive = sdist or fetch_sdist(aside)
+    check_sdist(archive)
+    source = unpack(archive, aside / "source")
+    patch(source)
+    say(f"building Horovod {VERSION} for torch {tools.torch} with {job_count()} jobs (some minutes); log: {log}")
+    wheel = compile_wheel(source, aside, build_environment(tools, flags, os.environ), log)
+    pip_install(wheel, "--target", str(aside / "site"))
+    verify(nccl="HOROVOD_GPU_OPERATIONS" in flags, site=aside / "site")
+    return wheel
+
+
+def obtain_wheel(cache: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None) -> Path:
+    """The wheel for this toolchain: from the cache, or built and published there."""
+    facts = build_facts(tools, flags)
+    key = cache_key(facts)
+    entry = cache / key
+    if wheel := cached_wheel(entry):
+        say(f"cached: {wheel}")
+        return wheel
+    cache.mkdir(parents=True, exist_ok=True)
+    with one_builder(cache / f"{key}.lock"):
+        if wheel := cached_wheel(entry):  # whoever held the lock before us built it
+            say(f"cached by another build: {wheel}")
+            return wheel
+        sweep(cache, key)
+        aside = Path(tempfile.mkdtemp(prefix=f".building-{key}-{socket.gethostname()}-{os.getpid()}-", dir=cache))
+        try:
+            return publish(make_wheel(aside, tools, flags, sdist, cache / f"{key}.log"), facts, aside, entry)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+# --- command line -----------------------------------------------------------------------------------------------------
+
+
+def hand_out(wheel: Path, directory: Path) -> None:
+    """Copy the wheel into ``directory``, whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=directory) as aside:
+        Path(shutil.copy2(wheel, aside)).replace(directory / wheel.name)
+    say(f"wheel: {directory / wheel.name}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(os.environ), help="default: %(default)s")
+    parser.add_argument("--wheel-dir", type=Path, help="also copy the wheel into this directory")
+    parser.add_argument("--sdist", type=Path, help=f"the released horovod-{VERSION}.tar.gz, instead of a download")
+    parser.add_argument(
+        "--gpu", choices=("none", "nccl"), default="none", help="what reduces GPU tensors; default: none"
+    )
+    parser.add_argument("--no-install", action="store_true", help="build (or find) the wheel only")
+    parser.add_argument("--verify-only", action="store_true", help="check the Horovod that is installed, build nothing")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do what the command line asks. Raises BuildError."""
+    nccl = options.gpu == "nccl"
+    if not options.verify_only:
+        tools = find_toolchain(os.environ, nccl=nccl)
+        wheel = obtain_wheel(options.cache_dir.absolute(), tools, build_flags(os.environ, nccl=nccl), options.sdist)
+        if options.wheel_dir:
+            hand_out(wheel, options.wheel_dir)
+        if options.no_install:
+            return
+        pip_install(wheel)
+    verify(nccl=nccl)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        run(parse(arguments))
+    except BuildError as error:
+        print(f"build_horovod: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"build_horovod: {error} (a full disk or a missing permission? see --cache-dir)", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

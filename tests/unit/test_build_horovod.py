@@ -1,0 +1,308 @@
+"""The Horovod build: what it says when something is missing, what its cache promises, and that the result works.
+
+The compile itself takes minutes and is not repeated here: ``make demo``, the Dockerfile and CI run it for real. Where
+a test needs a wheel without compiling one, it makes a file of its own and says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load(name: str) -> ModuleType:
+    if str(SCRIPTS) not in sys.path:
+        sys.path.insert(0, str(SCRIPTS))
+    return importlib.import_module(name)
+
+
+build = load("build_horovod")
+toolchain = load("horovod_toolchain")
+verify = load("verify_horovod")
+
+
+def executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def run_script(python: str, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [python, str(SCRIPTS / "build_horovod.py"), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A real Python without torch, setuptools or even pip."""
+    directory = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    return str(directory / "bin" / "python")
+
+
+class TestWhatIsMissing:
+    def test_all_that_is_missing_is_listed_at_once_each_with_its_remedy(self, bare_python: str, tmp_path: Path) -> None:
+        done = run_script(bare_python, {"PATH": str(tmp_path), "HOME": str(tmp_path)})
+        assert done.returncode == 1
+        assert "6 things are missing on this machine to build Horovod 0.28.1" in done.stderr
+        assert "a C++ compiler: no c++ or g++ or clang++ on PATH\n      get it: apt-get install g++" in done.stderr
+        assert "CMake >= 3.13: no cmake on PATH\n      get it:" in done.stderr
+        assert "make or ninja: neither is on PATH\n      get one: apt-get install make" in done.stderr
+        assert "torch: " in done.stderr
+        assert "No module named 'torch'" in done.stderr
+        assert "pip: not installed\n      get it:" in done.stderr
+        assert "setuptools, wheel, cffi, cloudpickle, packaging, psutil, pyyaml not installed" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_nothing_is_written_when_something_is_missing(self, bare_python: str, tmp_path: Path) -> None:
+        run_script(bare_python, {"PATH": "/nonexistent", "HOME": str(tmp_path)})
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_compiler_that_cannot_compile_is_quoted(self, tmp_path: Path) -> None:
+        executable(tmp_path / "old-c++", "echo 'error: unrecognized option -std=c++17' >&2; exit 1")
+        found = toolchain.find_cxx({"CXX": str(tmp_path / "old-c++"), "PATH": os.environ["PATH"]})
+        assert isinstance(found, toolchain.Missing)
+        assert "old-c++ cannot compile C++17: error: unrecognized option -std=c++17" in str(found)
+
+    def test_a_compiler_with_a_launcher_in_front_is_taken_whole(self, tmp_path: Path) -> None:
+        executable(tmp_path / "launcher", 'test "$2" = --version && echo "fake c++ 13"; exit 0')
+        env = {"CXX": f"{tmp_path}/launcher c++", "PATH": os.environ["PATH"]}
+        assert toolchain.find_cxx(env) == (f"{tmp_path}/launcher c++", "fake c++ 13")
+
+    @pytest.mark.parametrize("says", ["cmake version 3.12.4", "not a version"])
+    def test_a_cmake_that_is_too_old_is_quoted(self, tmp_path: Path, says: str) -> None:
+        executable(tmp_path / "cmake", f"echo '{says}'")
+        found = toolchain.find_cmake({"HOROVOD_CMAKE": str(tmp_path / "cmake"), "PATH": ""})
+        assert isinstance(found, toolchain.Missing)
+        assert says in str(found)
+
+    def test_nccl_needs_a_cuda_torch_and_the_cuda_compiler(self, tmp_path: Path) -> None:
+        cpu_torch = {"version": "2.13.0+cpu", "cuda": None, "abi": True}
+        env = {"PATH": str(tmp_path), "HOROVOD_CUDA_HOME": str(tmp_path / "cuda")}
+        text = "\n".join(str(item) for item in toolchain.find_cuda(env, cpu_torch))
+        assert "torch 2.13.0+cpu is a CPU build" in text
+        assert f"no nvcc on PATH or in {tmp_path}/cuda/bin" in text
+        executable(tmp_path / "cuda" / "bin" / "nvcc", "exit 0")
+        assert toolchain.find_cuda(env, {**cpu_torch, "cuda": "13.0"}) == []
+
+
+class TestPatch:
+    def source(self, tmp_path: Path, top: str, torch: str) -> Path:
+        (tmp_path / "horovod" / "torch").mkdir(parents=True)
+        (tmp_path / "CMakeLists.txt").write_text(top)
+        (tmp_path / "horovod" / "torch" / "CMakeLists.txt").write_text(torch)
+        return tmp_path
+
+    def test_both_files_ask_for_c17_afterwards(self, tmp_path: Path) -> None:
+        old = "a\n    set(CMAKE_CXX_STANDARD 14)\nb\n"
+        build.patch(self.source(tmp_path, old, old))
+        for name in build.PATCHED_FILES:
+            assert (tmp_path / name).read_text() == "a\n    set(CMAKE_CXX_STANDARD 17)\nb\n"
+
+    @pytest.mark.parametrize("text", ["set(CMAKE_CXX_STANDARD 17)\n", "set(CMAKE_CXX_STANDARD 14)\n" * 2, ""])
+    def test_a_file_that_does_not_say_c14_exactly_once_is_refused(self, tmp_path: Path, text: str) -> None:
+        source = self.source(tmp_path, "set(CMAKE_CXX_STANDARD 14)\n", text)
+        with pytest.raises(build.BuildError, match=r"horovod/torch/CMakeLists.txt holds .* times, expected once"):
+            build.patch(source)
+
+    def test_an_sdist_that_is_not_the_released_one_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
+        with pytest.raises(build.BuildError, match=r"is not the released horovod 0\.28\.1: sha256 [0-9a-f]{64}"):
+            build.check_sdist(tmp_path / "horovod-0.28.1.tar.gz")
+
+
+class TestBuildEnvironment:
+    tools = toolchain.Toolchain("/usr/bin/c++", "c++ 12", "/usr/bin/cmake", "Ninja", "2.13.0", None, True)
+
+    def test_a_calling_make_does_not_leak_in(self) -> None:
+        env = {"PATH": "/bin", "MAKEFLAGS": " -j --jobserver-auth=3,4 -- TORCH=x", "MFLAGS": "-j", "MAKELEVEL": "1"}
+        got = build.build_environment(self.tools, {}, env)
+        assert got["MAKEFLAGS"] == f"-j{build.job_count()}"
+        assert {"MFLAGS", "MAKELEVEL"}.isdisjoint(got)
+
+    def test_the_tools_that_were_tried_out_are_the_ones_used(self) -> None:
+        got = build.build_environment(self.tools, {"HOROVOD_WITH_GLOO": "1"}, {"PATH": "/bin", "CXX": "other"})
+        assert (got["CXX"], got["HOROVOD_CMAKE"], got["CMAKE_GENERATOR"]) == ("/usr/bin/c++", "/usr/bin/cmake", "Ninja")
+        assert got["HOROVOD_WITH_GLOO"] == "1"
+
+    def test_nccl_is_asked_for_only_on_request(self) -> None:
+        assert "HOROVOD_GPU_OPERATIONS" not in toolchain.build_flags({}, nccl=False)
+        assert toolchain.build_flags({}, nccl=True)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+
+    def test_a_failed_build_shows_the_first_errors_of_its_log_and_keeps_it(self, tmp_path: Path) -> None:
+        (tmp_path / "setup.py").write_text("raise SystemExit('a.cc:1: fatal error: torch/torch.h')")
+        with pytest.raises(
+            build.BuildError, match=r"the build failed .*first errors in .*log:\n.*fatal error: torch/torch\.h"
+        ):
+            build.compile_wheel(tmp_path, tmp_path / "out", os.environ, tmp_path / "log")
+        assert "fatal error" in (tmp_path / "log").read_text()
+
+
+class TestCacheKey:
+    tools = TestBuildEnvironment.tools
+
+    def key(self, flags: dict[str, str] | None = None, **changed: object) -> str:
+        facts = toolchain.build_facts(self.tools, flags or {})
+        assert set(changed) <= set(facts)
+        return toolchain.cache_key({**facts, **changed})
+
+    def test_the_same_facts_give_the_same_key(self) -> None:
+        assert self.key() == self.key()
+
+    @pytest.mark.parametrize(
+        "fact",
+        [
+            "horovod",
+            "sdist_sha256",
+            "torch",
+            "torch_cuda",
+            "torch_cxx11_abi",
+            "python",
+            "platform",
+            "libc",
+            "cpu",
+            "cxx",
+        ],
+    )
+    def test_each_fact_changes_the_key(self, fact: str) -> None:
+        assert self.key(**{fact: "something else"}) != self.key()
+
+    def test_flags_change_the_key(self) -> None:
+        assert self.key({"CXXFLAGS": "-O1"}) != self.key()
+        assert self.key(toolchain.build_flags({}, nccl=True)) != self.key(toolchain.build_flags({}, nccl=False))
+
+    def test_the_torch_version_keeps_its_local_tag(self) -> None:
+        assert "torch-2.13.0+cpu-" in self.key(torch="2.13.0+cpu")
+
+    def test_the_cache_lies_where_the_xdg_specification_says(self, tmp_path: Path, monkeypatch: object) -> None:
+        below = "flytekitplugins-safedist"
+        assert toolchain.default_cache({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / below
+        assert toolchain.default_cache({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / below
+        assert toolchain.default_cache({}) == Path.home() / ".cache" / below
+
+
+def publish_one(cache: str, content: bytes, barrier: object, done: object) -> None:
+    """One of two builds of the same key that are ready at the same moment."""
+    aside = Path(cache) / f".building-{os.getpid()}"
+    aside.mkdir()
+    wheel = aside / "horovod-0.28.1-test.whl"
+    wheel.write_bytes(content)
+    barrier.wait()  # type: ignore[attr-defined]
+    path = build.publish(wheel, {"horovod": "0.28.1"}, aside, Path(cache) / "key")
+    done.put((str(path), path.read_bytes()))  # type: ignore[attr-defined]
+
+
+class TestCache:
+    def entry(self, tmp_path: Path) -> Path:
+        """A published entry; the wheel is a file of the test's own."""
+        (tmp_path / "aside").mkdir()
+        wheel = tmp_path / "aside" / "horovod-0.28.1-test.whl"
+        wheel.write_bytes(b"wheel")
+        build.publish(wheel, {"horovod": "0.28.1", "torch": "2.13.0"}, tmp_path / "aside", tmp_path / "key")
+        return tmp_path / "key"
+
+    def test_an_entry_that_was_never_made_is_a_miss(self, tmp_path: Path) -> None:
+        assert build.cached_wheel(tmp_path / "key") is None
+
+    def test_a_published_wheel_is_found_with_the_facts_it_was_built_from(self, tmp_path: Path) -> None:
+        entry = self.entry(tmp_path)
+        assert build.cached_wheel(entry) == entry / "horovod-0.28.1-test.whl"
+        assert json.loads((entry / "facts.json").read_text())["torch"] == "2.13.0"
+
+    def test_a_wheel_whose_bytes_changed_is_refused_with_the_directory_to_remove(self, tmp_path: Path) -> None:
+        entry = self.entry(tmp_path)
+        (entry / "horovod-0.28.1-test.whl").write_bytes(b"whee")
+        with pytest.raises(build.BuildError, match=r"key is damaged .*; remove that directory and try again"):
+            build.cached_wheel(entry)
+
+    def test_two_builds_that_finish_together_publish_one_entry_and_both_get_it(self, tmp_path: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        for attempt in range(20):
+            cache = tmp_path / str(attempt)
+            cache.mkdir()
+            barrier, done = context.Barrier(2), context.Queue()
+            contents = [b"a" * 100_000, b"b" * 100_000]
+            builds = [context.Process(target=publish_one, args=(str(cache), c, barrier, done)) for c in contents]
+            for process in builds:
+                process.start()
+            results = [done.get(timeout=60) for _ in builds]
+            for process in builds:
+                process.join()
+            assert results[0] == results[1]
+            assert results[0][1] in contents
+            assert build.cached_wheel(cache / "key") == Path(results[0][0])
+
+    def test_a_second_build_waits_for_the_first_and_takes_its_wheel(self, tmp_path: Path) -> None:
+        holder = (
+            "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+        )
+        lock = tmp_path / "key.lock"
+        waiter = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import build_horovod; from pathlib import Path\n"
+            "with build_horovod.one_builder(Path(sys.argv[2])): print('mine', flush=True)"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", holder, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as first:
+            assert first.stdout is not None
+            first.stdout.readline()  # it has the lock
+            command = [sys.executable, "-c", waiter, str(SCRIPTS), str(lock)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:
+                assert second.stdout is not None
+                assert "waiting for it" in second.stdout.readline()
+                first.kill()  # the kernel releases a dead builder's lock: nobody waits for ever
+                assert second.stdout.readline() == "mine\n"
+
+    def test_what_a_killed_build_left_is_removed_and_a_live_ones_is_not(self, tmp_path: Path) -> None:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        host = os.uname().nodename
+        leftovers = {name: tmp_path / f".building-key-{host}-{name}-abc" for name in (str(dead.pid), str(os.getpid()))}
+        leftovers["elsewhere"] = tmp_path / f".building-key-other-host-{dead.pid}-abc"
+        for path in leftovers.values():
+            path.mkdir()
+        build.sweep(tmp_path, "key")
+        assert [path.exists() for path in leftovers.values()] == [False, True, True]
+
+    def test_a_cached_wheel_is_handed_out_without_a_build(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        tools = TestBuildEnvironment.tools
+        key = toolchain.cache_key(toolchain.build_facts(tools, {}))
+        self.entry(tmp_path).rename(tmp_path / key)
+        wheel = build.obtain_wheel(tmp_path, tools, {}, sdist=tmp_path / "would fail")
+        build.hand_out(wheel, tmp_path / "out")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["horovod-0.28.1-test.whl"]
+        assert "cached: " in capsys.readouterr().out
+
+
+class TestVerify:
+    report = "Available Frameworks:\n    [ ] TensorFlow\n    [X] PyTorch\nAvailable Controllers:\n    [{}] Gloo\n"
+
+    def test_every_feature_that_is_not_ticked_is_named(self) -> None:
+        assert verify.missing_features(self.report.format("X"), nccl=False) == []
+        assert verify.missing_features(self.report.format(" "), nccl=True) == ["Gloo", "NCCL"]
+
+    def test_without_horovod_it_says_so(self, bare_python: str) -> None:
+        done = subprocess.run(
+            [bare_python, str(SCRIPTS / "verify_horovod.py")], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "horovodrun --check-build failed" in done.stderr
+        assert "No module named 'horovod'" in done.stderr
+
+    @pytest.mark.horovod
+    def test_the_installed_horovod_reduces_over_two_ranks(self) -> None:
+        done = run_script(sys.executable, dict(os.environ), "--verify-only")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "an allreduce over 2 ranks is right" in done.stdout

@@ -1,0 +1,105 @@
+"""Imports inside the package point only downward. This table is the one place where the levels are written down."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "flytekitplugins_safedist"
+SOURCE = Path(__file__).parents[2] / PACKAGE
+
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("envvars", "errors"),
+    ("config", "topology", "outcome", "fs"),
+    ("backends", "archive", "scratch", "restart"),
+    ("rank", "staging", "checkpoint", "rendezvous", "jobspec"),
+    ("rankserver", "launcher", "render", "doctor", "ranklogs"),
+    ("agent",),
+    ("task",),
+    ("entrypoint", "cli"),
+)
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+
+
+def imported(source: str, module: str, *, is_package: bool) -> set[str]:
+    """The modules of this package that a module imports, anywhere in its text: in functions, under TYPE_CHECKING too.
+
+    Args:
+        source: the module's text.
+        module: its dotted name.
+        is_package: whether it is an ``__init__``; relative imports count from itself then.
+    """
+    found: set[str] = set()
+    parts = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            target = ".".join([*base, *([node.module] if node.module else [])])
+            # `from . import x` may name a module or a value: both are looked at, values match no module's name.
+            found |= {target, *(f"{target}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.startswith(f"{PACKAGE}.")}
+
+
+def part(module: str) -> str:
+    """The name in the table that a module belongs to: itself, or its subpackage."""
+    return module.split(".")[1]
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """The imports of a module that do not point to a lower level."""
+    own = part(module)
+    wrong = []
+    for name in sorted(imported(source, module, is_package=is_package)):
+        other = part(name)
+        if other in LEVEL_OF and other != own and LEVEL_OF[other] >= LEVEL_OF[own]:
+            wrong.append(f"{module} (level {LEVEL_OF[own]}) imports {other} (level {LEVEL_OF[other]})")
+    return sorted(set(wrong))
+
+
+def modules() -> list[tuple[str, Path]]:
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+    names = [".".join((PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths]
+    return list(zip(names, paths, strict=True))
+
+
+def test_every_module_has_a_level() -> None:
+    assert sorted({part(name) for name, _ in modules()} - set(LEVEL_OF)) == []
+
+
+@pytest.mark.parametrize(("name", "path"), [pytest.param(name, path, id=name) for name, path in modules()])
+def test_imports_point_only_downward(name: str, path: Path) -> None:
+    is_package = path.name == "__init__.py"
+    module = name.removesuffix(".__init__")
+    assert violations(path.read_text(), module, is_package=is_package) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from .task import SafeTorch", f"{PACKAGE}.config"),
+        ("from . import outcome", f"{PACKAGE}.config"),
+        (f"import {PACKAGE}.agent", f"{PACKAGE}.rank"),
+        (f"from {PACKAGE} import cli", f"{PACKAGE}.entrypoint"),
+        ("def f():\n    from .agent import run", f"{PACKAGE}.rank"),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .agent import Agent", f"{PACKAGE}.rank"),
+        ("from ..rank import main", f"{PACKAGE}.backends.horovod"),
+    ],
+)
+def test_an_upward_or_sideways_import_would_be_seen(source: str, module: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from .errors import ConfigError", f"{PACKAGE}.config"),
+        ("from .base import Backend\nfrom ..envvars import RANK", f"{PACKAGE}.backends.horovod"),
+        ("import torch\nfrom flytekit import task", f"{PACKAGE}.config"),
+    ],
+)
+def test_a_downward_import_is_fine(source: str, module: str) -> None:
+    assert violations(source, module) == []
