@@ -12,13 +12,20 @@ SOURCE = Path(__file__).parents[2] / PACKAGE
 
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("envvars", "errors"),
-    ("config", "topology", "outcome", "fs"),
-    ("backends", "archive", "scratch", "restart"),
-    ("rank", "staging", "checkpoint", "rendezvous", "jobspec"),
-    ("rankserver", "launcher", "render", "doctor", "ranklogs"),
+    # facts and small values that know nothing of each other
+    ("caches", "flytecontext", "hostchecks", "jobconfig", "outcome", "preload", "ranklogs"),
+    # what the user writes, what the operator says, what the file system does
+    ("config", "context", "fs", "payload", "reserved", "topology"),
+    ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
+    ("checkpoint", "doctor", "jobcheck", "jobspec", "rank", "render", "staging", "verdict"),
+    ("podtemplate", "rankserver"),
+    ("launcher", "serialization"),
+    ("prefork", "ranks"),
     ("agent",),
+    ("meeting",),
+    ("job",),
     ("task",),
-    ("entrypoint", "cli"),
+    ("cli", "entrypoint"),
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -81,7 +88,7 @@ def test_imports_point_only_downward(name: str, path: Path) -> None:
     ("source", "module"),
     [
         ("from .task import SafeTorch", f"{PACKAGE}.config"),
-        ("from . import outcome", f"{PACKAGE}.config"),
+        ("from . import topology", f"{PACKAGE}.config"),
         (f"import {PACKAGE}.agent", f"{PACKAGE}.rank"),
         (f"from {PACKAGE} import cli", f"{PACKAGE}.entrypoint"),
         ("def f():\n    from .agent import run", f"{PACKAGE}.rank"),
