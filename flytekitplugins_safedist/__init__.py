@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .config import SafeTorch as SafeTorch
     from .config import Scratch as Scratch
     from .config import Timeouts as Timeouts
+    from .jobconfig import ScratchVolume as ScratchVolume
     from .context import RankContext as RankContext
     from .context import current_rank as current_rank
 
@@ -26,6 +27,7 @@ _PUBLIC = {
     "SafeHorovod": "task",
     "SafeTorch": "task",
     "Scratch": "config",
+    "ScratchVolume": "jobconfig",
     "Timeouts": "config",
     "current_rank": "context",
 }

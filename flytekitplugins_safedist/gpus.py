@@ -197,6 +197,8 @@ def _accelerator(asks: TaskAsks, shape: JobShape, nproc: object, max_nodes: int)
     if asks.accelerator is None and not is_partitioned(asks):
         return
     name = _accelerator_name(asks.accelerator)
+    if name.lower().startswith("tpu"):
+        yield Problem("accelerator", name, "is a TPU, which neither Horovod nor torch ranks here can use", "use GPUs")
     gpus = gpus_requested(asks, shape, max_nodes=max_nodes).gpus
     if asks.accelerator is not None and not gpus:
         reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"

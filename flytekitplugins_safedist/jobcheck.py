@@ -83,7 +83,7 @@ def _roles(shape: JobShape, min_nodes: int, max_nodes: int) -> Iterator[Problem]
         elif name not in allowed:
             have = " and ".join(allowed) or "no roles: it is an ordinary pod"
             job = "elastic" if min_nodes != max_nodes else f"{max_nodes}-node"
-            reason = f"has no effect: a {job} {shape.operator} job has {have}"
+            reason = f"has no effect: this {job} {shape.operator} job has {have}"
             yield Problem(name, "set", reason, f"drop {name}" + (f" or use {allowed[0]}" if allowed else ""))
         else:
             yield from _role(name, role, _replicas(name, shape, min_nodes, max_nodes))
