@@ -54,6 +54,7 @@ class RankServer:
         self._buffer = b""
         self._next_id = 0
         self._ended: list[Ended] = []
+        self._started: set[int] = set()
         self._replies: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
 
@@ -129,6 +130,7 @@ class RankServer:
             for start in starts
         ]
         pids: list[int] = self._ask("fork" if fork else "exec", {"orders": orders}, timeout=timeout)["pids"]
+        self._started.update(pids)
         return pids
 
     def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
@@ -201,9 +203,15 @@ class RankServer:
             if "reply" in message:
                 self._replies[message["reply"]] = message
             else:
+                self._started.discard(message["exited"])
                 self._ended.append(Ended(message["exited"], message["exit_code"], message["time_ns"]))
 
     def _lost(self) -> LaunchError:
+        # The kernel ends the ranks with their server, but not what they started; each leads a group of its own.
+        for pid in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        self._started.clear()
         self._reap(1.0)
         code = self._exit_code
         seen = "it left" if code is None else signal_reason(-code) if code < 0 else f"exit code {code}"

@@ -2,7 +2,8 @@
 
 It starts ranks (by fork after preloading, or as fresh interpreters), reaps them, and passes signals on. It runs no
 threads, so forking from it is safe. When the agent disappears, however, it kills every rank with all its descendants
-and removes what the agent had asked it to: nothing outlives the agent.
+and removes what the agent had asked it to: nothing outlives the agent. The kernel hands it the orphans of its ranks (it
+is their subreaper), so that also those go that left their rank's session (Inductor's compile workers do).
 
 The protocol is lines of JSON over a socket that only these two processes hold. Requests are answered in order by a line
 with "reply"; ends of ranks come as lines with "exited" at any time.
@@ -11,6 +12,7 @@ with "reply"; ends of ranks come as lines with "exited" at any time.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import multiprocessing.util
 import os
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import preload, rank, scratch
+from . import descendants, preload, rank, scratch
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -48,6 +50,7 @@ class _Server:
         self.ranks: set[int] = set()
         self.guarded: list[Path] = []
         self.preloaded = Preloaded("nothing was preloaded")
+        self.helpers: frozenset[int] = frozenset()  # what modules started when they were imported: every round's
         self.quitting = False
         self.wake_read, self.wake_write = os.pipe()
         self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -68,6 +71,7 @@ class _Server:
             # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
             # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
             signal.signal(number, _do_nothing)
+        descendants.adopt_orphans()
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         buffer = b""
@@ -108,6 +112,7 @@ class _Server:
         sys.path[:] = request["sys_path"]
         started = time.monotonic()
         self.preloaded = preload.preload(request["libraries"], request["modules"])
+        self.helpers = frozenset(descendants.children())
         return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
 
     def on_fork(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -155,27 +160,32 @@ class _Server:
 
     # --- children ------------------------------------------------------------------------------------------------
     def reap(self) -> None:
-        os.read(self.wake_read, 1 << 16)
-        for pid in list(self.ranks):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                continue
-            now = time.time_ns()
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 1 << 16)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self.reap_one(ended.si_pid)
+
+    def reap_one(self, pid: int) -> None:
+        now = time.time_ns()
+        if pid in self.ranks:
             # Before the pid is free for others: whatever the rank started and left behind goes with it.
             _signal_rank(pid, signal.SIGKILL, whole_group=True)
-            _, status = os.waitpid(pid, 0)
-            self.ranks.discard(pid)
-            self.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "time_ns": now})
+        _, status = os.waitpid(pid, 0)
+        if pid not in self.ranks:
+            return  # an orphan of a rank's
+        self.ranks.discard(pid)
+        if not self.ranks:
+            # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
+            descendants.end(spare=self.helpers, patience=_KILL_GRACE_SECONDS)
+        self.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "time_ns": now})
 
     def clean_up(self) -> None:
         signal.set_wakeup_fd(-1)
         for pid in self.ranks:
             _signal_rank(pid, signal.SIGKILL, whole_group=True)
-        deadline = time.monotonic() + _KILL_GRACE_SECONDS
-        for pid in self.ranks:
-            # A rank in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
-            while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-                time.sleep(0.01)
+        # A process in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
+        descendants.end(spare=(), patience=_KILL_GRACE_SECONDS)
         for path in self.guarded:
             scratch.remove(path)
 

@@ -1,0 +1,218 @@
+"""Tasks that fail in one way or another; ``$TEST_HOW`` says in which. Rank 1 is the culprit, rank 0 the bystander."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+
+from flytekit import current_context, task
+from flytekit.exceptions.system import FlyteUploadDataException
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
+from tests.procs import say, wait_for_word
+
+
+class Unlucky(FlyteRecoverableException):
+    """A user's own recoverable error."""
+
+
+QUICK = Timeouts(stop=0.5, exit=0.5)
+
+
+def fail(how: str) -> None:
+    """Fail in one way."""
+    print("the last thing it said")
+    if how == "raise":
+        try:
+            {}["learning_rate"]
+        except KeyError as error:
+            raise ValueError("no learning rate") from error
+    if how == "recoverable":
+        raise FlyteRecoverableException("try me again")
+    if how == "recoverable subclass":
+        raise Unlucky("try me again")
+    if how == "system":
+        raise FlyteUploadDataException("the bucket is away")
+    if how == "import":
+        import no_such_module_at_all  # noqa: F401
+    if how == "syntax":
+        compile("def f(:", "broken.py", "exec")
+    if how == "sys.exit":
+        raise SystemExit(7)
+    if how == "os._exit":
+        os._exit(3)
+    if how.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, how))
+        signal.pause()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, logs=Logs(tail_lines=3)))
+def one_fails() -> int:
+    """Rank 1 fails, rank 0 waits for ever."""
+    if current_rank().rank == 1:
+        for number in range(5):
+            print(f"line {number}")
+        fail(os.environ["TEST_HOW"])
+        return 1
+    if os.environ["TEST_HOW"] == "nothing":
+        return 0
+    signal.pause()
+    return 0
+
+
+@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK))
+def one_fails_in_torch() -> None:
+    """Rank 1 raises while the others are in an allreduce that can never end."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if current_rank().rank == 1:
+        fail("raise")
+    dist.all_reduce(torch.ones(4))
+
+
+@task(task_config=SafeHorovod(nproc_per_node=3, timeouts=QUICK))
+def one_fails_in_horovod() -> None:
+    """The same with Horovod."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    hvd.allreduce(torch.ones(4), name="all are here")
+    if current_rank().rank == 1:
+        fail("raise")
+    hvd.allreduce(torch.ones(4), name="never complete")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def stubborn() -> None:
+    """Rank 0 does not listen to SIGTERM."""
+    if current_rank().rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say("deaf")
+        threading.Event().wait()
+    wait_for_word()
+    fail("raise")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def lingering() -> int:
+    """Rank 1 returns, but a thread of it never does."""
+    if current_rank().rank == 1:
+        threading.Thread(target=threading.Event().wait).start()
+    return 7
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def with_grandchildren() -> None:
+    """Rank 1 leaves a child, and a child in a session of its own, and fails."""
+    if current_rank().rank == 1:
+        for own_session in (False, True):
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
+            say(str(child.pid))
+        wait_for_word()
+        fail(os.environ["TEST_HOW"])
+        return
+    if os.environ["TEST_HOW"] != "nothing":
+        signal.pause()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def waits_with_a_child() -> None:
+    """Each rank starts a process, and waits for ever."""
+    child = subprocess.Popen(["sleep", "1000"])
+    say(json.dumps({"child": child.pid, "server": os.getppid()}))
+    signal.pause()
+
+
+def _rounds() -> str:
+    me = current_rank()
+    marker = me.scratch / "been here"
+    fresh = not marker.exists()
+    marker.touch()
+    say(json.dumps({"rank": me.rank, "round": me.round, "fresh": fresh, "scratch": str(me.scratch)}))
+    if me.rank == 1:
+        wait_for_word()
+        if me.round < int(os.environ["TEST_GOOD_ROUND"]):
+            fail(os.environ["TEST_HOW"])
+    if me.round < int(os.environ["TEST_GOOD_ROUND"]):
+        signal.pause()
+    return f"round {me.round}"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2, timeouts=QUICK))
+def restarted() -> str:
+    """Fails until round $TEST_GOOD_ROUND."""
+    return _rounds()
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2, max_restarts=1, timeouts=QUICK))
+def restarted_horovod() -> float:
+    """Meets in an allreduce in each round; rank 1 fails in the first."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum)
+    if current_rank().round == 0:
+        if hvd.rank() == 1:
+            fail("raise")
+        hvd.allreduce(torch.ones(1), name="never complete")
+    return float(total)
+
+
+def _report_and_wait() -> str:
+    me = current_rank()
+    (me.scratch / "work").write_text("half done")
+    say(
+        json.dumps(
+            {
+                "rank": me.rank,
+                "pid": os.getpid(),
+                "server": os.getppid(),
+                "scratch": str(me.scratch),
+                "tmp": os.environ["TMPDIR"],
+                "working": current_context().working_directory,
+            }
+        )
+    )
+    wait_for_word()
+    if os.environ.get("TEST_HOW") and me.rank == 1:
+        fail(os.environ["TEST_HOW"])
+    return os.environ.get("TEST_NAME", "done")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def waits() -> str:
+    """Says where it is, and waits for the test's word."""
+    return _report_and_wait()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, start_method="spawn"))
+def waits_spawned() -> str:
+    """The same in fresh interpreters."""
+    return _report_and_wait()
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2, timeouts=QUICK))
+def waits_horovod() -> str:
+    """The same with Horovod's key-value server open."""
+    return _report_and_wait()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, scratch=Scratch(keep="on_failure")))
+def keeps_on_failure() -> str:
+    """Scratch stays when it fails."""
+    return _report_and_wait()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, scratch=Scratch(keep="always")))
+def keeps_always() -> str:
+    """Scratch stays."""
+    return _report_and_wait()

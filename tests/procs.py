@@ -1,0 +1,257 @@
+"""Real jobs for tests: run, signalled, waited for with deadlines, and asked what they left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DEADLINE = 120.0
+"""Seconds after which a test gives up on something that must happen; generous, for slow machines. Never a measure."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A case that has ended.
+
+    Attributes:
+        code: exit code, negative for a signal.
+        left: processes of the case that were still alive well after it ended.
+        out, err: what it wrote.
+        files: its directory: ``value.json``, ``error.pickle``, ``outputs/``.
+    """
+
+    code: int
+    left: list[str]
+    out: str
+    err: str
+    files: Path
+
+    @property
+    def value(self) -> Any:
+        """What the call returned."""
+        return json.loads((self.files / "value.json").read_text())
+
+    @property
+    def error(self) -> BaseException:
+        """What the call raised, as it pickles."""
+        path = self.files / "error.pickle"
+        assert path.exists(), f"no error: exit code {self.code}\n{self.out}\n{self.err}"
+        error: BaseException = pickle.loads(path.read_bytes())
+        return error
+
+    @property
+    def uploaded(self) -> list[str]:
+        """Names of what pyflyte-execute uploaded."""
+        outputs = self.files / "outputs"
+        return sorted(path.name for path in outputs.iterdir()) if outputs.exists() else []
+
+    @property
+    def scratch(self) -> list[str]:
+        """What is left under the directory that held this case's scratch and temporary files."""
+        return sorted(path.name for path in (self.files / "tmp").iterdir() if path.name.startswith("safedist"))
+
+
+class Running:
+    """A case that runs."""
+
+    def __init__(self, report: int, files: Path) -> None:
+        self._report = report
+        self._buffer = b""
+        self.files = files
+        self.pid: int = self._line()["pid"]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the case's first process: the agent."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> Ended:
+        """Wait for the end of the case and of everything it started."""
+        last = self._line()
+        os.close(self._report)
+        out, err = ((self.files / name).read_text(errors="replace") for name in ("out", "err"))
+        return Ended(last["code"], last["left"], out, err, self.files)
+
+    def _line(self) -> dict[str, Any]:
+        while b"\n" not in self._buffer:
+            readable, _, _ = select.select([self._report], [], [], DEADLINE)
+            assert readable, f"nothing for {DEADLINE:g} s from a case:\n{self._so_far()}"
+            data = os.read(self._report, 1 << 16)
+            assert data, f"the supervisor of a case is gone:\n{self._so_far()}"
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _so_far(self) -> str:
+        return "\n".join((self.files / name).read_text(errors="replace") for name in ("out", "err"))
+
+
+class Warm:
+    """A process with everything imported, which forks cases (:mod:`tests.warm`)."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": _python_path()},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._connection = ours
+        readable, _, _ = select.select([ours], [], [], DEADLINE)
+        assert readable, "importing torch and flytekit takes for ever"
+        hello = json.loads(ours.recv(1 << 16) or b'{"unsafe": "it died"}')
+        assert hello["unsafe"] is None, hello
+
+    def close(self) -> None:
+        """End it."""
+        self._connection.close()
+        self._process.wait(DEADLINE)
+
+    def start(
+        self,
+        call: str,
+        files: Path,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        kind: str = "call",
+        prefork: bool = True,
+    ) -> Running:
+        """Start a case.
+
+        Args:
+            call: ``module:task``; called with ``inputs``.
+            files: a new directory for what the case writes; its TMPDIR is in it.
+            inputs: arguments, as JSON carries them.
+            environment: further variables.
+            kind: "call", or "execute" for pyflyte-execute.
+            prefork: fork the rank server from the warm process; else the task starts its own, as on a laptop.
+        """
+        case = {"call": call, "kind": kind, "prefork": prefork, "path": [str(ROOT / "tests" / "jobs"), str(ROOT)]}
+        return self._start(case, files, dict(inputs or {}), environment or {})
+
+    def run(self, call: str, files: Path, **options: Any) -> Ended:
+        """Run a case to its end; nothing may be left of it."""
+        ended = self.start(call, files, **options).wait()
+        assert ended.left == []
+        return ended
+
+    def command(self, command: Sequence[str], files: Path, environment: Mapping[str, str] | None = None) -> Running:
+        """Start a command line of its own: nothing is warm."""
+        return self._start({"exec": list(command)}, files, {}, environment or {})
+
+    def _start(
+        self, case: dict[str, Any], files: Path, inputs: dict[str, Any], environment: Mapping[str, str]
+    ) -> Running:
+        temporary = files / "tmp"
+        temporary.mkdir(parents=True)
+        everything = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": _python_path(), **environment}
+        everything["PATH"] = f"{Path(sys.executable).parent}:{everything['PATH']}"
+        everything["FLYTE_LOCAL_CACHE_ENABLED"] = everything.get("FLYTE_LOCAL_CACHE_ENABLED", "false")
+        places = {"files": str(files), "cwd": str(files), "out": str(files / "out"), "err": str(files / "err")}
+        message = json.dumps({**case, **places, "inputs": inputs, "environment": everything})
+        ours, theirs = os.pipe()
+        (files / "out").touch()
+        (files / "err").touch()
+        socket.send_fds(self._connection, [message.encode()], [theirs])
+        os.close(theirs)
+        return Running(ours, files)
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+class Gate:
+    """A FIFO between ranks and a test: ranks say lines and wait for a word; nobody sleeps.
+
+    In the rank: :func:`say`, :func:`wait_for_word`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.said, self.word = directory / "said", directory / "word"
+        os.mkfifo(self.said)
+        os.mkfifo(self.word)
+        # Read-write, so that opening never blocks and neither side ever sees an end.
+        self._said = os.open(self.said, os.O_RDWR)
+        self._word = os.open(self.word, os.O_RDWR)
+        self._buffer = b""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks need to find it."""
+        return {"TEST_SAID": str(self.said), "TEST_WORD": str(self.word)}
+
+    def heard(self, count: int) -> list[str]:
+        """The next ``count`` lines, in order of arrival."""
+        while self._buffer.count(b"\n") < count:
+            readable, _, _ = select.select([self._said], [], [], DEADLINE)
+            assert readable, f"expected {count} lines, heard only {self._buffer!r}"
+            self._buffer += os.read(self._said, 1 << 16)
+        *lines, self._buffer = self._buffer.split(b"\n", count)
+        return [line.decode() for line in lines]
+
+    def let_go(self, count: int) -> None:
+        """Give the word to ``count`` ranks that wait for it, now or later."""
+        os.write(self._word, b"x" * count)
+
+    def close(self) -> None:
+        os.close(self._said)
+        os.close(self._word)
+
+
+def say(text: str) -> None:
+    """In a rank: one line to the test."""
+    with open(os.environ["TEST_SAID"], "w") as file:
+        file.write(text + "\n")
+
+
+def wait_for_word() -> None:
+    """In a rank: wait until the test gives the word."""
+    with open(os.environ["TEST_WORD"], "rb", buffering=0) as file:
+        file.read(1)
+
+
+@contextmanager
+def gate(directory: Path) -> Iterator[Gate]:
+    directory.mkdir(parents=True, exist_ok=True)
+    made = Gate(directory)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def until(true: Any, what: str) -> None:
+    """Wait for a state that nothing announces (a process that the kernel ends), looking again and again."""
+    deadline = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        select.select([], [], [], 0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+KILL = signal.SIGKILL

@@ -1,0 +1,165 @@
+"""A process that imported torch, Horovod and flytekit once, and forks a supervised process for each case it is sent.
+
+What runs in a case is real: a real agent, rank server and ranks, in processes of their own; only the imports are paid
+once for all cases, the way ``safedist-execute`` does it (``prefork``). Each case has a supervisor that every orphan of
+the case is handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
+
+Run by :mod:`tests.procs`: ``python -m tests.warm SOCKET_FD``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flytekitplugins_safedist import envvars, prefork, preload
+from flytekitplugins_safedist.launcher import RankServer
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LEFT_OVER_AFTER_SECONDS = 20.0
+
+LIBRARIES = (
+    "torch",
+    "torch.distributed",
+    "flytekit",
+    "flytekit.bin.entrypoint",
+    "flytekitplugins_safedist.task",
+    "flytekitplugins_safedist.agent",
+    "flytekitplugins_safedist.meeting",
+)
+
+
+def main(arguments: list[str]) -> None:
+    connection = socket.socket(fileno=int(arguments[0]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
+    libraries = list(LIBRARIES)
+    if importlib.util.find_spec("horovod") is not None:
+        libraries.insert(2, "horovod.torch")
+    with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
+        unsafe = preload.preload(libraries, []).unsafe
+    connection.sendall(json.dumps({"unsafe": unsafe}).encode() + b"\n")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            connection.close()
+            _supervise(json.loads(message), descriptors[0])
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _supervise(case: dict[str, Any], report: int) -> NoReturn:
+    """Run one case; tell its process id at once, and at its end its exit code and who was left behind."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    pid = os.fork()
+    if pid == 0:
+        os.close(report)
+        _be_the_case(case)
+    os.write(report, json.dumps({"pid": pid}).encode() + b"\n")
+    _, status = os.waitpid(pid, 0)
+    left = _reap_the_rest()
+    code = os.waitstatus_to_exitcode(status)
+    os.write(report, json.dumps({"code": code, "left": left}).encode() + b"\n")
+    os._exit(0)
+
+
+def _reap_the_rest() -> list[str]:
+    """Wait until no descendant is alive. Those that are after the deadline are named, and ended."""
+
+    def too_late(*_: object) -> NoReturn:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, _LEFT_OVER_AFTER_SECONDS)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return []
+    except TimeoutError:
+        return _end_descendants()
+
+
+def _end_descendants() -> list[str]:
+    import psutil
+
+    named = []
+    for process in psutil.Process().children(recursive=True):
+        named.append(f"{process.pid}: {' '.join(process.cmdline()) or process.name()}")
+        process.kill()
+    return named
+
+
+def _be_the_case(case: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for name, number in (("out", 1), ("err", 2)):
+            file = os.open(case[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(file, number)
+            os.close(file)
+        os.chdir(case["cwd"])
+        os.environ.clear()
+        os.environ.update(case["environment"])
+        tempfile.tempdir = None  # computed under the warm process's TMPDIR
+        if "exec" in case:
+            os.execvpe(case["exec"][0], case["exec"], dict(os.environ))
+        code = _call(case)
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else int(bool(leave.code))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _call(case: dict[str, Any]) -> int:
+    sys.path[:0] = case["path"]
+    if case["prefork"]:
+        # As prefork.prepare() does in safedist-execute: before anything here may start a thread.
+        prefork._server = RankServer.fork()
+    module, name = case["call"].split(":")
+    if case["kind"] == "execute":
+        return _pyflyte_execute(module, name, Path(case["files"]))
+    function = getattr(importlib.import_module(module), name)
+    try:
+        value = function(**case["inputs"])
+    except Exception as error:
+        Path(case["files"], "error.pickle").write_bytes(pickle.dumps(error))
+        traceback.print_exc()
+        return 1
+    Path(case["files"], "value.json").write_text(json.dumps(value, default=str))
+    return 0
+
+
+def _pyflyte_execute(module: str, name: str, files: Path) -> int:
+    """The console script ``pyflyte-execute``, in this process."""
+    from flytekit.bin.entrypoint import execute_task_cmd
+
+    inputs = files / "inputs.pb"
+    inputs.write_bytes(b"")  # an empty LiteralMap
+    resolver = "flytekit.core.python_auto_container.default_task_resolver"
+    arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
+    arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, "--"]
+    execute_task_cmd.main([*arguments, "task-module", module, "task-name", name])
+    return 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
