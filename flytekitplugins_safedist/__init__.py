@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .config import SafeTorch as SafeTorch
     from .config import Scratch as Scratch
     from .config import Timeouts as Timeouts
-    from .jobconfig import ScratchVolume as ScratchVolume
     from .context import RankContext as RankContext
     from .context import current_rank as current_rank
+    from .jobconfig import ScratchVolume as ScratchVolume
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.

@@ -32,18 +32,20 @@ from . import envvars, scratch
 from .backends import Group, RankBackend
 from .config import Resolved
 from .context import RankContext
-from .errors import JobInterruptedError, SafedistError
+from .errors import GroupClosedError, JobInterruptedError, SafedistError
+from .jobwide import JobWide
 from .launcher import RankServer
 from .outcome import RankOutcome, root_cause
 from .ranks import Ranks, plan_orders
 from .rendezvous.handler import SafedistHandler
-from .restart import Action, Policy, decide
+from .restart import Action
 from .scratch import JobScratch
 from .topology import Topology
-from .verdict import Kind, Verdict, judge
+from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1
 _USAGE_EVERY_SECONDS = 5.0
+_BUG = "report this as a bug of safedist, with the log"
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             max_restarts=settings.max_restarts,
             monitor_interval=MONITOR_SECONDS,
         )
-        super().__init__(spec, exit_barrier_timeout=settings.timeouts.rendezvous)
+        super().__init__(spec)
         self.plan = plan
         self.report = Report()
         self._server = server
@@ -122,6 +124,13 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._say = say
         self._ranks: Ranks | None = None
         self._usage_checked = time.monotonic()
+        self._job = JobWide(
+            handler,
+            nnodes=plan.topology.max_nodes,
+            max_restarts=settings.max_restarts,
+            stop_seconds=settings.timeouts.stop,
+            say=say,
+        )
 
     def drive(self) -> Report:
         """Run to the end.
@@ -134,6 +143,11 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             started = time.monotonic()
             try:
                 self.run()
+            except GroupClosedError:
+                # Another node gave the job up while this one's ranks ran or waited for the next round; or this pod came
+                # back when all was done. Any other end (a deadline, a spent budget) is an error here as well.
+                if not self._job.over():
+                    raise
             except SignalException as stop:
                 raise JobInterruptedError(
                     f"told to stop by {signal.Signals(stop.sigval).name}; every rank has been ended",
@@ -142,6 +156,10 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
                 ) from stop
             finally:
                 self.report.seconds["total"] = time.monotonic() - started
+        ended = self._job.ended()
+        if ended is not None:
+            limit = self.plan.settings.size_limit
+            self.report.verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=limit)
         return self.report
 
     # --- what torch elastic asks for -----------------------------------------------------------------------------
@@ -158,53 +176,58 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         ranks = self._running()
         ranks.poll()
-        if not ranks.failed:
-            excess = self._over_limit(ranks)
-            if excess is not None:
-                ranks.stop()
-                self.report.verdict = Verdict(Kind.USER, excess, time.time_ns())
-                self._remaining_restarts = 0
-                return RunResult(state=WorkerState.FAILED)
-            if not ranks.finished:
-                return RunResult(state=WorkerState.HEALTHY)
-            self._note_phases(ranks.outcomes())
-            self.report.result = ranks.result()
-            values = {worker.global_rank: None for worker in worker_group.workers}
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
-        ranks.settle()
-        ranks.stop()
-        self._after_failure(ranks)
-        return RunResult(state=WorkerState.FAILED)
+        if ranks.failed:
+            return self._round_failed(ranks)
+        excess = self._over_limit(ranks)
+        if excess is not None:
+            ranks.stop()
+            return self._decided(ranks, excess)
+        # Until every node is done this one goes on watching: a failure elsewhere still means a new round here.
+        if not ranks.finished or not self._job.all_done():
+            return RunResult(state=WorkerState.HEALTHY)
+        self._note_phases(ranks.outcomes())
+        self.report.result = ranks.result()
+        values = {worker.global_rank: None for worker in worker_group.workers}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:  # torch < 2.6 passes is_restart
+        ranks = self._ranks
         self._end_round(signal.SIGTERM)
+        if ranks is not None:
+            # Another node asked for a new round, or this one did: say how it ended here before it is forgotten.
+            self._job.report(root_cause(ranks.outcomes()))
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
         self._end_round(death_sig)
 
+    def _exit_barrier(self) -> None:
+        """Nothing: ``all_done`` was the barrier, and torch's own can hang on a store that is frozen."""
+
     # --- decisions and their parts -------------------------------------------------------------------------------
-    def _after_failure(self, ranks: Ranks) -> None:
-        outcomes = ranks.outcomes()
-        cause = root_cause(outcomes)
+    def _round_failed(self, ranks: Ranks) -> RunResult:
+        ranks.settle()
+        ranks.stop()
+        cause = root_cause(ranks.outcomes())
         if cause is None:
-            raise SafedistError("a round failed without a failing rank", seen=outcomes, hint="report this as a bug")
-        decision = decide(Policy(self.plan.settings.max_restarts), restarts=self.report.rounds - 1, cause=cause)
+            raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
+        return self._decided(ranks, cause)
+
+    def _decided(self, ranks: Ranks, cause: RankOutcome) -> RunResult:
+        decision = self._job.settle(cause, str(ranks.usage(self.plan.scratch)))
         # torch elastic asks this number, and nothing else, whether there is another round.
         self._remaining_restarts = 1 if decision.action is Action.RESTART else 0
-        if decision.action is Action.RESTART:
-            name = cause.raised.type if cause.raised is not None else cause.status.value
-            self._say(f"rank {cause.rank} failed ({name}); all ranks start again: {decision.reason}")
-            return
-        limit = self.plan.settings.size_limit
-        self.report.verdict = judge(cause, decision, usage=ranks.usage(self.plan.scratch), limit=limit)
+        return RunResult(state=WorkerState.FAILED)
 
-    def _over_limit(self, ranks: Ranks) -> SafedistError | None:
+    def _over_limit(self, ranks: Ranks) -> RankOutcome | None:
+        """The rank that wrote most, failed for it, when this node's ranks together hold more than their limit."""
         limit = self.plan.settings.size_limit
         now = time.monotonic()
         if limit is None or now - self._usage_checked < _USAGE_EVERY_SECONDS:
             return None
         self._usage_checked = now
-        return scratch.over_limit(ranks.usage(self.plan.scratch), limit)
+        usage = ranks.usage(self.plan.scratch)
+        error = scratch.over_limit(usage, limit)
+        return None if error is None else ranks.blame(usage.largest(), error)
 
     def _end_round(self, number: int) -> None:
         ranks, self._ranks = self._ranks, None
@@ -216,7 +239,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
 
     def _running(self) -> Ranks:
         if self._ranks is None:
-            raise SafedistError("torch elastic asked for ranks that were never started", hint="report this as a bug")
+            raise SafedistError("torch elastic asked for ranks that were never started", hint=_BUG)
         return self._ranks
 
     def _group(self, worker_group: WorkerGroup) -> Group:

@@ -55,12 +55,14 @@ class Timeouts:
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end.
+        upload: for node 0 to upload the outputs, while the other nodes wait.
     """
 
     start: float = 600.0
     rendezvous: float = 900.0
     stop: float = 5.0
     exit: float = 60.0
+    upload: float = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)

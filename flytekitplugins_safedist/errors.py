@@ -224,6 +224,10 @@ class FencedError(RendezvousError):
     """Another process took this node's place in the group: this one is the ghost, and must end its ranks."""
 
 
+class NodeLostError(RendezvousError):
+    """A node of the job is gone, and no other took its place in time."""
+
+
 class StoreLostError(RendezvousError):
     """The process that holds the job's store (node 0's agent) is gone, frozen, or cannot be reached."""
 

@@ -75,6 +75,18 @@ def take() -> FlyteSnapshot:
     )
 
 
+def uploaded(snapshot: FlyteSnapshot) -> bool:
+    """Whether the job's outputs, or its one error, are at the output prefix already."""
+    from flytekit import FlyteContextManager
+    from flytekit.core.constants import ERROR_FILE_NAME, OUTPUT_FILE_NAME
+
+    prefix = snapshot.output_metadata_prefix
+    if prefix is None:
+        return False
+    access = FlyteContextManager.current_context().file_access
+    return any(access.exists(f"{prefix.rstrip('/')}/{name}") for name in (OUTPUT_FILE_NAME, ERROR_FILE_NAME))
+
+
 @contextlib.contextmanager
 def entered(snapshot: FlyteSnapshot, sandbox: Path) -> Iterator[FlyteContext]:
     """Make ``snapshot`` the current Flyte context of this process.

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, envvars, flytecontext, payload, scratch, topology
+from . import backends, envvars, flytecontext, leaving, payload, scratch, topology
 from .config import Resolved
 from .errors import SafedistError, ScratchError
 from .launcher import RankServer
 from .payload import JobOrder
 from .scratch import JobScratch
-from .verdict import Verdict
+from .verdict import Kind, Verdict
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
 
     from .agent import NodePlan, Report
+    from .rendezvous.handler import SafedistHandler
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Done:
 
     outputs: LiteralMap
     decks: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The job has ended, and node 0 has uploaded how."""
 
 
 def say(text: str) -> None:
@@ -48,7 +54,7 @@ def run(
     environment: Mapping[str, str],
     *,
     server: RankServer | None = None,
-) -> Done | Verdict:
+) -> Done | Elsewhere | Verdict:
     """Run one job on this node.
 
     Args:
@@ -59,7 +65,7 @@ def run(
         server: a rank server started earlier (the entrypoint does, beside staging), or None to start one.
 
     Returns:
-        What rank 0 made, or the verdict on why the job failed.
+        What rank 0 made; ``Elsewhere`` on every other node; or the verdict on why the job failed.
 
     Raises:
         SafedistError: the job could not be started (scratch, a missing package, an unpicklable task), or was told to
@@ -67,7 +73,8 @@ def run(
     """
     backend = backends.create(settings.backend)
     backend.check()
-    from .agent import NodePlan  # torch elastic: only now is it known to be there
+    from .agent import NodeAgent, NodePlan, to_stdout  # torch elastic: only now is it known to be there
+    from .meeting import open_handler
 
     place = topology.from_env(environment, settings)
     for note in place.notes:
@@ -90,30 +97,49 @@ def run(
                 scratch=job,
                 job_order=order_file,
                 environment=environment,
-                run_id=job.path.name,
+                run_id=f"{flyte.execution_id[2]}-a{attempt}",
                 attempt=attempt,
                 fork=fork,
             )
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
             preparing = time.monotonic() - started
-            report = _drive(plan, running, backend)
-            say(_end_line(plan, report, preparing))
-            if report.verdict is not None:
-                return report.verdict
-            if report.result is None:
-                raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
-            done = Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))
-            keep.succeeded = True
-            return done
+            opened = open_handler(plan, backend)
+            handler: SafedistHandler | None = opened
+            try:
+                agent = NodeAgent(plan, server=running, backend=backend, handler=opened, show=to_stdout, say=say)
+                report = agent.drive()
+                say(_end_line(plan, report, preparing))
+                keep.succeeded = report.verdict is None
+                handler = _in_order(plan, report, opened, flyte)
+            finally:
+                if handler is not None:
+                    handler.shutdown()
+            return _result(plan, report)
 
 
-def _drive(plan: NodePlan, server: RankServer, backend: backends.RankBackend) -> Report:
-    from .agent import NodeAgent, to_stdout
-    from .meeting import open_handler
+def _in_order(
+    plan: NodePlan, report: Report, handler: SafedistHandler, flyte: flytecontext.FlyteSnapshot
+) -> SafedistHandler | None:
+    """With several nodes, leave when the upload is done; returns the handler where it is for the caller to close."""
+    nothing_to_upload = report.verdict is not None and report.verdict.kind is Kind.INFRASTRUCTURE
+    if plan.topology.max_nodes == 1 or nothing_to_upload:
+        return handler
+    if plan.topology.node_rank == 0:
+        leaving.stay(handler)
+    else:
+        say("done here; waiting until node 0 has uploaded")
+        leaving.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: flytecontext.uploaded(flyte))
+    return None
 
-    with open_handler(plan, backend) as handler:
-        agent = NodeAgent(plan, server=server, backend=backend, handler=handler, show=to_stdout, say=say)
-        return agent.drive()
+
+def _result(plan: NodePlan, report: Report) -> Done | Elsewhere | Verdict:
+    if report.verdict is not None and (plan.topology.node_rank == 0 or report.verdict.kind is Kind.INFRASTRUCTURE):
+        return report.verdict
+    if plan.topology.node_rank != 0:
+        return Elsewhere()
+    if report.result is None:
+        raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
+    return Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))
 
 
 def _preload(server: RankServer, settings: Resolved, backend: backends.RankBackend, order: JobOrder) -> bool:

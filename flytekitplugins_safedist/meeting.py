@@ -1,9 +1,7 @@
-"""Where the nodes of a job meet: a rendezvous handler from torch elastic's registry, closed again at the end."""
+"""Where the nodes of a job meet: a rendezvous handler from torch elastic's registry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from . import rendezvous
@@ -14,8 +12,7 @@ if TYPE_CHECKING:
     from .rendezvous.handler import SafedistHandler
 
 
-@contextmanager
-def open_handler(plan: NodePlan, backend: RankBackend) -> Iterator[SafedistHandler]:
+def open_handler(plan: NodePlan, backend: RankBackend) -> SafedistHandler:
     """This node's handler; before each round, node 0 opens there what the backend's ranks meet at.
 
     Raises:
@@ -38,7 +35,4 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> Iterator[SafedistHandl
         )
     )
     handler.lead = lambda _round: backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
-    try:
-        yield handler
-    finally:
-        handler.shutdown()
+    return handler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -89,6 +89,19 @@ class RankOutcome:
     def failed(self) -> bool:
         """Whether this is a failure in itself, and not our own tearing down."""
         return self.status in (Status.RAISED, Status.EXITED, Status.KILLED)
+
+    def shortened(self, limit: int) -> RankOutcome:
+        """The same record with no text longer than ``limit`` characters: the middle is cut, the ends say most."""
+
+        def short(text: str) -> str:
+            half = limit // 2
+            return text if len(text) <= limit else f"{text[:half]}\n... [cut] ...\n{text[-half:]}"
+
+        raised = self.raised
+        if raised is not None:
+            raised = replace(raised, message=short(raised.message), traceback=short(raised.traceback))
+        per_line = max(80, limit // max(1, len(self.log_tail)))
+        return replace(self, raised=raised, log_tail=tuple(line[:per_line] for line in self.log_tail))
 
     def to_json(self) -> str:
         """The record as one line of JSON."""
@@ -189,7 +202,7 @@ def describe(outcome: RankOutcome) -> str:
     else:
         text = f"{place} left with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
     if outcome.round:
-        text += f"\n\nThis was round {outcome.round}: the ranks had been restarted {outcome.round} time(s) before."
+        text += f"\n\nThis was round {outcome.round}: the ranks had been started before (rounds count from 0)."
     if outcome.log_tail:
         text += f"\n\nLast {len(outcome.log_tail)} line(s) that rank {outcome.rank} printed:\n"
         text += "\n".join(f"    {line}" for line in outcome.log_tail)

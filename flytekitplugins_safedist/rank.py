@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -189,8 +189,8 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
         seconds=seconds,
     )
     data = outcome.to_json().encode()
-    if len(data) > OUTCOME_BYTES and raised is not None:
-        data = replace(outcome, raised=_shortened(raised)).to_json().encode()
+    if len(data) > OUTCOME_BYTES:
+        data = outcome.shortened(_TEXT_LIMIT).to_json().encode()
     reserved = _reserved(order.outcome)
     with reserved.open("r+b") as file:
         file.write(data)
@@ -202,16 +202,6 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
 
 def _reserved(path: Path) -> Path:
     return path.with_suffix(".reserved")
-
-
-def _shortened(raised: Raised) -> Raised:
-    keep = _TEXT_LIMIT // 2
-    cut = "\n... [cut] ...\n"
-
-    def short(text: str) -> str:
-        return text if len(text) <= 2 * keep else text[:keep] + cut + text[-keep:]
-
-    return replace(raised, message=short(raised.message), traceback=short(raised.traceback))
 
 
 def _record(error: BaseException, shown: str) -> Raised:

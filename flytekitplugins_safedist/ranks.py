@@ -12,9 +12,9 @@ from pathlib import Path
 from . import rank, ranklogs, scratch
 from .config import Resolved
 from .context import RankContext
-from .errors import LaunchError, ScratchError
+from .errors import LaunchError, SafedistError, ScratchError
 from .launcher import Ended, RankServer, Start
-from .outcome import RankOutcome, Status, is_consequence, signal_reason
+from .outcome import Raised, RankOutcome, Status, is_consequence, signal_reason
 from .rank import RankOrder
 from .scratch import JobScratch
 
@@ -200,9 +200,11 @@ class Ranks:
         """How each rank ended, so far; failures with the last lines they logged."""
         return [self._with_tail(member) for member in self._members if member.outcome is not None]
 
-    def outcome_of(self, local_rank: int) -> RankOutcome | None:
-        """How one rank ended."""
-        return self._members[local_rank].outcome
+    def blame(self, rank: int, error: SafedistError) -> RankOutcome:
+        """The failure of a rank that this agent, and not the rank itself, has found."""
+        member = next(member for member in self._members if member.order.context.rank == rank)
+        raised = Raised(type=type(error).__name__, message=str(error), traceback="", repeats=True)
+        return replace(_bare_outcome(member, Status.RAISED, time.time_ns(), None), raised=raised)
 
     def result(self) -> Path:
         """Where rank 0 left its outputs; only on node 0."""
@@ -220,22 +222,12 @@ class Ranks:
         return outcome
 
     def _without_record(self, member: _Member) -> RankOutcome:
-        context, ended = member.order.context, member.ended
+        ended = member.ended
         code, time_ns = (ended.exit_code, ended.time_ns) if ended is not None else (None, time.time_ns())
         status = Status.KILLED if code is not None and code < 0 else Status.EXITED
         if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
             status = Status.STOPPED
-        return RankOutcome(
-            rank=context.rank,
-            local_rank=context.local_rank,
-            node_rank=context.node_rank,
-            round=context.round,
-            host=socket.gethostname(),
-            pid=member.pid,
-            status=status,
-            time_ns=time_ns,
-            exit_code=code,
-        )
+        return _bare_outcome(member, status, time_ns, code)
 
     def _with_tail(self, member: _Member) -> RankOutcome:
         outcome = member.outcome
@@ -259,3 +251,19 @@ def _shown(orders: Sequence[RankOrder], settings: Resolved) -> list[tuple[str, P
         for order in orders
         if (at := order.context) and (logs.show is None or at.rank in logs.show)
     ]
+
+
+def _bare_outcome(member: _Member, status: Status, time_ns: int, code: int | None) -> RankOutcome:
+    """An outcome that the rank itself did not record."""
+    context = member.order.context
+    return RankOutcome(
+        rank=context.rank,
+        local_rank=context.local_rank,
+        node_rank=context.node_rank,
+        round=context.round,
+        host=socket.gethostname(),
+        pid=member.pid,
+        status=status,
+        time_ns=time_ns,
+        exit_code=code,
+    )

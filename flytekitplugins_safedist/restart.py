@@ -1,4 +1,4 @@
-"""Whether the ranks are launched again after a failure. Pure: history in, decision out."""
+"""Whether the ranks are launched again after a failure. Pure: facts in, decision out."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from .outcome import RankOutcome
 
 
 class Action(str, Enum):
-    """What the agent does next."""
+    """What the agents do next."""
 
     RESTART = "restart"
     GIVE_UP = "give up"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How often the ranks of the whole job may be launched again within one attempt."""
-
-    max_restarts: int
 
 
 @dataclass(frozen=True)
@@ -30,18 +23,24 @@ class Decision:
     reason: str
 
 
-def decide(policy: Policy, *, restarts: int, cause: RankOutcome) -> Decision:
-    """Decide after one failed round.
+def would_repeat(cause: RankOutcome) -> bool:
+    """Whether the same failure is sure to come again: then no restart is spent on it."""
+    return cause.raised is not None and cause.raised.repeats
+
+
+def decide(max_restarts: int, *, cause: RankOutcome, granted: int | None) -> Decision:
+    """Decide after a failed round.
 
     Args:
-        policy: the budget.
-        restarts: restarts of the job so far.
-        cause: the root cause of this round's failure.
+        max_restarts: restarts that the job may have within one attempt.
+        cause: the root cause of the round's failure.
+        granted: the number of the restart (from 1) that the job's shared budget granted for this round, or None. It
+            is asked for only where :func:`would_repeat` is false.
     """
     if cause.raised is not None and cause.raised.repeats:
         return Decision(Action.GIVE_UP, f"{cause.raised.type} would repeat: a restart cannot help")
-    if restarts >= policy.max_restarts:
-        if policy.max_restarts == 0:
-            return Decision(Action.GIVE_UP, "max_restarts=0")
-        return Decision(Action.GIVE_UP, f"all {policy.max_restarts} restart(s) of max_restarts are spent")
-    return Decision(Action.RESTART, f"restart {restarts + 1} of {policy.max_restarts}")
+    if granted is not None:
+        return Decision(Action.RESTART, f"restart {granted} of {max_restarts}")
+    if max_restarts == 0:
+        return Decision(Action.GIVE_UP, "max_restarts=0")
+    return Decision(Action.GIVE_UP, f"all {max_restarts} restart(s) of max_restarts are spent")

@@ -181,10 +181,14 @@ class Usage:
         """Bytes of all ranks together."""
         return sum(size for _, size in self.by_rank)
 
+    def largest(self) -> int:
+        """The rank that holds most."""
+        return max(self.by_rank, key=lambda item: item[1])[0]
+
     def __str__(self) -> str:
         ranked = sorted(self.by_rank, key=lambda item: -item[1])
         listed = ", ".join(f"rank {rank}: {human(size)}" for rank, size in ranked)
-        return f"{human(self.total)} in scratch ({listed}); {human(self.free)} free on its file system"
+        return f"{human(self.total)} in {self.path} ({listed}); {human(self.free)} free on its file system"
 
 
 def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
@@ -203,19 +207,6 @@ def over_limit(measured: Usage, limit: int) -> ScratchError | None:
         seen=str(measured),
         expected=f"at most {human(limit)} (Scratch(size_limit=...))",
         hint="write less to current_rank().scratch and temporary files, remove what is done with, or raise size_limit",
-    )
-
-
-def full(measured: Usage, limit: int | None) -> ScratchError:
-    """The error for a disk that is full."""
-    return ScratchError(
-        "the disk under scratch is full",
-        where={"directory": measured.path},
-        seen=str(measured),
-        expected=f"a scratch limit of {human(limit)}"
-        if limit is not None
-        else "no limit is set (Scratch(size_limit=...))",
-        hint="give the task more ephemeral storage, move scratch (Scratch(path=...)) to a larger volume, or write less",
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flytekit import FlyteContext, FlyteContextManager
+from flytekit.core.base_task import IgnoreOutputs
 from flytekit.core.context_manager import ExecutionState
 from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.core.type_engine import TypeEngine
@@ -93,6 +94,8 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             raise
         if isinstance(result, job.Done):
             return result
+        if isinstance(result, job.Elsewhere):
+            raise IgnoreOutputs("node 0 has uploaded what this job came to")
         if result.kind is Kind.RECOVERABLE:
             raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)
         if remote and result.kind is Kind.INFRASTRUCTURE:

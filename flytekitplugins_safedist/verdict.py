@@ -20,7 +20,7 @@ from .errors import (
 )
 from .outcome import Fault, RankOutcome, Status, describe
 from .restart import Decision
-from .scratch import FULL_ERRNOS, Usage, human
+from .scratch import FULL_ERRNOS, human
 
 
 class Kind(str, Enum):
@@ -55,20 +55,20 @@ def is_infrastructure(error: SafedistError) -> bool:
     return isinstance(error, (JobInterruptedError, LaunchError, RendezvousError))
 
 
-def judge(cause: RankOutcome, decision: Decision, *, usage: Usage, limit: int | None) -> Verdict:
+def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: int | None) -> Verdict:
     """What a job that failed with this root cause, and is not restarted any more, ends as.
 
     Args:
         cause: the root cause.
         decision: why there is no further restart.
-        usage: scratch of this node's ranks.
+        disk: what scratch held on the root cause's node, as text.
         limit: the scratch limit in bytes, or None.
     """
     text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
     if cause.raised is not None and FULL_ERRNOS.intersection(cause.raised.errnos):
         allowed = f"limited to {human(limit)} by Scratch(size_limit=...)" if limit is not None else "with no size limit"
         error: SafedistError = RankFailedError(
-            f"rank {cause.rank} ran out of disk space. Scratch is {usage.path}, {allowed}: {usage}\n\n{text}",
+            f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n{text}",
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
             "(Scratch(path=...))",
         )

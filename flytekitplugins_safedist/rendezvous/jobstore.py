@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..errors import RendezvousError, RendezvousTimeoutError
+from ..errors import GroupClosedError, RendezvousError, RendezvousTimeoutError
 from .protocol import End
 
 if TYPE_CHECKING:
@@ -165,19 +165,56 @@ class JobStore:
         """How the job ended, or None while it runs."""
         return self._group.read_end()
 
+    def mark_done(self, round_no: int) -> None:
+        """Say that this node's ranks have succeeded in ``round_no``. Saying it twice counts once."""
+        mine, count = self._keys.job(f"done/{round_no}/{self._node}"), self._keys.job(f"done/{round_no}")
+
+        def mark(store: Any) -> None:
+            if store.add(mine, 1) == 1:
+                store.add(count, 1)
+
+        self._call("saying that this node is done", mark)
+
+    def all_done(self, round_no: int) -> bool:
+        """Whether every node's ranks have succeeded in ``round_no``."""
+        key = self._keys.job(f"done/{round_no}")
+        done: int = self._call("asking who is done", lambda store: store.add(key, 0))
+        return done >= self._group.settings.nodes
+
     def set_uploaded(self, note: str = "") -> None:
         """Node 0: the outputs (or the one error) are safely uploaded; the other nodes may leave."""
         text = _bounded(note, self._node) or "yes"
         self._call("saying that outputs are uploaded", lambda s: s.compare_set(self._keys.job("uploaded"), "", text))
 
+    def set_not_uploaded(self, reason: str) -> None:
+        """Node 0: nothing was uploaded, and nothing will be; the other nodes need not wait."""
+        text = _bounded(reason, self._node)
+        self._call("saying that nothing is uploaded", lambda s: s.set(self._keys.job("not-uploaded"), text))
+
     def wait_uploaded(self, timeout: float) -> str:
         """Wait until node 0 says that it has uploaded; returns its note.
 
+        The end of the job does not end the wait: outputs, and the one error, are uploaded after it.
+
         Raises:
-            GroupClosedError: the job ended without an upload.
+            GroupClosedError: node 0 says that nothing is uploaded.
             RendezvousTimeoutError: not within ``timeout`` seconds.
         """
-        return self._await_text(self._keys.job("uploaded"), timeout, "node 0 to upload the outputs")
+        yes, no = self._keys.job("uploaded"), self._keys.job("not-uploaded")
+
+        def look(store: Any) -> tuple[bool, bytes] | None:
+            for key in (yes, no):
+                if store.check([key]):
+                    return key == yes, bytes(store.get(key))
+            return None
+
+        found = self._poll(look, timeout, past_the_end=True)
+        if found is None:
+            raise self._in_vain("node 0 to upload the outputs", timeout)
+        uploaded, text = found
+        if not uploaded:
+            raise GroupClosedError("node 0 uploaded nothing", where={"node": self._node}, seen=text.decode())
+        return text.decode()
 
     # --- notes ---------------------------------------------------------------------------------------------------
 
@@ -205,7 +242,10 @@ class JobStore:
             return late.decode()
         if end is not None:
             raise end.error(self._node)
-        raise RendezvousTimeoutError(
+        raise self._in_vain(what, timeout)
+
+    def _in_vain(self, what: str, timeout: float) -> RendezvousTimeoutError:
+        return RendezvousTimeoutError(
             f"waited in vain for {what}",
             where={"node": self._node},
             seen=f"nothing for {timeout:g} s",
@@ -227,13 +267,13 @@ class JobStore:
     def _read(self, key: str) -> bytes | None:
         return self._call("reading a note", lambda store: bytes(store.get(key)) if store.check([key]) else None)
 
-    def _poll(self, look: Callable[[Any], T | None], timeout: float) -> T | None:
-        """Look until there is something, the job has ended, or time is up."""
+    def _poll(self, look: Callable[[Any], T | None], timeout: float, *, past_the_end: bool = False) -> T | None:
+        """Look until there is something, the job has ended (unless ``past_the_end``), or time is up."""
         deadline, pause, never = time.monotonic() + timeout, _POLL_FIRST, threading.Event()
         while True:
             found = self._call("waiting for a note", look)
             left = deadline - time.monotonic()
-            if found is not None or left <= 0 or self.end() is not None:
+            if found is not None or left <= 0 or (not past_the_end and self.end() is not None):
                 return found
             never.wait(min(pause, left))
             pause = min(_POLL_LAST, pause * 1.5)

@@ -372,11 +372,12 @@ def test_uploaded_is_seen_even_when_the_group_is_closed_right_after(pair):
     assert second.jobs.wait_uploaded(60) == "outputs.pb"
 
 
-def test_waiting_for_an_upload_ends_when_the_job_failed(pair):
+def test_waiting_for_an_upload_goes_on_past_the_end_until_node_0_says_that_there_is_none(pair):
     first, second = pair
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.jobs.wait_uploaded, 600)
-        first.jobs.close("failed", "storage outage")
+        first.jobs.close("failed", "")
+        first.jobs.set_not_uploaded("storage outage")
         with pytest.raises(errors.GroupClosedError, match="storage outage"):
             waiting.result()
 

@@ -1,0 +1,71 @@
+"""The order in which nodes leave: node 0 when its outputs (or the one error) are uploaded, then the others.
+
+An operator takes the whole job for succeeded when node 0's pod has exited 0, or, with an elastic policy, when any pod
+has. So no pod may exit 0 before the upload. flytekit uploads after the task has returned; between the two, node 0's
+store must stay open. It is kept here, for the entrypoint to close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .errors import GroupClosedError, NodeLostError, RendezvousError
+
+if TYPE_CHECKING:
+    from .rendezvous.handler import SafedistHandler
+
+_open: SafedistHandler | None = None
+
+
+def stay(handler: SafedistHandler) -> None:
+    """Node 0, when the task returns: keep the store open until :func:`leave`."""
+    global _open  # noqa: PLW0603  (handed from the task to the entrypoint, with all of flytekit in between)
+    _open = handler
+
+
+def leave(*, uploaded: bool) -> None:
+    """Node 0, after flytekit has ended: tell the others, wait (bounded) until they have left, and close the store.
+
+    Args:
+        uploaded: whether ``outputs.pb`` or ``error.pb`` is where it should be.
+    """
+    global _open
+    handler, _open = _open, None
+    if handler is None:
+        return
+    try:
+        if uploaded:
+            handler.jobs.set_uploaded()
+        else:
+            handler.jobs.set_not_uploaded("flytekit ended with an error before its upload")
+    finally:
+        handler.shutdown()
+
+
+def follow(handler: SafedistHandler, *, timeout: float, exists: Callable[[], bool]) -> None:
+    """Node r > 0, when its ranks are done: return when node 0 has uploaded.
+
+    Args:
+        handler: this node's rendezvous.
+        timeout: seconds that the upload may take.
+        exists: whether the uploaded object can be seen; asked only when node 0 cannot be.
+
+    Raises:
+        NodeLostError: node 0 is gone, and there is no upload. Infrastructure: the attempt is lost.
+    """
+    try:
+        handler.jobs.wait_uploaded(timeout)
+    except RendezvousError as error:
+        if exists():
+            return
+        what = "node 0 ended the job without an upload" if isinstance(error, GroupClosedError) else "node 0 is gone"
+        raise NodeLostError(
+            f"{what}; this node's ranks had finished",
+            where={"node": handler.settings.node_rank},
+            seen=str(error),
+            expected="outputs.pb or error.pb at the output prefix",
+            hint="look at node 0's pod: it was killed before its upload, or storage refused it",
+        ) from error
+    finally:
+        handler.leave()
