@@ -129,3 +129,15 @@ TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 """torchrun's environment (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.13)."""
+
+# --- staged code: ours ---------------------------------------------------------------------------------------------
+CODE_STORE = "SAFEDIST_CODE_STORE"
+"""Directory of the node's store of staged code; default: ``safedist-code-<uid>`` under ``$TMPDIR``. Set by users."""
+CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
+CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
+CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
+"""Limits on a code archive (:class:`~flytekitplugins_safedist.archive.Limits`). Set by users."""
+CODE_TREE = "SAFEDIST_CODE_TREE"
+CODE_DEST = "SAFEDIST_CODE_DEST"
+"""Set by the entrypoint for processes of ours that start as fresh interpreters: the staged tree, and the destination
+directory that its modules say they are in."""

@@ -1,0 +1,261 @@
+"""What runs in the container, once per pod: ``safedist-execute``.
+
+    safedist-execute --additional-distribution URI --dest-dir DIR -- pyflyte-execute ...
+    safedist-execute -- pyflyte-execute ...
+
+The arguments are those of flytekit's ``pyflyte-fast-execute`` (flytekit.bin.entrypoint.fast_execute_task_cmd), and so
+is what the task finds: code importable, working directory as it was. The task runs in this very process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import envvars
+from .errors import ConfigError, Problem, SafedistError, StagingError
+
+if TYPE_CHECKING:
+    from .staging import Options, StagedCode
+
+EXIT_INFRASTRUCTURE = 1
+EXIT_USAGE = 2
+"""Exit codes of our own: nothing was uploaded, so Flyte counts the pod's failure as the platform's and retries."""
+
+_IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
+"""Commands whose click command of flytekit.bin.entrypoint runs in this process."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """The command line, taken apart.
+
+    Attributes:
+        distribution: address of the code archive; None without fast registration.
+        dest: where its files go.
+        dest_argument: the same as it was written: passed on for tasks that dynamic workflows start.
+        command: the command to run afterwards.
+    """
+
+    distribution: str | None
+    dest: Path
+    dest_argument: str
+    command: tuple[str, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The console script. Exit codes: upstream's contract (0 also for a task that failed and has said so by an
+    uploaded ``error.pb``), non-zero for the platform's failures, with one message on standard error."""
+    _end_on_sigterm()
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    except SafedistError as error:
+        print(f"safedist-execute: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        code = EXIT_INFRASTRUCTURE
+    except Exception as error:
+        # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
+        traceback.print_exc()
+        print(  # noqa: T201
+            f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}",
+            file=sys.stderr,
+            flush=True,
+        )
+        code = EXIT_INFRASTRUCTURE
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    invocation = parse(arguments)
+    options = options_from(os.environ)
+    prepare_ranks(os.environ)
+    # ---- from here on there may be threads and clients: nothing below may be needed before the rank server's fork ----
+    if invocation.distribution is not None:
+        code = stage_code(invocation, options)
+        make_importable(code)
+    return execute(command_line(invocation))
+
+
+def prepare_ranks(environment: Mapping[str, str]) -> None:
+    """Import what every rank needs and fork the rank server, while this process has one thread and no clients."""
+    from . import prefork
+
+    prefork.prepare(environment)
+
+
+def parse(arguments: list[str]) -> Invocation:
+    """Take the command line apart.
+
+    Raises:
+        StagingError: placeholders that registration was to fill in are still there.
+        SystemExit: the usage is wrong (argparse says how).
+    """
+    parser = argparse.ArgumentParser(
+        prog="safedist-execute",
+        usage="safedist-execute [--additional-distribution URI] [--dest-dir DIR] -- pyflyte-execute ...",
+        description="Stage a task's code once, then run the task.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--additional-distribution", metavar="URI", help="the code archive of fast registration")
+    parser.add_argument("--dest-dir", metavar="DIR", help="where its files go (default: the working directory)")
+    own, command = _split(arguments)
+    parsed = parser.parse_args(own)
+    if not command:
+        parser.error("no command to run is given after --")
+    for value in (parsed.additional_distribution, parsed.dest_dir):
+        if value is not None and value.startswith("{{"):
+            raise StagingError(
+                "The task was registered with a placeholder in the place of its code archive",
+                where={"argument": value},
+                hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
+            )
+    dest_argument = parsed.dest_dir or str(Path.cwd())
+    dest = Path(os.path.realpath(Path(dest_argument).expanduser()))
+    return Invocation(parsed.additional_distribution or None, dest, dest_argument, tuple(command))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """At the first ``--``, or at the first command we know: click, which the stock command uses, takes both."""
+    for at, argument in enumerate(arguments):
+        if argument == "--":
+            return arguments[:at], arguments[at + 1 :]
+        if argument in _IN_PROCESS:
+            return arguments[:at], arguments[at:]
+    return arguments, []
+
+
+def options_from(environment: Mapping[str, str]) -> Options:
+    """Staging options from the pod's variables.
+
+    Raises:
+        ConfigError: values that are not positive numbers, all of them.
+    """
+    from .archive import Limits
+    from .staging import Options
+
+    names = {
+        "max_bytes": (envvars.CODE_MAX_BYTES, int),
+        "max_files": (envvars.CODE_MAX_FILES, int),
+        "max_ratio": (envvars.CODE_MAX_RATIO, float),
+    }
+    values: dict[str, Any] = {}
+    problems = []
+    for field, (name, kind) in names.items():
+        if name not in environment:
+            continue
+        with suppress(ValueError):
+            values[field] = kind(environment[name])
+        if not values.get(field, 0) > 0:
+            problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
+    if problems:
+        raise ConfigError(problems)
+    store = environment.get(envvars.CODE_STORE)
+    return Options(store=Path(store) if store else None, limits=Limits(**values))
+
+
+def stage_code(invocation: Invocation, options: Options) -> StagedCode:
+    """Fetch, verify, unpack, publish and merge, or find that it has been done; say so in one line."""
+    from .staging import stage
+
+    started = time.monotonic()
+    code = stage(invocation.distribution or "", invocation.dest, options)
+    how = "fetched" if code.fetched else "found on this node"
+    seconds = time.monotonic() - started
+    print(  # noqa: T201
+        f"safedist: code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    return code
+
+
+def make_importable(code: StagedCode) -> None:
+    """As the stock command: the destination directory behind what PYTHONPATH names, for this process and those it
+    starts; and modules of the archive from this process's own tree, whatever becomes of that directory."""
+    from . import codepath
+
+    dest = str(code.dest)
+    named = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{named}{os.pathsep}{dest}" if named else dest
+    if dest not in sys.path:
+        sys.path.insert(_behind_pythonpath(), dest)
+    codepath.export(code.tree, code.dest, os.environ)
+    codepath.install(code.tree, code.dest)
+
+
+def _behind_pythonpath() -> int:
+    """Where in sys.path the interpreter's own entries begin."""
+    own = {os.path.realpath(path) for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))}
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    for at, entry in enumerate(sys.path):
+        if os.path.realpath(entry) in own or entry.endswith(zipped):
+            return at
+    return len(sys.path)
+
+
+def command_line(invocation: Invocation) -> list[str]:
+    """The command with what ``@dynamic`` tasks need to start others with the same code, as the stock command adds it:
+    before ``--resolver``, because everything behind the resolver's name is the resolver's."""
+    command = list(invocation.command)
+    if invocation.distribution is None or "--resolver" not in command:
+        return command
+    at = command.index("--resolver")
+    further = ["--dynamic-addl-distro", invocation.distribution, "--dynamic-dest-dir", invocation.dest_argument]
+    return [*command[:at], *further, *command[at:]]
+
+
+def execute(command: list[str]) -> int:
+    """Run the task in this process; another command than flytekit's takes this process's place.
+
+    Returns:
+        The exit code. After the upload: flytekit returns only then.
+    """
+    function = _IN_PROCESS.get(os.path.basename(command[0]))  # noqa: PTH119
+    if function is None:
+        return _replace_process(command)
+    import click
+    from flytekit.bin import entrypoint as flytekit_entrypoint
+
+    sys.argv = list(command)
+    try:
+        getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Abort:
+        return EXIT_INFRASTRUCTURE
+    return 0
+
+
+def _replace_process(command: list[str]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        print(f"safedist-execute: cannot run {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+
+
+def _end_on_sigterm() -> None:
+    """Unwind when the pod is stopped, so that half-made work goes. As a container's first process, this one would not
+    even be ended by a signal that it has no handler for (pid_namespaces(7)). The agent sets its own later."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # one is enough: the second must not interrupt the clearing up
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+if __name__ == "__main__":
+    main()

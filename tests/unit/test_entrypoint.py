@@ -1,0 +1,290 @@
+"""The container's main: stage, make importable, run the task in the same process, leave with the right code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, literals_pb2
+
+from flytekitplugins_safedist import entrypoint
+from flytekitplugins_safedist.errors import ConfigError, StagingError
+from tests.tarballs import project
+
+RESOLVER = ["--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"]
+
+WORKFLOWS = """
+import json, os, sys
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+import lib
+
+@task
+def report() -> str:
+    return json.dumps({
+        "lib": lib.WHO, "file": __file__, "cwd": os.getcwd(), "path": sys.path, "argv": sys.argv,
+        "PYTHONPATH": os.environ["PYTHONPATH"], "beside": open("data.txt").read(), "pid": os.getpid(),
+    })
+
+@task
+def fails() -> str:
+    raise ValueError("the user's own")
+
+@task
+def recoverable() -> str:
+    raise FlyteRecoverableException("try again")
+
+@task
+def leaves() -> str:
+    raise SystemExit(17)
+"""
+FILES = {"workflows.py": WORKFLOWS, "lib.py": "WHO = 'archive'", "data.txt": "data"}
+
+
+@pytest.fixture
+def pod(tmp_path):
+    return Pod(tmp_path)
+
+
+class Pod:
+    """A container's view: working directory, archive, inputs and outputs, and the real console script's function."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cwd = root / "workdir"
+        self.cwd.mkdir()
+        self.outputs = root / "outputs"
+        self.archive = root / "fast.tar.gz"
+        self.archive.write_bytes(project(FILES))
+        (root / "inputs.pb").write_bytes(literals_pb2.LiteralMap().SerializeToString())
+        self.environment: dict[str, str] = {}
+
+    def command(self, task: str, module: str = "workflows") -> list[str]:
+        return [
+            *("pyflyte-execute", "--inputs", str(self.root / "inputs.pb"), "--output-prefix", str(self.outputs)),
+            *("--raw-output-data-prefix", str(self.root / "raw"), "--checkpoint-path", str(self.root / "check")),
+            *("--prev-checkpoint", '""', *RESOLVER, "task-module", module, "task-name", task),
+        ]
+
+    def start(self, *arguments: str, **kwargs) -> subprocess.Popen[str]:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SAFEDIST")},
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "SAFEDIST_CODE_STORE": str(self.root / "store"),
+            **self.environment,
+        }
+        program = "import sys; from flytekitplugins_safedist.entrypoint import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            cwd=self.cwd,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **kwargs,
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def fast(self, task: str, dest: str = ".") -> subprocess.CompletedProcess[str]:
+        return self.run("--additional-distribution", str(self.archive), "--dest-dir", dest, "--", *self.command(task))
+
+    def output(self) -> dict[str, object]:
+        literals = literals_pb2.LiteralMap.FromString((self.outputs / "outputs.pb").read_bytes())
+        return json.loads(literals.literals["o0"].scalar.primitive.string_value)
+
+    def error(self) -> errors_pb2.ContainerError:
+        assert os.listdir(self.outputs) == ["error.pb"]
+        return errors_pb2.ErrorDocument.FromString((self.outputs / "error.pb").read_bytes()).error
+
+
+def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_it(pod):
+    (pod.cwd / "lib.py").write_text("WHO = 'image'")
+    done = pod.fast("report")
+    assert done.returncode == 0, done.stderr
+    found = pod.output()
+    assert found["lib"] == "archive"
+    assert found["file"] == str(pod.cwd / "workflows.py")
+    assert found["cwd"] == str(pod.cwd)
+    assert found["beside"] == "data"
+    assert found["PYTHONPATH"].split(os.pathsep)[-1] == str(pod.cwd)
+    assert found["argv"][0] == "pyflyte-execute"
+    assert re.search(r"safedist: code [0-9a-f]{12} fetched: 3 files", done.stderr)
+
+
+def test_path_order_is_the_stock_commands(pod):
+    pod.environment["PYTHONPATH"] = os.pathsep.join([str(pod.root / "image"), *(path for path in sys.path if path)])
+    pod.fast("report")
+    path = pod.output()["path"]
+    assert path.index(str(pod.root / "image")) < path.index(str(pod.cwd))
+
+
+def test_another_destination_is_importable_and_the_working_directory_stays(pod):
+    (pod.cwd / "data.txt").write_text("the image's")
+    dest = pod.root / "elsewhere"
+    assert pod.fast("report", str(dest)).returncode == 0
+    found = pod.output()
+    assert (found["cwd"], found["beside"]) == (str(pod.cwd), "the image's")
+    assert found["file"] == str(dest / "workflows.py")
+
+
+def test_code_baked_into_the_image_runs_with_the_same_command(pod):
+    for name, text in FILES.items():
+        (pod.cwd / name).write_text(text)
+    done = pod.run("--", *pod.command("report"))
+    assert done.returncode == 0, done.stderr
+    assert pod.output()["lib"] == "archive"
+    assert not (pod.root / "store").exists()
+
+
+def test_a_restart_uses_what_is_there(pod):
+    pod.fast("report")
+    assert "found on this node" in pod.fast("report").stderr
+
+
+def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
+    assert pod.fast("fails").returncode == 0
+    error = pod.error()
+    assert "the user's own" in error.message
+    assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
+
+
+def test_a_recoverable_exception_stays_recoverable(pod):
+    assert pod.fast("recoverable").returncode == 0
+    assert pod.error().kind == errors_pb2.ContainerError.RECOVERABLE
+
+
+def test_what_leaves_with_a_code_uploads_nothing(pod):
+    assert pod.fast("leaves").returncode == 17
+    assert not pod.outputs.exists()
+
+
+def test_missing_code_uploads_nothing_and_says_to_register_again(pod):
+    pod.archive.unlink()
+    done = pod.fast("report")
+    assert done.returncode == 1
+    assert not pod.outputs.exists()
+    assert done.stderr.count("safedist-execute:") == 1
+    assert "register the task again" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hostile_archive_is_one_message_naming_the_member(pod):
+    pod.archive.write_bytes(project({"ok.py": "1", "../evil.py": "2"}))
+    done = pod.fast("report")
+    assert done.returncode == 1
+    assert "ArchiveError" in done.stderr
+    assert "'../evil.py'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (pod.root / "evil.py").exists()
+
+
+def test_outputs_that_cannot_be_uploaded_are_infrastructure(pod):
+    pod.outputs.write_text("a file is in the way")
+    done = pod.fast("report")
+    assert done.returncode == 1
+    assert "infrastructure failure" in done.stderr.splitlines()[-1]
+
+
+def test_wrong_arguments_of_the_task_command_end_as_with_click(pod):
+    done = pod.run("--", "pyflyte-execute", "--nonsense")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_nothing_to_run_is_a_usage_error(pod):
+    done = pod.run("--additional-distribution", "s3://b/k")
+    assert done.returncode == 2
+    assert "no command to run" in done.stderr
+
+
+def test_other_commands_take_the_processs_place_with_the_code_importable(pod):
+    program = "import os, lib; print(lib.WHO, os.getpid())"
+    process = pod.start("--additional-distribution", str(pod.archive), "--", sys.executable, "-c", program)
+    out, err = process.communicate()
+    assert out == f"archive {process.pid}\n", err
+
+
+def test_a_command_that_does_not_exist_is_named(pod):
+    done = pod.run("--", "no-such-program")
+    assert done.returncode == 2
+    assert "no-such-program" in done.stderr
+
+
+def test_sigterm_while_staging_leaves_nothing_half_made(pod):
+    fifo = pod.root / "slow.tar.gz"
+    os.mkfifo(fifo)
+    process = pod.start("--additional-distribution", str(fifo), "--dest-dir", ".", "--", *pod.command("report"))
+    with open(fifo, "wb") as writer:  # opens when staging reads: it is in the middle of fetching now
+        writer.write(b"\x1f\x8b")
+        writer.flush()
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 128 + 15
+    assert os.listdir(pod.root / "store/work") == []
+    assert os.listdir(pod.root / "store/trees") == []
+    assert os.listdir(pod.cwd) == []
+
+
+def test_unfilled_placeholders_say_what_was_forgotten():
+    arguments = ["--additional-distribution", "{{ .remote_package_path }}", "--dest-dir", "{{ .dest_dir }}", "--", "x"]
+    with pytest.raises(StagingError, match="flytectl register files"):
+        entrypoint.parse(arguments)
+
+
+def test_dynamic_workflows_get_the_distribution_before_the_resolver():
+    invocation = entrypoint.parse(
+        "--additional-distribution s3://b/k --dest-dir /d -- pyflyte-execute --inputs i "
+        "--resolver r -- task-module m --resolver mine".split()
+    )
+    assert entrypoint.command_line(invocation) == (
+        "pyflyte-execute --inputs i --dynamic-addl-distro s3://b/k --dynamic-dest-dir /d "
+        "--resolver r -- task-module m --resolver mine".split()
+    )
+
+
+def test_without_fast_registration_the_command_is_left_alone():
+    invocation = entrypoint.parse(["--", "pyflyte-execute", "--resolver", "r"])
+    assert entrypoint.command_line(invocation) == ["pyflyte-execute", "--resolver", "r"]
+
+
+def test_the_separator_may_be_missing_as_with_the_stock_command():
+    invocation = entrypoint.parse(["--additional-distribution", "u", "--dest-dir", "/d", "pyflyte-execute", "--inputs"])
+    assert invocation.command == ("pyflyte-execute", "--inputs")
+
+
+def test_limits_come_from_the_pods_variables():
+    options = entrypoint.options_from(
+        {"SAFEDIST_CODE_MAX_BYTES": "5", "SAFEDIST_CODE_MAX_FILES": "6", "SAFEDIST_CODE_MAX_RATIO": "7.5"}
+    )
+    assert (options.limits.max_bytes, options.limits.max_files, options.limits.max_ratio) == (5, 6, 7.5)
+
+
+def test_every_wrong_limit_is_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        entrypoint.options_from({"SAFEDIST_CODE_MAX_BYTES": "much", "SAFEDIST_CODE_MAX_FILES": "-1"})
+    assert len(caught.value.problems) == 2
+
+
+def test_nothing_heavy_and_no_thread_before_the_rank_server_can_be_forked():
+    program = """
+import sys, threading
+from flytekitplugins_safedist import entrypoint
+def prepare(environment):
+    heavy = {"flytekit", "fsspec", "s3fs", "torch", "horovod", "grpc", "botocore"} & set(sys.modules)
+    print(sorted(heavy), threading.active_count())
+    raise SystemExit(0)
+entrypoint.prepare_ranks = prepare
+entrypoint.main(["--additional-distribution", "s3://bucket/key", "--dest-dir", ".", "--", "pyflyte-execute"])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "[] 1\n"
