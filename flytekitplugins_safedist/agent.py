@@ -129,6 +129,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             nnodes=plan.topology.max_nodes,
             max_restarts=settings.max_restarts,
             stop_seconds=settings.timeouts.stop,
+            heartbeat=settings.timeouts.heartbeat,
             say=say,
         )
 
@@ -182,6 +183,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         if excess is not None:
             ranks.stop()
             return self._decided(ranks, excess)
+        self._job.watch_nodes()
         # Until every node is done this one goes on watching: a failure elsewhere still means a new round here.
         if not ranks.finished or not self._job.all_done():
             return RunResult(state=WorkerState.HEALTHY)

@@ -55,6 +55,7 @@ class Timeouts:
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end.
+        heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
         upload: for node 0 to upload the outputs, while the other nodes wait.
     """
 
@@ -62,6 +63,7 @@ class Timeouts:
     rendezvous: float = 900.0
     stop: float = 5.0
     exit: float = 60.0
+    heartbeat: float = 60.0
     upload: float = 3600.0
 
 

@@ -7,7 +7,8 @@ nodes may take at once with one result.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from .errors import NodeLostError
@@ -48,6 +49,35 @@ class Ended:
         return cls(RankOutcome.from_json(data["cause"]), decision, data["disk"])
 
 
+class Pulse:
+    """Which nodes have fallen silent, from heartbeat counters that are looked at now and then."""
+
+    def __init__(self, limit: float) -> None:
+        """
+        Args:
+            limit: seconds without a change after which a node counts as silent.
+        """
+        self.limit = limit
+        self._looked = time.monotonic()
+        self._changed: dict[int, tuple[int, float]] = {}
+
+    def due(self) -> bool:
+        """Whether it is time to look again."""
+        return time.monotonic() - self._looked >= min(2.0, self.limit / 4)
+
+    def silent(self, beats: Sequence[int]) -> tuple[int, ...]:
+        """Take in one look at all counters; returns the nodes whose counter has stood still for too long."""
+        now = self._looked = time.monotonic()
+        for node, beat in enumerate(beats):
+            if node not in self._changed or self._changed[node][0] != beat:
+                self._changed[node] = (beat, now)
+        return tuple(node for node, (_, since) in self._changed.items() if now - since > self.limit)
+
+    def forget(self) -> None:
+        """Start over: every node gets its whole time again."""
+        self._changed = {}
+
+
 class JobWide:
     """The job as all its agents see it."""
 
@@ -58,6 +88,7 @@ class JobWide:
         nnodes: int,
         max_restarts: int,
         stop_seconds: float,
+        heartbeat: float,
         say: Callable[[str], object],
     ) -> None:
         """
@@ -66,6 +97,7 @@ class JobWide:
             nnodes: nodes of the job.
             max_restarts: the job's budget.
             stop_seconds: how long a node may take to end its ranks.
+            heartbeat: seconds of silence after which a node counts as lost.
             say: takes one sentence for the node's log.
         """
         self._handler = handler
@@ -73,6 +105,7 @@ class JobWide:
         self._max_restarts = max_restarts
         self._patience = stop_seconds + REPORT_SECONDS
         self._say = say
+        self._pulse = Pulse(heartbeat)
         self._reported = -1
         self._done = -1
 
@@ -105,7 +138,8 @@ class JobWide:
         if found is not None:
             cause = RankOutcome.from_json(found.text)
         if silent and is_consequence(cause):
-            return self._node_lost(round_, silent, cause)
+            seen = f"no word from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
+            return self._replace(round_, silent, seen)
         granted = None if would_repeat(cause) else jobs.spend_restart(self._max_restarts, round_no=round_)
         decision = decide(self._max_restarts, cause=cause, granted=granted)
         if decision.action is Action.RESTART:
@@ -115,19 +149,36 @@ class JobWide:
             jobs.close("failed", Ended(cause, decision, disk).to_json())
         return decision
 
-    def _node_lost(self, round_: int, silent: tuple[int, ...], cause: RankOutcome) -> Decision:
+    def _replace(self, round_: int, lost: tuple[int, ...], seen: str) -> Decision:
         limit = self._handler.settings.max_replacements
-        names = ", ".join(map(str, silent))
+        names = ", ".join(map(str, lost))
         granted = self._handler.jobs.spend_replacement(limit, round_no=round_)
         if granted is None:
             raise NodeLostError(
                 f"node(s) {names} were lost, and {limit} replacements are used up",
                 where={"round": round_},
-                seen=f"no word from node(s) {names}; on node {cause.node_rank}, rank {cause.rank} lost its peer",
+                seen=seen,
                 hint="look at the pods of those nodes: evicted, out of memory, or their machine gone",
             )
-        self._say(f"node(s) {names} were lost; waiting for their pods to come back (replacement {granted} of {limit})")
+        self._say(f"node(s) {names} lost ({seen}); waiting for them to come back: replacement {granted} of {limit}")
         return Decision(Action.RESTART, f"node(s) {names} are replaced")
+
+    def watch_nodes(self) -> None:
+        """On node 0, while ranks run: when a node has fallen silent, ask all for a new round.
+
+        Its peers may hang in a collective without any error, so nothing else would ever end this round. A frozen node
+        that wakes finds that the round is over and joins the next; one that is recreated takes its own place.
+
+        Raises:
+            NodeLostError: the budget for lost nodes is spent.
+        """
+        if self._nnodes == 1 or self._handler.settings.node_rank != 0 or not self._pulse.due():
+            return
+        silent = self._pulse.silent(self._handler.jobs.beats())
+        if silent:
+            self._pulse.forget()
+            self._replace(self._handler.round, silent, f"no sign of life for {self._pulse.limit:g} s")
+            self._handler.request_round()
 
     def all_done(self) -> bool:
         """Whether the ranks of every node have succeeded in this round. Call it once this node's have."""

@@ -32,6 +32,7 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> SafedistHandler:
             max_nodes=place.max_nodes,
             node_rank=place.node_rank,
             timeout=settings.timeouts.rendezvous,
+            silence=settings.timeouts.heartbeat,
         )
     )
     handler.lead = lambda _round: backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
