@@ -27,7 +27,7 @@ PROJECT = Path(__file__).parent / "project"
 PACKAGE = Path(__file__).parents[2]
 IMAGE = "registry.example/shop:1"
 PLACEHOLDER = "{{ .remote_package_path }}"
-"""What ``flytectl register files`` fills in. flytekit 1.16's CLI puts a directory, not a placeholder, for --dest-dir."""
+"""What ``flytectl register files`` fills in. flytekit 1.16's CLI puts a directory for --dest-dir, not a placeholder."""
 
 
 def pyflyte(*args: str, cwd: Path, endpoint: str = "127.0.0.1:1") -> str:
