@@ -30,6 +30,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def mpi_launch(argv: Sequence[str] | None = None) -> int:
+    """``safedist-mpi-launch``: start one agent in each worker of an MPIJob; exits as node 0 does."""
+    import signal
+    import socket
+
+    from . import mpilaunch
+
+    options = mpilaunch.parse(sys.argv[1:] if argv is None else argv)
+    hostfile = options.hostfile or Path(os.environ.get(mpilaunch.HOSTFILE_VARIABLE, mpilaunch.DEFAULT_HOSTFILE))
+
+    def say(text: str) -> None:
+        print(f"[safedist launcher] {text}", file=sys.stderr, flush=True)
+
+    try:
+        launch = mpilaunch.plan(
+            options.agent,
+            nodes=options.nodes,
+            hostfile=hostfile.read_text(encoding="utf-8"),
+            me=socket.gethostname(),
+            environment=dict(os.environ),
+            cwd=str(Path.cwd()),
+        )
+        return mpilaunch.run(launch, say=say, signals=(signal.SIGTERM, signal.SIGINT))
+    except (SafedistError, OSError) as error:
+        say(str(error))
+        return 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="safedist", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -234,3 +234,7 @@ class StoreLostError(RendezvousError):
 
 class RenderError(SafedistError):
     """A job cannot be shown as the cluster would see it, or the cluster would refuse it."""
+
+
+class MpiLaunchError(SafedistError):
+    """The launcher of an MPIJob cannot start the agents in the workers. Infrastructure: Flyte should retry."""
