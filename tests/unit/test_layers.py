@@ -17,7 +17,10 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     # what the user writes, what the operator says, what the file system does
     ("config", "context", "fs", "payload", "reserved", "topology"),
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
-    ("checkpoint", "doctor", "jobcheck", "jobwide", "leaving", "jobspec", "rank", "render", "staging", "verdict"),
+    (
+        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate", "mpilaunch"),
+        *("rank", "render", "staging", "verdict"),
+    ),
     ("podtemplate", "rankserver"),
     ("launcher", "serialization"),
     ("prefork", "ranks"),
