@@ -7,9 +7,11 @@ It runs when the ``@task`` decorator runs: not at serialization, not in the pod.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -210,7 +212,7 @@ def parse_nodes(nodes: object) -> tuple[int, int] | None:
     """``3`` or ``"3"`` as (3, 3), ``"2:4"`` as (2, 4); None for anything else."""
     if isinstance(nodes, bool) or not isinstance(nodes, (int, str)):
         return None
-    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", str(nodes))
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", str(nodes))
     if match is None:
         return None
     low = int(match[1])
@@ -227,8 +229,8 @@ def parse_quantity(quantity: object) -> int | None:
     """A Kubernetes quantity (``"20Gi"``, ``"1.5G"``) or a number, in bytes; None for anything else."""
     if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]i|[kMGTP]|)", str(quantity).strip())
-    return None if match is None else int(float(match[1]) * _UNITS[match[2]])
+    match = re.fullmatch(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)([KMGTP]i|[kMGTP]|)", str(quantity).strip())
+    return None if match is None else int(Fraction(match[1]) * _UNITS[match[2]])  # a float is not exact above 8 PiB
 
 
 def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -> Iterator[Problem]:
@@ -280,7 +282,7 @@ def _scratch_problems(value: object) -> Iterator[Problem]:
         yield Problem("scratch.shared_caches", value.shared_caches, "is no list of names", 'use ("triton",)')
         return
     for name in names:
-        if name not in CACHE_NAMES:
+        if not isinstance(name, str) or name not in CACHE_NAMES:
             yield _not_among("scratch.shared_caches", name, sorted(CACHE_NAMES))
 
 
@@ -309,7 +311,7 @@ def _log_problems(value: object) -> Iterator[Problem]:
         yield Problem("logs.tail_lines", value.tail_lines, "is no number of lines", "use 0 or more")
     try:
         value.prefix.format(rank=0, local_rank=0, node_rank=0)
-    except (AttributeError, KeyError, IndexError, ValueError):
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         yield Problem("logs.prefix", value.prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")
 
 
@@ -323,10 +325,21 @@ def _environment_problems(value: object) -> Iterator[Problem]:
             yield Problem("environment", name, "is no name of a variable", "use letters, digits and _")
         elif not isinstance(text, str):
             yield Problem(f"environment[{name!r}]", type(text).__name__, "is no text", "use a str")
+        elif not _can_be_given(text):
+            yield Problem(
+                f"environment[{name!r}]", "str", "cannot be the value of a variable", "remove NUL and lone surrogates"
+            )
         elif name in IDENTITY:
             yield Problem(
                 "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
             )
+
+
+def _can_be_given(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_count(value: object, *, least: int) -> bool:

@@ -64,7 +64,7 @@ class SafedistError(Exception):
         if facts:
             text += " (" + "; ".join(facts) + ")"
         if self.hint:
-            text += f". Next step: {self.hint}"
+            text += f"{'' if text.endswith('.') else '.'} Next step: {self.hint}"
         return text
 
     def __str__(self) -> str:

@@ -114,7 +114,7 @@ class RankOutcome:
         Raises:
             ValueError, KeyError, TypeError: the text is no whole outcome record.
         """
-        data: dict[str, Any] = json.loads(text)
+        data: dict[str, Any] = dict(json.loads(text))
         raised = data.pop("raised")
         if raised is not None:
             raised = Raised(**{**raised, "fault": Fault(raised["fault"]), "errnos": tuple(raised["errnos"])})

@@ -72,7 +72,8 @@ def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: int | Non
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
             "(Scratch(path=...))",
         )
-        return Verdict(Kind.USER, error, cause.time_ns)
+        # A full disk stays full: Flyte must not retry it by itself. The user's own word that it may wins.
+        return Verdict(Kind.RECOVERABLE if cause.raised.fault is Fault.RECOVERABLE else Kind.USER, error, cause.time_ns)
     kind = _kind(cause)
     if kind is Kind.INFRASTRUCTURE:
         return Verdict(kind, RankKilledError(text), cause.time_ns)

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests."""
+"""Fixtures and settings shared by all tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.procs import Gate, Warm, gate
+
+# A loaded machine is slow, not wrong: no test of this project fails because of the time that an example took.
+settings.register_profile("safedist", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("safedist")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,62 @@
+"""Outcomes for tests: one maker, and hypothesis strategies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.outcome import Fault, Raised, RankOutcome, Status
+
+
+def outcome(rank: int = 0, status: Status = Status.SUCCEEDED, time_ns: int = 100, **more: Any) -> RankOutcome:
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": rank,
+        "node_rank": 0,
+        "round": 0,
+        "host": "n0",
+        "pid": 4000 + rank,
+        "status": status,
+        "time_ns": time_ns,
+    }
+    return RankOutcome(**{**fields, **more})
+
+
+def raised(type_: str = "ValueError", message: str = "bad", **more: Any) -> Raised:
+    return Raised(**{"type": type_, "message": message, "traceback": f"Traceback\n{type_}: {message}\n", **more})
+
+
+def failed(rank: int = 0, time_ns: int = 100, *, of: Raised | None = None, **more: Any) -> RankOutcome:
+    return outcome(rank, Status.RAISED, time_ns, raised=of or raised(), **more)
+
+
+COUNTS = st.integers(0, 2**31)
+TEXTS = st.text(st.characters(), max_size=30)  # lone surrogates too: file names of users hold them
+
+RAISED = st.builds(
+    Raised,
+    type=TEXTS,
+    message=TEXTS,
+    traceback=TEXTS,
+    fault=st.sampled_from(Fault),
+    repeats=st.booleans(),
+    errnos=st.lists(st.integers(0, 200), max_size=3).map(tuple),
+    consequence=st.booleans(),
+)
+
+OUTCOMES = st.builds(
+    RankOutcome,
+    rank=COUNTS,
+    local_rank=COUNTS,
+    node_rank=COUNTS,
+    round=COUNTS,
+    host=TEXTS,
+    pid=COUNTS,
+    status=st.sampled_from(Status),
+    time_ns=st.integers(0, 2**63),
+    raised=st.none() | RAISED,
+    exit_code=st.none() | st.integers(-64, 255),
+    log_tail=st.lists(TEXTS, max_size=3).map(tuple),
+    seconds=st.dictionaries(TEXTS, st.floats(allow_nan=False), max_size=3),
+)

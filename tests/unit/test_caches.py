@@ -1,0 +1,53 @@
+"""The table of compile caches: one row for each, and every row sends a rank to a directory of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.caches import CACHE_NAMES, CACHES, Cache
+from flytekitplugins_safedist.envvars import IDENTITY, TMPDIR
+from flytekitplugins_safedist.scratch import RankScratch
+
+
+def test_names_and_variables_are_unique() -> None:
+    assert len({cache.name for cache in CACHES}) == len(CACHES) == len(CACHE_NAMES)
+    assert len({cache.variable for cache in CACHES}) == len(CACHES)
+
+
+@pytest.mark.parametrize("name", ["triton", "inductor", "torch_extensions", "cuda", "numba", "matplotlib"])
+def test_the_caches_known_to_corrupt_each_other_are_in_the_table(name: str) -> None:
+    assert name in CACHE_NAMES
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: cache.name)
+def test_a_row_has_a_usable_name_a_variable_of_its_own_and_a_source(cache: Cache) -> None:
+    assert re.fullmatch(r"[a-z][a-z_]*", cache.name), "it becomes a directory, and users type it"
+    assert re.fullmatch(r"[A-Z][A-Z_]*", cache.variable)
+    assert cache.variable not in IDENTITY | {TMPDIR}
+    assert len(cache.source) > 10
+
+
+def test_a_rank_gets_a_private_directory_for_each_cache_unless_it_is_shared_on_purpose() -> None:
+    scratch = RankScratch(Path("/s/round-0/rank-1"))
+    private = scratch.environment(shared=())
+    assert private == {TMPDIR: "/s/round-0/rank-1/tmp"} | {
+        cache.variable: f"/s/round-0/rank-1/cache/{cache.name}" for cache in CACHES
+    }
+    shared = scratch.environment(shared={"triton", "cuda"})
+    assert set(private) - set(shared) == {"TRITON_CACHE_DIR", "CUDA_CACHE_PATH"}
+    assert RankScratch(Path("/s/round-0/rank-2")).environment(shared=()).items().isdisjoint(private.items())
+
+
+def test_torch_takes_its_inductor_and_extension_directories_from_these_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch.utils.cpp_extension import _get_build_directory
+
+    for variable, path in RankScratch(tmp_path).environment(shared=()).items():
+        monkeypatch.setenv(variable, path)
+    assert Path(cache_dir()) == tmp_path / "cache" / "inductor"
+    assert Path(_get_build_directory("ext", verbose=False)).is_relative_to(tmp_path / "cache" / "torch_extensions")

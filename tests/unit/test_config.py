@@ -1,0 +1,349 @@
+"""What a task config may say: defaults are decided once, and everything wrong is reported at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.caches import CACHE_NAMES
+from flytekitplugins_safedist.config import (
+    Logs,
+    Requested,
+    SafeDistributed,
+    SafeHorovod,
+    SafeTorch,
+    Scratch,
+    Timeouts,
+    parse_nodes,
+    parse_quantity,
+    resolve,
+)
+from flytekitplugins_safedist.envvars import IDENTITY
+from flytekitplugins_safedist.errors import ConfigError, Problem
+
+CACHES_LISTED = ", ".join(repr(name) for name in sorted(CACHE_NAMES))
+
+
+def refused(config: SafeDistributed, requested: Requested | None = None, **more: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, requested or Requested(), **more)
+    return caught.value
+
+
+# --- what is accepted ------------------------------------------------------------------------------------------------
+def test_defaults_are_one_node_and_one_rank() -> None:
+    settings = resolve(SafeTorch(), Requested())
+    assert (settings.backend, settings.min_nodes, settings.max_nodes, settings.nproc_per_node) == ("torch", 1, 1, 1)
+    assert (settings.max_restarts, settings.start_method, settings.size_limit) == (0, "preload", None)
+    assert settings.world_size == 1
+    assert settings.environment == ()
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(None, 1), (0, 1), (1, 1), (8, 8)])
+def test_ranks_per_node_default_to_the_gpus_that_the_task_requests(gpus: int | None, ranks: int) -> None:
+    assert resolve(SafeHorovod(), Requested(gpus=gpus)).nproc_per_node == ranks
+
+
+def test_fewer_ranks_than_gpus_are_allowed_and_cpu_tasks_may_have_any_number() -> None:
+    assert resolve(SafeHorovod(nproc_per_node=2), Requested(gpus=8)).nproc_per_node == 2
+    assert resolve(SafeHorovod(nproc_per_node=16), Requested()).nproc_per_node == 16
+    assert resolve(SafeHorovod(nproc_per_node=16), Requested(gpus=0)).nproc_per_node == 16
+
+
+def test_the_backend_follows_from_the_config_class_of_the_user_and_its_subclasses() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(SafeHorovod):
+        pass
+
+    assert resolve(Mine(), Requested()).backend == "horovod"
+    assert resolve(SafeTorch(), Requested()).backend == "torch"
+
+
+def test_every_word_of_the_user_reaches_the_resolved_settings() -> None:
+    config = SafeHorovod(
+        nodes="2:4",
+        nproc_per_node=3,
+        max_restarts=5,
+        start_method="spawn",
+        scratch=Scratch(path="/scratch", keep="on_failure", size_limit="1.5Gi", shared_caches=("triton",)),
+        timeouts=Timeouts(start=1, rendezvous=2.5, stop=3, exit=4),
+        logs=Logs(show=(0, 2), tail_lines=0, prefix="{node_rank}/{local_rank} "),
+        environment={"B": "2", "A": "1"},
+    )
+    settings = resolve(config, Requested(gpus=4))
+    assert (settings.min_nodes, settings.max_nodes, settings.nproc_per_node, settings.world_size) == (2, 4, 3, 12)
+    assert (settings.max_restarts, settings.start_method) == (5, "spawn")
+    assert (settings.scratch, settings.size_limit) == (config.scratch, 3 * 512 * 1024 * 1024)
+    assert (settings.timeouts, settings.logs) == (config.timeouts, config.logs)
+    assert settings.environment == (("A", "1"), ("B", "2"))
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize("config", [SafeHorovod(), Scratch(), Timeouts(), Logs(), Requested()])
+def test_configs_are_frozen_and_hashable(config: Any) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, dataclasses.fields(config)[0].name, None)
+    assert hash(config) == hash(dataclasses.replace(config))
+
+
+def test_configs_take_their_fields_by_name_only_so_that_fields_can_be_added() -> None:
+    classes: list[Any] = [SafeHorovod, SafeTorch, Scratch, Timeouts, Logs]
+    for cls in classes:
+        with pytest.raises(TypeError):
+            cls(1)
+
+
+# --- what is refused, word for word ----------------------------------------------------------------------------------
+# What users write need not be what the types allow: these say nothing to a type checker.
+A_SCRATCH: Any = Scratch
+A_TIMEOUTS: Any = Timeouts
+SOME_LOGS: Any = Logs
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(
+        (
+            {"nproc_per_node": value},
+            f"nproc_per_node={value!r} is no number of ranks (use 1 or more, or None for one rank per GPU)",
+        )
+        for value in (0, -1, "eight", "8", 2.0, True, [1])
+    ),
+    *(
+        ({"nodes": value}, f'nodes={value!r} is no number of nodes (use 1, a number N, or a range such as "2:4")')
+        for value in (0, -2, "0", "4:2", "2:", ":2", "two", "1:2:3", "", " 1", 1.0, True, None, (1, 2), "٣")
+    ),
+    *(
+        ({"max_restarts": value}, f"max_restarts={value!r} is no number of restarts (use 0 or more)")
+        for value in (-1, "3", 1.5, None, False)
+    ),
+    *(
+        ({"start_method": value}, f"start_method={value!r} is unknown (use one of: 'preload', 'spawn')")
+        for value in ("fork", "", None, "Spawn", ["spawn"])
+    ),
+    ({"scratch": "/tmp"}, "scratch='/tmp' is no Scratch (use Scratch(path=..., keep=..., size_limit=...))"),
+    *(
+        (
+            {"scratch": A_SCRATCH(path=value)},
+            f"scratch.path={value!r} is no absolute path (use one that exists in the task's pod)",
+        )
+        for value in ("scratch", "", "./x", "~/x", 3, b"/x")
+    ),
+    *(
+        (
+            {"scratch": A_SCRATCH(keep=value)},
+            f"scratch.keep={value!r} is unknown (use one of: 'never', 'on_failure', 'always')",
+        )
+        for value in ("sometimes", True, None)
+    ),
+    *(
+        (
+            {"scratch": A_SCRATCH(size_limit=value)},
+            f'scratch.size_limit={value!r} is no size (use bytes or a quantity such as "20Gi")',
+        )
+        for value in (0, -1, "20 GB", "20gi", "lots", "-1Gi", "1e400", "", 1.5, True, "9" * 400, "0Gi")
+    ),
+    (
+        {"scratch": A_SCRATCH(shared_caches="triton")},
+        "scratch.shared_caches='triton' is no list of names (use (\"triton\",))",
+    ),
+    (
+        {"scratch": A_SCRATCH(shared_caches=7)},
+        'scratch.shared_caches=7 is no list of names (use ("triton",))',
+    ),
+    *(
+        (
+            {"scratch": A_SCRATCH(shared_caches=("triton", value))},
+            f"scratch.shared_caches={value!r} is unknown (use one of: {CACHES_LISTED})",
+        )
+        for value in ("tritn", None, ["triton"])
+    ),
+    (
+        {"timeouts": 60},
+        "timeouts=60 is no Timeouts (use Timeouts(start=..., rendezvous=..., stop=..., exit=...))",
+    ),
+    *(
+        (
+            {"timeouts": A_TIMEOUTS(**{name: value})},
+            f"timeouts.{name}={value!r} is no time to wait (use seconds, more than 0)",
+        )
+        for name in ("start", "rendezvous", "stop", "exit")
+        for value in (0, -1.5, float("inf"), float("nan"), "60", True, None)
+    ),
+    ({"logs": "all"}, "logs='all' is no Logs (use Logs(show=..., tail_lines=..., prefix=...))"),
+    *(
+        (
+            {"logs": SOME_LOGS(show=value)},
+            f"logs.show={value!r} is no list of ranks (use ranks such as (0,), or None for all)",
+        )
+        for value in (0, "0", (-1,), ("0",), (True,), {0: 1})
+    ),
+    *(
+        ({"logs": SOME_LOGS(tail_lines=value)}, f"logs.tail_lines={value!r} is no number of lines (use 0 or more)")
+        for value in (-1, "20", None, 2.0)
+    ),
+    *(
+        (
+            {"logs": SOME_LOGS(prefix=value)},
+            f"logs.prefix={value!r} cannot be filled in (use {{rank}}, {{local_rank}}, {{node_rank}})",
+        )
+        for value in ("{host} ", "{0}", "{", "{rank:zz}", "{rank[0]}", "{rank.x}", None, 5)
+    ),
+    ({"environment": ["A=1"]}, 'environment=[\'A=1\'] is no mapping (use {"NAME": "value"})'),
+    *(
+        ({"environment": {name: "1"}}, f"environment={name!r} is no name of a variable (use letters, digits and _)")
+        for name in ("", "1A", "A B", "A=B", "A\n", 3)
+    ),
+    ({"environment": {"A": 1}}, "environment['A']='int' is no text (use a str)"),
+    ({"environment": {"A": None}}, "environment['A']='NoneType' is no text (use a str)"),
+    *(
+        (
+            {"environment": {name: "1"}},
+            f"environment={name!r} says who a rank is, which only safedist decides (remove it; see current_rank())",
+        )
+        for name in sorted(IDENTITY)
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message[:60] for _, message in REFUSED])
+def test_a_value_that_cannot_work_is_refused_with_field_value_and_repair(fields: dict[str, Any], message: str) -> None:
+    error = refused(SafeTorch(**fields))
+    assert str(error) == f"1 problem: {message}"
+    assert len(error.problems) == 1
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_a_variable_that_no_process_can_be_given_is_refused_without_showing_its_text(value: str) -> None:
+    error = refused(SafeTorch(environment={"TOKEN": value}))
+    assert str(error) == (
+        "1 problem: environment['TOKEN']='str' cannot be the value of a variable (remove NUL and lone surrogates)"
+    )
+
+
+def test_more_ranks_than_gpus_are_refused_naming_the_field_that_says_so() -> None:
+    assert str(refused(SafeHorovod(nproc_per_node=8), Requested(gpus=4))) == (
+        "1 problem: nproc_per_node=8 exceeds requests.gpu=4 (lower it to 4 or request 8 GPUs)"
+    )
+    assert str(refused(SafeHorovod(nproc_per_node=2), Requested(gpus=1, gpus_source="resources.gpu"))) == (
+        "1 problem: nproc_per_node=2 exceeds resources.gpu=1 (lower it to 1 or request 2 GPUs)"
+    )
+
+
+def test_a_dynamic_workflow_has_no_ranks() -> None:
+    assert str(refused(SafeTorch(), dynamic=True)) == (
+        "1 problem: task_config='SafeTorch' is on a @dynamic workflow, which has no ranks (use @task)"
+    )
+
+
+def test_the_common_base_names_no_backend() -> None:
+    assert str(refused(SafeDistributed())) == (
+        "1 problem: task_config='SafeDistributed' names no backend (use SafeHorovod(...) or SafeTorch(...))"
+    )
+
+
+def test_a_secret_in_the_environment_never_reaches_the_message() -> None:
+    error = refused(SafeTorch(environment={"TOKEN": b"s3cr3t", "RANK": "s3cr3t", "A B": "s3cr3t"}))  # type: ignore[dict-item]
+    assert len(error.problems) == 3
+    assert "s3cr3t" not in str(error)
+
+
+def test_everything_wrong_is_reported_at_once_with_the_task_and_what_others_found() -> None:
+    config = SafeHorovod(
+        nodes="x",
+        nproc_per_node=8,
+        max_restarts=-1,
+        start_method="fork",  # type: ignore[arg-type]
+        scratch=Scratch(path="a", keep="b", size_limit="c", shared_caches=("d", "e")),  # type: ignore[arg-type]
+        timeouts=Timeouts(start=0, rendezvous=0, stop=0, exit=0),
+        logs=Logs(show=(-1,), tail_lines=-1, prefix="{"),
+        environment={"RANK": "0", "1": "1"},
+    )
+    further = Problem("retries", 11, "is too many", "use 10")
+    error = refused(config, Requested(gpus=4), where={"task": "wf.train"}, dynamic=True, further=[further])
+    assert [problem.field for problem in error.problems] == [
+        "task_config",
+        "nodes",
+        "nproc_per_node",
+        "max_restarts",
+        "start_method",
+        "scratch.path",
+        "scratch.keep",
+        "scratch.size_limit",
+        "scratch.shared_caches",
+        "scratch.shared_caches",
+        "timeouts.start",
+        "timeouts.rendezvous",
+        "timeouts.stop",
+        "timeouts.exit",
+        "logs.show",
+        "logs.tail_lines",
+        "logs.prefix",
+        "environment",
+        "environment",
+        "retries",
+    ]
+    assert str(error).startswith("20 problems: task_config=")
+    assert str(error).endswith("retries=11 is too many (use 10) [task=wf.train]")
+
+
+# --- parsers ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("1k", 1000),
+        ("1Ki", 1024),
+        ("1M", 10**6),
+        ("1.5Mi", 3 * 2**19),
+        ("20Gi", 20 * 2**30),
+        ("2T", 2 * 10**12),
+        ("1Ti", 2**40),
+        ("1P", 10**15),
+        ("1Pi", 2**50),
+        ("0.5Gi", 2**29),
+        ("0", 0),
+        ("0.1", 0),
+        (7, 7),
+    ],
+)
+def test_a_quantity_is_read_as_kubernetes_reads_it(text: str | int, size: int) -> None:
+    assert parse_quantity(text) == size
+
+
+@given(st.integers(min_value=0, max_value=2**70))
+@example(2**53 + 1)
+def test_a_number_of_bytes_is_itself_however_large(size: int) -> None:
+    assert parse_quantity(size) == parse_quantity(str(size)) == size
+
+
+@given(st.integers(0, 10**6), st.sampled_from("KMGTP"))
+def test_binary_units_are_powers_of_1024(count: int, letter: str) -> None:
+    assert parse_quantity(f"{count}{letter}i") == count * 1024 ** ("KMGTP".index(letter) + 1)
+
+
+@given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
+@example("9" * 400)
+@example("1." + "9" * 400)
+@example("1\n")
+def test_anything_is_either_a_size_or_not_and_never_a_crash(value: object) -> None:
+    size = parse_quantity(value)
+    assert size is None or size >= 0
+
+
+@given(st.integers(1, 999_999), st.integers(0, 999_999))
+def test_a_range_of_nodes_is_read_when_it_goes_upwards(low: int, further: int) -> None:
+    high = min(low + further, 999_999)
+    assert parse_nodes(f"{low}:{high}") == (low, high)
+    assert parse_nodes(low) == parse_nodes(str(low)) == (low, low)
+    if high > low:
+        assert parse_nodes(f"{high}:{low}") is None
+
+
+@given(st.one_of(st.text(alphabet="0123456789:-+ ٣\n"), st.text(), st.integers(), st.floats(), st.none()))
+def test_anything_is_either_a_range_of_nodes_or_not_and_never_a_crash(value: object) -> None:
+    nodes = parse_nodes(value)
+    assert nodes is None or 1 <= nodes[0] <= nodes[1]

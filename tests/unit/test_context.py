@@ -1,0 +1,76 @@
+"""``current_rank()``: the rank that a process is, and an error that says so where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+import flytekitplugins_safedist
+from flytekitplugins_safedist import context
+from flytekitplugins_safedist.context import RankContext, current_rank
+from flytekitplugins_safedist.errors import NotInTaskError
+
+RANK = RankContext(
+    rank=5,
+    local_rank=1,
+    node_rank=2,
+    world_size=6,
+    local_world_size=2,
+    nnodes=3,
+    round=4,
+    attempt=7,
+    scratch=Path("/scratch/round-4/rank-5"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_current", None)
+
+
+def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
+    with pytest.raises(NotInTaskError) as caught:
+        current_rank()
+    assert str(caught.value) == (
+        "current_rank() was called outside a rank. Next step: call it inside the function of a @task with "
+        "task_config=SafeHorovod(...) or SafeTorch(...); at import of a module, and in the workflow, there is no rank "
+        "yet"
+    )
+
+
+def test_a_rank_finds_itself_also_from_its_threads() -> None:
+    context.enter(RANK)
+    assert current_rank() is RANK
+    seen: list[RankContext] = []
+    thread = threading.Thread(target=lambda: seen.append(current_rank()))
+    thread.start()
+    thread.join()
+    assert seen == [RANK]
+
+
+def test_the_public_name_is_the_same_function() -> None:
+    assert flytekitplugins_safedist.current_rank is current_rank
+
+
+def test_a_context_is_a_value_that_cannot_be_changed_and_that_pickles() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RANK.rank = 0  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(RANK)) == RANK
+
+
+def test_it_has_everything_that_was_promised() -> None:
+    assert {field.name for field in dataclasses.fields(RankContext)} == {
+        "rank",
+        "local_rank",
+        "node_rank",
+        "world_size",
+        "local_world_size",
+        "nnodes",
+        "round",
+        "attempt",
+        "scratch",
+    }

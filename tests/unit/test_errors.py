@@ -1,0 +1,102 @@
+"""Errors are made of facts: the message follows from them, and both survive the way between processes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist import errors, task  # noqa: F401  (task adds a subclass to the tree)
+from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
+
+
+def every_class() -> list[type[SafedistError]]:
+    found: list[type[SafedistError]] = [SafedistError]
+    for cls in found:
+        found.extend(sub for sub in cls.__subclasses__() if sub not in found and sub.__module__.startswith("flytekitp"))
+    return found
+
+
+def an(cls: type[SafedistError]) -> SafedistError:
+    if issubclass(cls, ConfigError):
+        return cls([Problem("nodes", 0, "is too few", "use 1"), Problem("x", "y", "is odd", "drop it")], where={"t": 1})
+    return cls("it broke", where={"path": Path("/x"), "rank": 3}, seen=[1], expected=2.5, hint="look at /x")
+
+
+def test_the_tree_has_no_class_outside_the_table_of_errors_but_flytes_recoverable_one() -> None:
+    elsewhere = {cls.__name__ for cls in every_class() if cls.__module__ != errors.__name__}
+    assert elsewhere == {"RecoverableRankFailedError"}
+    assert len(every_class()) > 15
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+def test_an_error_keeps_its_class_facts_and_message_through_pickling(cls: type[SafedistError]) -> None:
+    error = an(cls)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        back = pickle.loads(pickle.dumps(error, protocol))
+        assert type(back) is cls
+        assert back.__dict__ == error.__dict__
+        assert str(back) == str(error) == error.args[0] == back.args[0]
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+def test_a_copy_of_an_error_is_equal_in_every_fact(cls: type[SafedistError]) -> None:
+    error = an(cls)
+    for back in (copy.copy(error), copy.deepcopy(error)):
+        assert type(back) is cls
+        assert back.__dict__ == error.__dict__
+        assert str(back) == str(error)
+
+
+def test_notes_added_on_the_way_survive_pickling() -> None:
+    error = SafedistError("it broke")
+    error.__notes__ = ["while staging"]  # type: ignore[attr-defined]  # what add_note of Python 3.11 fills
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["while staging"]
+
+
+def test_a_config_error_keeps_its_problems_as_values_through_pickling() -> None:
+    back = pickle.loads(pickle.dumps(an(ConfigError)))
+    assert back.problems == (Problem("nodes", 0, "is too few", "use 1"), Problem("x", "y", "is odd", "drop it"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({}, "it broke"),
+        ({"where": {"path": "/x", "rank": 3}}, "it broke [path=/x, rank=3]"),
+        ({"seen": 0}, "it broke (seen: 0)"),
+        ({"expected": "more"}, "it broke (expected: more)"),
+        ({"seen": 1, "expected": 2}, "it broke (seen: 1; expected: 2)"),
+        ({"hint": "mend it"}, "it broke. Next step: mend it"),
+        (
+            {"where": {"rank": 0}, "seen": "a", "expected": "b", "hint": "mend it"},
+            "it broke [rank=0] (seen: a; expected: b). Next step: mend it",
+        ),
+    ],
+)
+def test_the_message_is_composed_of_the_facts_that_are_there(facts: dict[str, object], message: str) -> None:
+    error = SafedistError("it broke", **facts)  # type: ignore[arg-type]
+    assert error.message() == str(error) == message
+
+
+def test_a_sentence_that_ends_already_gets_no_second_full_stop_before_the_next_step() -> None:
+    assert str(SafedistError("it broke.", hint="mend it")) == "it broke. Next step: mend it"
+
+
+def test_the_callers_mapping_is_copied_and_not_kept() -> None:
+    where: dict[str, object] = {"rank": 0}
+    error = SafedistError("it broke", where=where)
+    where["rank"] = 1
+    assert error.where == {"rank": 0}
+
+
+def test_a_config_error_counts_and_lists_all_of_its_problems() -> None:
+    assert str(an(ConfigError)) == "2 problems: nodes=0 is too few (use 1); x='y' is odd (drop it) [t=1]"
+    assert str(ConfigError([Problem("nodes", 0, "is too few", "use 1")])) == "1 problem: nodes=0 is too few (use 1)"
+
+
+def test_what_is_a_rendezvous_error_can_be_caught_as_one() -> None:
+    for name in ("RendezvousTimeoutError", "GroupClosedError", "FencedError", "StoreLostError"):
+        assert issubclass(getattr(errors, name), errors.RendezvousError)

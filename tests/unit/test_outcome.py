@@ -1,0 +1,226 @@
+"""How ranks ended, as values: the record survives its file, and one failure is chosen as the root cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import signal
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.outcome import (
+    Fault,
+    RankOutcome,
+    Status,
+    describe,
+    is_consequence,
+    root_cause,
+    signal_reason,
+    speaks_of_lost_peer,
+)
+from tests.outcomes import OUTCOMES, failed, outcome, raised
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+@given(OUTCOMES)
+def test_a_record_reads_back_equal_from_its_one_line_of_json(original: RankOutcome) -> None:
+    text = original.to_json()
+    assert "\n" not in text
+    text.encode("ascii")  # whatever the user's messages hold, the file can be written
+    assert RankOutcome.from_json(text) == original
+    assert pickle.loads(pickle.dumps(original)) == original
+
+
+@given(OUTCOMES, st.data())
+def test_a_torn_record_is_refused_and_never_half_believed(original: RankOutcome, data: st.DataObject) -> None:
+    text = original.to_json()
+    with pytest.raises(ValueError):
+        RankOutcome.from_json(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(JSON)
+@example(None)
+@example("raised")
+@example(5)
+@example({"raised": None, "log_tail": None})
+@example({"raised": 5})
+@example({"raised": {"fault": "nobody's", "errnos": []}})
+def test_json_that_is_no_record_is_refused_with_the_documented_exceptions(data: object) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        RankOutcome.from_json(json.dumps(data))
+
+
+def test_a_record_with_a_field_of_another_version_is_refused() -> None:
+    data = json.loads(outcome().to_json())
+    with pytest.raises(TypeError):
+        RankOutcome.from_json(json.dumps({**data, "surprise": 1}))
+    with pytest.raises(ValueError):
+        RankOutcome.from_json(json.dumps({**data, "status": "tired"}))
+    del data["time_ns"]
+    with pytest.raises(TypeError):
+        RankOutcome.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("status", Status)
+def test_what_we_stopped_ourselves_is_no_failure(status: Status) -> None:
+    assert outcome(status=status).failed is (status in (Status.RAISED, Status.EXITED, Status.KILLED))
+
+
+# --- the root cause --------------------------------------------------------------------------------------------------
+def test_nothing_failed_means_no_cause() -> None:
+    assert root_cause([]) is None
+    assert root_cause([outcome(0), outcome(1, Status.STOPPED)]) is None
+
+
+def test_the_earliest_failure_wins_by_nanoseconds_and_not_by_rank() -> None:
+    late, early = failed(0, 1_000_000_001), failed(3, 1_000_000_000)
+    assert root_cause([late, early]) is early
+
+
+def test_the_lowest_rank_wins_a_tie() -> None:
+    assert root_cause([failed(2), failed(1), failed(3)]) == failed(1)
+
+
+def test_a_failure_that_speaks_for_itself_wins_over_an_earlier_echo() -> None:
+    echo = failed(0, 1, of=raised("horovod.common.exceptions.HorovodInternalError", consequence=True))
+    aborted = outcome(1, Status.KILLED, 2, exit_code=-signal.SIGABRT)
+    real = failed(2, 3)
+    assert root_cause([echo, aborted, real]) is real
+    killed = outcome(3, Status.KILLED, 4, exit_code=-signal.SIGKILL)
+    assert root_cause([echo, aborted, killed]) is killed
+    left = outcome(3, Status.EXITED, 4, exit_code=3)
+    assert root_cause([echo, aborted, left]) is left
+
+
+def test_among_echoes_alone_the_earliest_is_all_there_is() -> None:
+    first = outcome(1, Status.KILLED, 2, exit_code=-signal.SIGABRT)
+    assert root_cause([failed(0, 3, of=raised(consequence=True)), first]) is first
+
+
+def test_success_and_our_own_tearing_down_are_never_the_cause() -> None:
+    real = failed(3, 900)
+    others = [outcome(0, time_ns=1), outcome(1, Status.STOPPED, 2, exit_code=-15), outcome(2, Status.STOPPED, 3)]
+    assert root_cause([*others, real]) is real
+
+
+@given(st.lists(OUTCOMES, max_size=6), st.randoms(use_true_random=False))
+def test_the_choice_does_not_depend_on_the_order_of_reports(outcomes: list[RankOutcome], rng: st.DataObject) -> None:
+    unique = list({(each.rank, each.time_ns): each for each in outcomes}.values())
+    shuffled = list(unique)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    cause = root_cause(unique)
+    assert root_cause(shuffled) == cause
+    assert (cause is None) == (not any(each.failed for each in unique))
+    if cause is not None and is_consequence(cause):
+        assert all(is_consequence(each) for each in unique if each.failed)
+
+
+def test_only_a_lost_peer_or_an_abort_counts_as_an_echo() -> None:
+    assert is_consequence(failed(of=raised(consequence=True)))
+    assert not is_consequence(failed())
+    assert is_consequence(outcome(0, Status.KILLED, exit_code=-6))
+    assert not is_consequence(outcome(0, Status.KILLED, exit_code=-9))
+    assert not is_consequence(outcome(0, Status.EXITED, exit_code=6))
+
+
+@pytest.mark.parametrize(
+    ("type_", "message"),
+    [
+        ("horovod.common.exceptions.HorovodInternalError", "anything"),
+        ("HorovodInternalError", ""),
+        ("torch.distributed.DistBackendError", "NCCL error in: ..."),
+        ("torch.distributed.DistNetworkError", "failed to recv, got 0 bytes"),
+        ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"),
+        ("RuntimeError", "Connection reset by peer"),
+        ("RuntimeError", "Broken pipe"),
+        ("RuntimeError", "Horovod has been shut down. This was caused by an exception on one of the ranks"),
+        ("RuntimeError", "NCCL communicator was aborted on rank 1"),
+    ],
+)
+def test_collectives_that_lost_a_peer_are_recognised(type_: str, message: str) -> None:
+    assert speaks_of_lost_peer(type_, message)
+
+
+@pytest.mark.parametrize(
+    ("type_", "message"),
+    [
+        ("ValueError", "connection closed by peer"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        ("RuntimeError", "CUDA error: out of memory"),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
+        ("my.RuntimeErrorOfMine", "broken pipe"),
+        ("MyHorovodInternalErrorHandler", ""),
+    ],
+)
+def test_what_a_user_program_raises_of_its_own_is_no_echo(type_: str, message: str) -> None:
+    assert not speaks_of_lost_peer(type_, message)
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("number", "name", "part"),
+    [
+        (9, "SIGKILL", "out-of-memory"),
+        (15, "SIGTERM", "preemption"),
+        (2, "SIGINT", "Ctrl-C"),
+        (11, "SIGSEGV", "native code"),
+        (7, "SIGBUS", "/dev/shm"),
+        (6, "SIGABRT", "losing a peer"),
+        (8, "SIGFPE", "division"),
+        (4, "SIGILL", "processor"),
+        (24, "SIGXCPU", "CPU time"),
+        (25, "SIGXFSZ", "file size"),
+    ],
+)
+def test_a_signal_has_its_name_and_its_likely_reason(number: int, name: str, part: str) -> None:
+    assert signal.Signals(number).name == name
+    text = signal_reason(number)
+    assert text.startswith(f"{name}: ")
+    assert part in text
+
+
+def test_signals_without_a_known_reason_keep_their_name_or_number() -> None:
+    assert signal_reason(signal.SIGUSR1) == "SIGUSR1"
+    assert signal_reason(37) == "signal 37"
+    assert signal_reason(0) == "signal 0"
+
+
+def test_a_raised_exception_is_told_with_rank_type_message_traceback_and_last_lines() -> None:
+    cause = failed(3, of=raised(message="bad batch"), node_rank=1, local_rank=1, host="n1", log_tail=("epoch 1", "x"))
+    assert describe(cause) == (
+        "rank 3 (local_rank 1) on node 1 (n1) raised ValueError: bad batch\n\n"
+        "Traceback\nValueError: bad batch\n\n"
+        "Last 2 line(s) that rank 3 printed:\n    epoch 1\n    x"
+    )
+
+
+def test_a_killed_rank_is_told_with_its_signal() -> None:
+    text = describe(outcome(2, Status.KILLED, exit_code=-9))
+    assert text == f"rank 2 (local_rank 2) on node 0 (n0) was killed by {signal_reason(9)}"
+
+
+def test_a_rank_that_left_silently_is_told_with_its_exit_code() -> None:
+    assert describe(outcome(0, Status.EXITED, exit_code=3)) == (
+        "rank 0 (local_rank 0) on node 0 (n0) left with exit code 3 and no result (os._exit, or a native crash)"
+    )
+
+
+def test_a_failure_after_restarts_says_so() -> None:
+    assert "\n\nThis was round 2: the ranks had been restarted 2 time(s) before." in describe(failed(round=2))
+    assert "round" not in describe(failed(round=0))
+
+
+def test_outcomes_are_frozen_and_default_to_the_users_fault() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        outcome().rank = 1  # type: ignore[misc]
+    assert raised().fault is Fault.USER

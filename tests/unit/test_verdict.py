@@ -1,0 +1,94 @@
+"""The exit contract: what Flyte is told about each way a job can fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.errors import RankFailedError, RankKilledError, SafedistError
+from flytekitplugins_safedist.outcome import Fault, RankOutcome, Status, describe
+from flytekitplugins_safedist.restart import Action, Decision
+from flytekitplugins_safedist.scratch import Usage
+from flytekitplugins_safedist.verdict import Kind, Verdict, judge
+from tests.outcomes import failed, outcome, raised
+
+OVER = Decision(Action.GIVE_UP, "max_restarts=0")
+USAGE = Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)), free=0)
+
+
+def verdict(cause: RankOutcome, limit: int | None = None) -> Verdict:
+    return judge(cause, OVER, usage=USAGE, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "error"),
+    [
+        (failed(), Kind.USER, RankFailedError),
+        (failed(of=raised(repeats=True)), Kind.USER, RankFailedError),
+        (failed(of=raised(fault=Fault.RECOVERABLE)), Kind.RECOVERABLE, RankFailedError),
+        (failed(of=raised(fault=Fault.SYSTEM)), Kind.INFRASTRUCTURE, RankKilledError),
+        (outcome(0, Status.EXITED, exit_code=0), Kind.USER, RankFailedError),
+        (outcome(0, Status.EXITED, exit_code=7), Kind.USER, RankFailedError),
+        *(
+            (outcome(0, Status.KILLED, exit_code=-number), Kind.INFRASTRUCTURE, RankKilledError)
+            for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+        ),
+        *(
+            (outcome(0, Status.KILLED, exit_code=-number), Kind.USER, RankFailedError)
+            for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+        ),
+    ],
+    ids=lambda value: value.value if isinstance(value, Kind) else getattr(value, "__name__", ""),
+)
+def test_each_way_to_fail_is_what_the_contract_says(cause: RankOutcome, kind: Kind, error: type[SafedistError]) -> None:
+    judged = verdict(cause)
+    assert judged.kind is kind
+    assert type(judged.error) is error
+
+
+def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_time() -> None:
+    cause = failed(3, 1_700_000_000_000_000_123)
+    judged = judge(cause, Decision(Action.GIVE_UP, "all spent"), usage=USAGE, limit=None)
+    assert str(judged.error) == f"{describe(cause)}\n\nNot restarted in place: all spent."
+    assert judged.time_ns == 1_700_000_000_000_000_123
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> None:
+    cause = failed(0, of=raised("OSError", os.strerror(number), errnos=(number,)))
+    text = str(verdict(cause, 2 * 2**30).error)
+    assert text.startswith(
+        "rank 0 ran out of disk space. Scratch is /scratch/job, limited to 2.0 GiB by Scratch(size_limit=...): "
+        "3.0 GiB in scratch (rank 1: 3.0 GiB, rank 0: 1.0 KiB); 0 B free on its file system\n\n"
+    )
+    assert describe(cause) in text
+    assert text.endswith(
+        "Not restarted in place: max_restarts=0. Next step: write less, give the task more ephemeral storage, "
+        "or move scratch to a larger volume (Scratch(path=...))"
+    )
+
+
+def test_a_full_disk_without_a_limit_says_that_there_is_none() -> None:
+    cause = failed(of=raised("OSError", errnos=(errno.ENOSPC,)))
+    assert "Scratch is /scratch/job, with no size limit: " in str(verdict(cause).error)
+    assert verdict(cause).kind is Kind.USER
+
+
+def test_a_full_disk_deep_in_the_chain_of_causes_is_found() -> None:
+    cause = failed(of=raised("RuntimeError", "could not save", errnos=(errno.EPERM, errno.ENOSPC)))
+    assert "ran out of disk space" in str(verdict(cause).error)
+
+
+def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_full() -> None:
+    cause = failed(of=raised("FlyteRecoverableException", fault=Fault.RECOVERABLE, errnos=(errno.ENOSPC,)))
+    judged = verdict(cause)
+    assert judged.kind is Kind.RECOVERABLE
+    assert "ran out of disk space" in str(judged.error)
+
+
+def test_other_errnos_are_no_full_disk() -> None:
+    assert "disk space" not in str(verdict(failed(of=raised("OSError", errnos=(errno.EACCES,)))).error)
