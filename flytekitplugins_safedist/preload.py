@@ -10,8 +10,10 @@ import contextlib
 import gc
 import importlib
 import os
+import pickle
 import random
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,11 @@ SAFE_IMPORT_ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Variables under which the preloading process imports."""
+
+GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
+"""How the paths of the GPU drivers' device files begin."""
+
+_LEAVING_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,10 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
         reason = _import(name)
         if reason is not None:
             return Preloaded(reason)
+    # numpy imports its generators lazily. They must be there before the user's modules, or a seed that one sets could
+    # not be told from numpy's own. torch has imported the rest of it anyway.
+    with contextlib.suppress(Exception):
+        importlib.import_module("numpy.random")
     before_random, before_numpy = random.getstate(), _numpy_state()
     for name in modules:
         reason = _import(name)
@@ -65,7 +76,7 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
     return Preloaded(
         None,
         random_state=after if after != before_random else None,
-        numpy_seeded=before_numpy is not None and _numpy_state() != before_numpy,
+        numpy_seeded=_numpy_state() != before_numpy,
     )
 
 
@@ -111,7 +122,7 @@ def unsafe_to_fork(culprit: str) -> str | None:
     Args:
         culprit: what was done last, for the message.
     """
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads = _threads()
     if threads > 1:
         return f"{culprit} started {threads - 1} thread(s), and a forked copy of their locks can hang"
     torch_cuda = sys.modules.get("torch.cuda")
@@ -119,14 +130,22 @@ def unsafe_to_fork(culprit: str) -> str | None:
         return f"{culprit} initialised CUDA, which does not survive a fork"
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if str(descriptor.readlink()).startswith(("/dev/nvidia", "/dev/kfd")):
+            if str(descriptor.readlink()).startswith(GPU_DEVICES):
                 return f"{culprit} opened the GPU driver, whose state does not survive a fork"
     return None
 
 
-def _numpy_state() -> tuple[Any, ...] | None:
+def _threads() -> int:
+    """Threads of this process. One that was joined takes a moment to leave the kernel's list: give it that."""
+    deadline = time.monotonic() + _LEAVING_SECONDS
+    while (count := len(list(Path("/proc/self/task").iterdir()))) > 1 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return count
+
+
+def _numpy_state() -> bytes | None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is None:
         return None
-    name, keys, *rest = numpy_random.get_state()  # type: ignore[attr-defined, unused-ignore]
-    return (name, keys.tobytes(), *rest)
+    # legacy=False: the same shape whichever bit generator a module has set.
+    return pickle.dumps(numpy_random.get_state(legacy=False))  # type: ignore[attr-defined, unused-ignore]

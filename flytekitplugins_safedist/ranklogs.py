@@ -46,7 +46,8 @@ class LogFollower:
     def stop(self) -> None:
         """Pass on what is left, half lines included, and end."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # never started: ranks that could not be started are torn down as well
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
@@ -103,12 +104,14 @@ def tail(path: Path, lines: int) -> tuple[str, ...]:
             data = file.read()
     except OSError:
         return ()
-    return tuple(printable(line) for line in data.splitlines()[-lines:])
+    # Lines as the log shows them: bytes.splitlines would make one of every step of a progress bar.
+    return tuple(printable(line) for line in data.removesuffix(b"\n").split(b"\n")[-lines:]) if data else ()
 
 
 def without_traceback(lines: Sequence[str], traceback: str) -> tuple[str, ...]:
     """``lines`` without the ``traceback`` at their end: an error shows it once."""
-    end = traceback.rstrip().splitlines()
-    if end and list(lines[-len(end) :]) == end:
+    # As a rank prints it (rank.py) and as tail() reads it back.
+    end = [printable(line.encode(errors="backslashreplace")) for line in traceback.rstrip().split("\n")]
+    if traceback and list(lines[-len(end) :]) == end:
         return tuple(lines[: -len(end)])
     return tuple(lines)

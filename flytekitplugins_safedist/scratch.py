@@ -13,6 +13,7 @@ Layout, all of it mode 0700::
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -93,11 +94,14 @@ def make_job(root: Path, *, execution: str, attempt: int) -> JobScratch:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", execution)[:60] or "local"
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"safedist-{name}-a{attempt}-", dir=root))
-        job = JobScratch(path)
+        job = JobScratch(Path(tempfile.mkdtemp(prefix=f"safedist-{name}-a{attempt}-", dir=root)))
+    except OSError as error:
+        raise _cannot_write(root, error) from error
+    try:
         job.orders.mkdir(mode=0o700)
         job.logs.mkdir(mode=0o700)
     except OSError as error:
+        remove(job.path)
         raise _cannot_write(root, error) from error
     return job
 
@@ -123,29 +127,37 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
 
 def remove(path: Path) -> str | None:
     """Remove a tree as far as possible; what could not be removed is returned as text, None when all is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    if not os.path.lexists(path):
+        return None
     problems: list[str] = []
 
-    def note(_function: object, name: str, info: object) -> None:
-        # A user may leave directories without write permission behind; they are ours to remove all the same.
-        error = info[1] if isinstance(info, tuple) else info
-        if isinstance(error, FileNotFoundError):
-            return
-        if isinstance(error, PermissionError):
-            try:
-                Path(name).parent.chmod(0o700)
-                if Path(name).is_dir() and not Path(name).is_symlink():
-                    Path(name).chmod(0o700)
-                    shutil.rmtree(name)
-                else:
-                    Path(name).unlink()
-            except OSError as again:
-                problems.append(f"{name}: {again.strerror}")
-            return
-        problems.append(f"{name}: {error}")
+    def note(_function: object, name: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+        error = info[1]
+        if not isinstance(error, FileNotFoundError):
+            problems.append(f"{name}: {error.strerror if isinstance(error, OSError) and error.strerror else error}")
 
+    _open_up(path)
     # onerror became onexc in 3.12 and is only deprecated there; one spelling serves every supported version.
     shutil.rmtree(path, onerror=note)
     return "; ".join(problems[:5]) or None
+
+
+def _open_up(path: Path) -> None:
+    """Give every directory of a tree back the permissions that a user took away; they are ours to remove all the same.
+
+    Never of what is above the tree, nor behind a link.
+    """
+    if path.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+    for parent, names, _ in os.walk(path):
+        # Top-down: a directory is opened before os.walk looks into it.
+        for directory in (Path(parent) / name for name in names):
+            with contextlib.suppress(OSError):
+                if not directory.is_symlink():
+                    directory.chmod(0o700)
 
 
 def bytes_of(path: Path) -> int:

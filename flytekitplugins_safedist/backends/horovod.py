@@ -6,6 +6,7 @@ rank that dies leaves keys behind in the server, so no round may use another's.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -75,7 +76,7 @@ class HorovodBackend:
             envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: group.address,
             envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: group.offered[_PORT],
             # Ranks wait this long for each other in hvd.init(); the default of 30 s is less than one slow download.
-            envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(int(group.timeout)),
+            envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(math.ceil(group.timeout)),
             envvars.HOROVOD_RANK: str(group.rank(local_rank)),
             envvars.HOROVOD_SIZE: str(group.world_size),
             envvars.HOROVOD_LOCAL_RANK: str(local_rank),

@@ -1,0 +1,291 @@
+"""How ranks find each other: the documented variables, a fresh key-value server for each round, and clear absence."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist import backends, envvars
+from flytekitplugins_safedist.backends import Group
+from flytekitplugins_safedist.backends.base import require
+from flytekitplugins_safedist.backends.horovod import HorovodBackend
+from flytekitplugins_safedist.backends.torch import TorchBackend
+from flytekitplugins_safedist.errors import MissingDependencyError
+
+
+def group(**more: Any) -> Group:
+    fields: dict[str, Any] = {
+        "round": 2,
+        "node_rank": 1,
+        "nnodes": 3,
+        "nproc_per_node": 4,
+        "address": "10.0.0.7",
+        "port": 29500,
+        "run_id": "f123-a0",
+        "timeout": 900.0,
+        "offered": {"horovod_port": "4321"},
+    }
+    return Group(**{**fields, **more})
+
+
+def test_a_backend_is_made_by_its_name() -> None:
+    assert isinstance(backends.create("horovod"), HorovodBackend)
+    assert isinstance(backends.create("torch"), TorchBackend)
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+TORCH = {
+    # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    "RANK": "6",
+    "LOCAL_RANK": "2",
+    "WORLD_SIZE": "12",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "3",
+    "MASTER_ADDR": "10.0.0.7",
+    "MASTER_PORT": "29500",
+    "ROLE_NAME": "default",
+    "ROLE_RANK": "6",
+    "ROLE_WORLD_SIZE": "12",
+    "TORCHELASTIC_RUN_ID": "f123-a0",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+}
+HOROVOD = {
+    # horovod/runner/gloo_run.py: create_slot_env_vars, create_run_env_vars; gloo_context.cc
+    "HOROVOD_RANK": "6",
+    "HOROVOD_SIZE": "12",
+    "HOROVOD_LOCAL_RANK": "2",
+    "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "3",
+    "HOROVOD_HOSTNAME": "node-1",
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.7",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4321",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "900",
+}
+
+
+def test_torch_ranks_get_torchruns_variables() -> None:
+    assert TorchBackend().environment(group(), 2) == TORCH
+
+
+def test_horovod_ranks_get_horovodruns_variables_and_torchs() -> None:
+    assert HorovodBackend().environment(group(), 2) == TORCH | HOROVOD
+
+
+def test_on_one_node_gloo_stays_on_the_loopback_interface() -> None:
+    alone = group(nnodes=1, node_rank=0, address="127.0.0.1")
+    assert HorovodBackend().environment(alone, 0)["HOROVOD_GLOO_IFACE"] == "lo"
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(0.2, "1"), (1.0, "1"), (1.5, "2"), (900.0, "900")])
+def test_a_timeout_below_a_second_does_not_become_none_at_all(timeout: float, seconds: str) -> None:
+    variables = HorovodBackend().environment(group(timeout=timeout), 0)
+    assert variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] == seconds
+
+
+@pytest.mark.parametrize("backend", [TorchBackend(), HorovodBackend()], ids=["torch", "horovod"])
+@given(nnodes=st.integers(1, 5), nproc=st.integers(1, 5))
+def test_ranks_are_a_permutation_and_hosts_differ_between_nodes(backend: Any, nnodes: int, nproc: int) -> None:
+    seen = [
+        backend.environment(group(nnodes=nnodes, nproc_per_node=nproc, node_rank=node), local)
+        for node in range(nnodes)
+        for local in range(nproc)
+    ]
+    assert [int(each["RANK"]) for each in seen] == list(range(nnodes * nproc))
+    assert {each["WORLD_SIZE"] for each in seen} == {str(nnodes * nproc)}
+    if isinstance(backend, HorovodBackend):
+        assert [int(each["HOROVOD_RANK"]) for each in seen] == list(range(nnodes * nproc))
+        assert len({each["HOROVOD_HOSTNAME"] for each in seen}) == nnodes
+
+
+@pytest.mark.parametrize("backend", [TorchBackend(), HorovodBackend()], ids=["torch", "horovod"])
+def test_what_says_who_a_rank_is_cannot_be_set_by_users(backend: Any) -> None:
+    settable = {envvars.HOROVOD_CPU_OPERATIONS, envvars.HOROVOD_GLOO_TIMEOUT_SECONDS}
+    assert set(backend.environment(group(), 0)) - settable <= envvars.IDENTITY
+
+
+def test_torch_opens_nothing_of_its_own() -> None:
+    backend = TorchBackend()
+    assert backend.open_round(nnodes=2, nproc_per_node=2) == {}
+    backend.close_round()
+
+
+# --- Horovod's key-value server --------------------------------------------------------------------------------------
+class Client:
+    def __init__(self, offered: Any) -> None:
+        self.port = int(offered["horovod_port"])
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def horovod() -> Iterator[HorovodBackend]:
+    backend = HorovodBackend()
+    yield backend
+    backend.close_round()
+
+
+@pytest.mark.horovod
+def test_the_horovod_that_is_installed_passes_the_check() -> None:
+    HorovodBackend().check()
+
+
+@pytest.mark.horovod
+def test_every_round_has_a_server_without_the_keys_of_the_last(horovod: HorovodBackend) -> None:
+    first = Client(horovod.open_round(nnodes=1, nproc_per_node=2))
+    assert first.ask("PUT", "/global/0", b"address of a rank that died")[0] == 200
+    assert first.ask("GET", "/global/0") == (200, b"address of a rank that died")
+    second = Client(horovod.open_round(nnodes=1, nproc_per_node=2))
+    assert second.ask("GET", "/global/0")[0] == 404
+
+
+@pytest.mark.horovod
+def test_closing_a_round_frees_its_port_and_ends_its_thread(horovod: HorovodBackend) -> None:
+    import threading
+
+    before = threading.active_count()
+    port = Client(horovod.open_round(nnodes=1, nproc_per_node=1)).port
+    assert threading.active_count() == before + 1
+    horovod.close_round()
+    assert threading.active_count() == before
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=30)
+    horovod.close_round()  # nothing is open: nothing happens
+
+
+@pytest.mark.horovod
+def test_opening_the_next_round_closes_the_last(horovod: HorovodBackend) -> None:
+    horovod.open_round(nnodes=1, nproc_per_node=1)
+    last = horovod._server
+    horovod.open_round(nnodes=1, nproc_per_node=1)
+    assert last is not horovod._server
+    assert last.socket.fileno() == -1
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize(("nnodes", "address"), [(1, "127.0.0.1"), (2, "0.0.0.0")])
+def test_the_server_is_reached_from_elsewhere_only_when_there_are_other_nodes(
+    horovod: HorovodBackend, nnodes: int, address: str
+) -> None:
+    port = Client(horovod.open_round(nnodes=nnodes, nproc_per_node=1)).port
+    with open("/proc/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    bound = [local for _, local, _, state, *_ in rows if state == "0A" and int(local.split(":")[1], 16) == port]
+    expected = socket.inet_aton(address)[::-1].hex().upper()  # the kernel prints it as a little-endian number
+    assert [local.split(":")[0] for local in bound] == [expected]
+
+
+@pytest.mark.horovod
+def test_the_server_knows_how_many_ranks_each_scope_waits_for(horovod: HorovodBackend) -> None:
+    horovod.open_round(nnodes=2, nproc_per_node=3)
+    assert horovod._server.scope_size == {
+        "global": 6,
+        "local_node-0": 3,
+        "local_node-1": 3,
+        "cross_0": 2,
+        "cross_1": 2,
+        "cross_2": 2,
+    }
+
+
+# --- what is missing -------------------------------------------------------------------------------------------------
+BLOCKED = """
+import importlib.abc, json, sys
+missing, error = json.loads(sys.argv[1]), sys.argv[3]
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in missing:
+            raise (ModuleNotFoundError(f"No module named {name!r}", name=name) if not error
+                   else __import__("builtins").__dict__[error.split(":", 1)[0]](error.split(":", 1)[1]))
+sys.meta_path.insert(0, Blocker())
+from flytekitplugins_safedist import backends
+from flytekitplugins_safedist.errors import MissingDependencyError
+try:
+    backends.create(sys.argv[2]).check()
+except MissingDependencyError as caught:
+    print(caught)
+"""
+
+
+def checked(backend: str, missing: list[str], error: str = "") -> str:
+    """What ``check`` says in a process in which these modules cannot be imported (a fake: they are installed here)."""
+    arguments = [sys.executable, "-c", BLOCKED, json.dumps(missing), backend, error]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
+
+
+TORCH_HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
+HOROVOD_HINT = (
+    "build its wheel against the installed torch with scripts/build_horovod.py of this project "
+    "(the published sdist does not compile against torch >= 2.1), in the task's image too"
+)
+
+
+@pytest.mark.parametrize("backend", ["torch", "horovod"])
+def test_torch_that_is_not_installed_is_said_to_be_so(backend: str) -> None:
+    assert checked(backend, ["torch"]) == (
+        f"torch is not installed [module=torch] (seen: ModuleNotFoundError: No module named 'torch'). "
+        f"Next step: {TORCH_HINT}"
+    )
+
+
+def test_torch_whose_native_part_does_not_load_is_told_apart_from_no_torch() -> None:
+    assert checked("torch", ["torch._C"], "ImportError:libcudart.so.12: cannot open shared object file") == (
+        "torch is installed, but cannot be imported [module=torch] "
+        "(seen: ImportError: libcudart.so.12: cannot open shared object file). "
+        f"Next step: {TORCH_HINT}"
+    )
+
+
+def test_horovod_that_is_not_installed_is_said_to_be_so_with_the_way_to_build_it() -> None:
+    assert checked("horovod", ["horovod"]) == (
+        "horovod is not installed [module=horovod.runner.http.http_server] "
+        f"(seen: ModuleNotFoundError: No module named 'horovod'). Next step: {HOROVOD_HINT}"
+    )
+
+
+@pytest.mark.horovod
+def test_horovod_that_lacks_something_is_told_apart_from_no_horovod() -> None:
+    text = checked("horovod", ["horovod.runner.util.network"], "OSError:undefined symbol: _ZN5torch")
+    assert text == (
+        "horovod is installed, but cannot be imported [module=horovod.runner.http.http_server] "
+        f"(seen: OSError: undefined symbol: _ZN5torch). Next step: {HOROVOD_HINT}"
+    )
+
+
+def test_a_package_whose_own_dependency_is_missing_is_installed_all_the_same() -> None:
+    with pytest.raises(MissingDependencyError, match="a is installed, but cannot be imported") as caught:
+        require("json.no_such_part", package="a", hint="b")
+    assert caught.value.where == {"module": "json.no_such_part"}
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_package_that_is_there_is_no_trouble() -> None:
+    require("json.decoder", package="json", hint="")
+
+
+def test_importing_the_backends_imports_neither_torch_nor_horovod() -> None:
+    code = (
+        "import sys, flytekitplugins_safedist.backends as b; b.create('torch'); b.create('horovod'); "
+        "print([name for name in ('torch', 'horovod', 'flytekit') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,243 @@
+"""Importing once for all ranks: what makes forking unsafe is named, and a forked rank gets what a fresh one would have.
+
+Every case runs in a process of its own: preloading is for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.preload import GPU_DEVICES, SAFE_IMPORT_ENVIRONMENT, blas_threads
+
+PRELOAD = """
+import json, sys
+from flytekitplugins_safedist import preload
+libraries, modules = json.loads(sys.argv[1])
+done = preload.preload(libraries, modules)
+"""
+
+# Forks the process as the rank server does, and prints what each child says.
+FORKED = (
+    PRELOAD
+    + """
+import os, random
+assert done.unsafe is None, done.unsafe
+for _ in range(2):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        preload.refresh(done, {"OMP_NUM_THREADS": "1"})
+        numpy = sys.modules.get("numpy")
+        said = [random.random(), numpy.random.random() if numpy else None]
+        os.write(writer, json.dumps(said).encode())
+        os._exit(0)
+    os.close(writer)
+    print(os.read(reader, 4096).decode())
+    os.wait()
+"""
+)
+
+
+def run(code: str, directory: Path, *, libraries: list[str] | None = None, modules: list[str] | None = None) -> str:
+    arguments = [sys.executable, "-c", code, json.dumps([libraries or [], modules or []])]
+    path = os.pathsep.join([str(directory), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path, **SAFE_IMPORT_ENVIRONMENT}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def unsafe(directory: Path, source: str) -> str | None:
+    """Why forking is unsafe after a user's module with this source was imported."""
+    (directory / "users.py").write_text(source)
+    reason = run(PRELOAD + "print(json.dumps(done.unsafe))", directory, modules=["users"])
+    value: str | None = json.loads(reason)
+    return value
+
+
+def numbers(directory: Path, source: str, libraries: list[str] | None = None) -> list[tuple[float, float | None]]:
+    """``random.random()`` and ``numpy.random.random()`` of two ranks forked after importing a module of this source."""
+    (directory / "users.py").write_text(source)
+    lines = run(FORKED, directory, libraries=libraries, modules=["users"]).splitlines()
+    return [tuple(json.loads(line)) for line in lines]
+
+
+# --- what makes forking unsafe ---------------------------------------------------------------------------------------
+def test_an_ordinary_module_is_safe(tmp_path: Path) -> None:
+    assert unsafe(tmp_path, "import json\nX = 1\n") is None
+
+
+def test_a_module_that_starts_threads_is_named_with_their_number(tmp_path: Path) -> None:
+    source = (
+        "import threading\n"
+        "stop = threading.Event()\n"
+        "for _ in range(2):\n"
+        "    threading.Thread(target=stop.wait, daemon=True).start()\n"
+    )
+    assert unsafe(tmp_path, source) == (
+        "importing users started 2 thread(s), and a forked copy of their locks can hang"
+    )
+
+
+def test_a_thread_that_has_ended_by_the_time_of_the_fork_is_no_danger(tmp_path: Path) -> None:
+    assert unsafe(tmp_path, "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\n") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('bad')", "importing users there failed with ValueError: bad"),
+        ("import no_such_module", "importing users there failed with ModuleNotFoundError: No module named 'no_such_mo"),
+        ("def broken(:", "importing users there failed with SyntaxError: "),
+        ("import sys; sys.exit(3)", "importing users there failed with SystemExit: 3"),
+        ("raise KeyboardInterrupt", "importing users there failed with KeyboardInterrupt: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_left_to_the_ranks_and_the_process_lives_on(
+    tmp_path: Path, source: str, reason: str
+) -> None:
+    said = unsafe(tmp_path, source)
+    assert said is not None
+    assert said.startswith(reason)
+
+
+# A fake: there is no GPU here, so a module of this name stands in for torch.cuda after a kernel was launched.
+FAKE_CUDA = """
+import sys, types
+torch_cuda = types.ModuleType("torch.cuda")
+torch_cuda.is_initialized = lambda: {initialised}
+sys.modules["torch.cuda"] = torch_cuda
+"""
+
+
+def test_a_module_that_touches_cuda_is_named(tmp_path: Path) -> None:
+    assert unsafe(tmp_path, FAKE_CUDA.format(initialised=True)) == (
+        "importing users initialised CUDA, which does not survive a fork"
+    )
+
+
+def test_torch_cuda_that_was_only_imported_is_safe(tmp_path: Path) -> None:
+    assert unsafe(tmp_path, FAKE_CUDA.format(initialised=False)) is None
+
+
+def test_an_open_gpu_driver_is_seen_even_where_torch_does_not_know(tmp_path: Path) -> None:
+    # A fake: there is no GPU here, so another device stands in for the driver's.
+    (tmp_path / "users.py").write_text("device = open('/dev/zero', 'rb')")
+    code = PRELOAD.replace("done =", "preload.GPU_DEVICES += ('/dev/zero',)\ndone =")
+    assert run(code + "print(done.unsafe)", tmp_path, modules=["users"]) == (
+        "importing users opened the GPU driver, whose state does not survive a fork\n"
+    )
+
+
+def test_the_device_files_of_both_vendors_are_known() -> None:
+    assert all(path.startswith(GPU_DEVICES) for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd"))
+
+
+def test_importing_stops_at_the_first_module_that_makes_forking_unsafe(tmp_path: Path) -> None:
+    (tmp_path / "first.py").write_text("import sys; sys.exit()")
+    (tmp_path / "second.py").write_text("")
+    code = PRELOAD + "print('second' in sys.modules)"
+    assert run(code, tmp_path, modules=["first", "second"]) == "False\n"
+
+
+def test_a_library_that_makes_forking_unsafe_is_named_too(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text("raise OSError('undefined symbol')")
+    said = run(PRELOAD + "print(done.unsafe)", tmp_path, libraries=["library"])
+    assert said == "importing library there failed with OSError: undefined symbol\n"
+
+
+def test_what_every_job_preloads_is_safe_to_fork(tmp_path: Path) -> None:
+    libraries = ["torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.task"]
+    assert run(PRELOAD + "print(done.unsafe)", tmp_path, libraries=libraries) == "None\n"
+
+
+@pytest.mark.horovod
+def test_horovod_is_safe_to_fork_too(tmp_path: Path) -> None:
+    assert run(PRELOAD + "print(done.unsafe)", tmp_path, libraries=["torch", "horovod.torch"]) == "None\n"
+
+
+def test_preloaded_objects_are_frozen_out_of_the_garbage_collector(tmp_path: Path) -> None:
+    assert int(run(PRELOAD + "import gc; print(gc.get_freeze_count())", tmp_path, modules=["json"])) > 1000
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+def test_ranks_do_not_share_random_numbers_that_nobody_seeded(tmp_path: Path) -> None:
+    first, second = numbers(tmp_path, "import random, numpy\n", libraries=["numpy"])
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_a_seed_that_the_module_set_on_import_holds_in_every_rank(tmp_path: Path) -> None:
+    import random
+
+    import numpy
+
+    source = "import random, numpy\nrandom.seed(7)\nnumpy.random.seed(7)\n"
+    expected = (random.Random(7).random(), float(numpy.random.RandomState(7).random()))
+    assert numbers(tmp_path, source, libraries=["numpy"]) == [expected, expected]
+
+
+def test_a_module_that_is_the_first_to_import_numpy_can_seed_it_as_well(tmp_path: Path) -> None:
+    import numpy
+
+    expected = float(numpy.random.RandomState(7).random())
+    drawn = numbers(tmp_path, "import numpy\nnumpy.random.seed(7)\n")
+    assert [each[1] for each in drawn] == [expected, expected]
+
+
+def test_ranks_do_not_share_numpys_numbers_when_the_module_is_the_first_to_import_it(tmp_path: Path) -> None:
+    first, second = numbers(tmp_path, "import numpy\n")
+    assert first[1] != second[1]
+
+
+def test_another_bit_generator_of_numpys_does_not_break_preloading(tmp_path: Path) -> None:
+    source = "import numpy\nnumpy.random.set_bit_generator(numpy.random.PCG64(7))\n"
+    first, second = numbers(tmp_path, source, libraries=["numpy"])
+    assert first[1] == second[1], "the module's seed holds"
+
+
+def test_seeding_one_of_the_two_generators_leaves_the_other_private(tmp_path: Path) -> None:
+    first, second = numbers(tmp_path, "import random\nrandom.seed(1)\n", libraries=["numpy"])
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+
+
+# --- threads of BLAS -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, 3),
+        ({"GOTO_NUM_THREADS": "4", "OMP_NUM_THREADS": "5"}, 4),
+        ({"OMP_NUM_THREADS": "5"}, 5),
+        ({"OPENBLAS_NUM_THREADS": "many", "OMP_NUM_THREADS": "5"}, 5),
+        ({}, len(os.sched_getaffinity(0))),
+    ],
+)
+def test_the_number_of_blas_threads_is_what_openblas_would_take(environment: dict[str, str], threads: int) -> None:
+    assert blas_threads(environment) == threads
+
+
+def test_a_forked_rank_gets_its_own_number_of_blas_threads_back(tmp_path: Path) -> None:
+    code = PRELOAD + (
+        "import threadpoolctl, os\n"
+        "def count(): return [p['num_threads'] for p in threadpoolctl.threadpool_info() if p['user_api'] == 'blas']\n"
+        "before = count()\n"
+        "if os.fork() == 0:\n"
+        "    preload.refresh(done, {'OMP_NUM_THREADS': '2'})\n"
+        "    os.write(1, json.dumps([before, count()]).encode())\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    said: Any = json.loads(run(code, tmp_path, libraries=["numpy"]))
+    # numpy's own OpenBLAS is the one here; a machine whose numpy has none would say [] and fail, rightly
+    assert said == [[1], [2]]
+
+
+def test_importing_runs_under_variables_that_keep_openblas_and_cuda_quiet() -> None:
+    assert SAFE_IMPORT_ENVIRONMENT == {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

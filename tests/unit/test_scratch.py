@@ -1,0 +1,279 @@
+"""Scratch: private directories in a fixed layout, measured, limited, and removed whatever a user left in them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist import scratch
+from flytekitplugins_safedist.caches import CACHES
+from flytekitplugins_safedist.errors import ScratchError
+from flytekitplugins_safedist.scratch import JobScratch, RankScratch, Usage
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A directory, mode 0755, of the user that this test runs as: never root, whom permissions do not stop."""
+    root = Path(tempfile.mkdtemp(prefix="safedist-test-"))
+    root.chmod(0o755)
+    privileged = os.geteuid() == 0
+    if privileged:
+        os.chown(root, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+    try:
+        yield root
+    finally:
+        if privileged:
+            os.seteuid(0)
+        # As root, or as the owner after opening what a failed test left closed.
+        for directory, names, _ in os.walk(root):
+            for name in names:
+                (Path(directory) / name).chmod(0o700)
+        shutil.rmtree(root)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------
+def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path) -> None:
+    job = scratch.make_job(tmp_path, execution="f123", attempt=2)
+    rank = scratch.make_rank(job, 1, 3)
+    assert job.path.parent == tmp_path
+    assert job.path.name.startswith("safedist-f123-a2-")
+    assert rank.path == job.path / "round-1" / "rank-3"
+    assert (rank.tmp, rank.flyte, rank.caches) == (rank.path / "tmp", rank.path / "flyte", rank.path / "cache")
+    assert (job.orders, job.logs) == (job.path / "orders", job.path / "logs")
+    assert job.log(1, 3) == job.path / "logs" / "round-1-rank-3.log"
+    made = {path.relative_to(job.path).as_posix() for path in job.path.rglob("*")}
+    parts = {"tmp", "flyte", "cache", *(f"cache/{cache.name}" for cache in CACHES)}
+    assert made == {"orders", "logs", "round-1", "round-1/rank-3", *(f"round-1/rank-3/{part}" for part in parts)}
+    assert {mode(path) for path in [job.path, *job.path.rglob("*")]} == {0o700}
+
+
+def test_a_permissive_umask_does_not_open_scratch_to_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        job = scratch.make_job(tmp_path, execution="x", attempt=0)
+        scratch.make_rank(job, 0, 0)
+    finally:
+        os.umask(before)
+    assert {mode(path) for path in [job.path, *job.path.rglob("*")]} == {0o700}
+
+
+def test_many_jobs_of_the_same_name_made_at_once_never_share_a_directory(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        jobs = list(pool.map(lambda _: scratch.make_job(tmp_path, execution="same", attempt=0), range(64)))
+    assert len({job.path for job in jobs}) == 64
+
+
+def test_ranks_of_one_round_can_be_made_at_once_and_a_rank_is_made_once(tmp_path: Path) -> None:
+    job = scratch.make_job(tmp_path, execution="x", attempt=0)
+    with ThreadPoolExecutor(16) as pool:
+        ranks = list(pool.map(lambda rank: scratch.make_rank(job, 0, rank), range(32)))
+    assert [rank.path.name for rank in ranks] == [f"rank-{rank}" for rank in range(32)]
+    with pytest.raises(ScratchError) as caught:
+        scratch.make_rank(job, 0, 5)
+    assert caught.value.where == {"path": job.rank(0, 5).path}
+    assert str(caught.value.seen).startswith("EEXIST")
+
+
+def test_rounds_and_attempts_have_directories_of_their_own(tmp_path: Path) -> None:
+    job = scratch.make_job(tmp_path, execution="x", attempt=0)
+    assert scratch.make_rank(job, 0, 1).path != scratch.make_rank(job, 1, 1).path
+    assert "-a3-" in scratch.make_job(tmp_path, execution="x", attempt=3).path.name
+
+
+@given(st.text(max_size=200))
+def test_any_execution_name_becomes_one_safe_directory_below_the_root(execution: str) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        job = scratch.make_job(Path(root), execution=execution, attempt=0)
+        assert job.path.parent == Path(root)
+        assert job.path.name.isascii()
+        assert len(job.path.name) < 100
+        assert [path.name for path in Path(root).iterdir()] == [job.path.name]
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+HINT = "set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this user may write"
+
+
+def test_a_root_that_this_user_may_not_write_is_named_with_the_way_out(unprivileged: Path) -> None:
+    unprivileged.chmod(0o555)
+    with pytest.raises(ScratchError) as caught:
+        scratch.make_job(unprivileged, execution="x", attempt=0)
+    unprivileged.chmod(0o755)
+    assert str(caught.value) == (
+        f"scratch cannot be made [path={unprivileged}] (seen: EACCES: Permission denied; "
+        f"expected: a writable directory with room). Next step: {HINT}"
+    )
+
+
+def test_a_root_that_is_missing_or_a_file_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ScratchError, match=r"scratch cannot be made \[path=.*/missing\] \(seen: ENOENT: No such file"):
+        scratch.make_job(tmp_path / "missing", execution="x", attempt=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(ScratchError, match=r"seen: ENOTDIR: Not a directory"):
+        scratch.make_job(tmp_path / "file", execution="x", attempt=0)
+
+
+def test_a_job_directory_that_cannot_be_completed_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A fake: a file system that runs out of inodes between two directories cannot be ordered here.
+    made: list[str] = []
+    mkdir = Path.mkdir
+
+    def full_after_one(self: Path, *args: int, **kwargs: int) -> None:
+        if made:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        made.append(self.name)
+        mkdir(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", full_after_one)
+    with pytest.raises(ScratchError, match="ENOSPC: No space left on device"):
+        scratch.make_job(tmp_path, execution="x", attempt=0)
+    monkeypatch.undo()
+    assert made == ["orders"]
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- removal ---------------------------------------------------------------------------------------------------------
+def tree(root: Path) -> Path:
+    job = root / "job"
+    for directory in ("job", "job/a", "job/a/b", "job/a/b/c", "job/d"):
+        (root / directory).mkdir()
+        for name in ("1", "2"):
+            (root / directory / name).write_text("x")
+    return job
+
+
+def test_a_tree_is_removed_and_says_so_by_saying_nothing(tmp_path: Path) -> None:
+    assert scratch.remove(tree(tmp_path)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_removing_what_is_not_there_is_no_trouble(tmp_path: Path) -> None:
+    assert scratch.remove(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("closed", [0o500, 0o400, 0o100, 0o000])
+def test_directories_without_permissions_are_removed_and_the_root_keeps_its_mode(
+    unprivileged: Path, closed: int
+) -> None:
+    job = tree(unprivileged)
+    for directory in ("a/b/c", "a/b", "a", "d", "."):
+        (job / directory).chmod(closed)
+    assert scratch.remove(job) is None
+    assert list(unprivileged.iterdir()) == []
+    assert mode(unprivileged) == 0o755, "the root is not ours to open or close"
+
+
+def test_links_out_of_scratch_are_removed_without_following_them(unprivileged: Path) -> None:
+    job = tree(unprivileged)
+    outside = unprivileged / "outside"
+    outside.mkdir(mode=0o750)
+    (outside / "kept").write_text("x")
+    (job / "a" / "directory").symlink_to(outside)
+    (job / "a" / "file").symlink_to(outside / "kept")
+    (job / "a" / "dangling").symlink_to(outside / "missing")
+    (job / "a").chmod(0o500)
+    assert scratch.remove(job) is None
+    assert [path.name for path in unprivileged.iterdir()] == ["outside"]
+    assert (outside / "kept").read_text() == "x"
+    assert mode(outside) == 0o750
+
+
+def test_what_cannot_be_removed_is_named_and_the_rest_is_gone(unprivileged: Path) -> None:
+    job = tree(unprivileged)
+    unprivileged.chmod(0o555)  # the entry "job" itself cannot be taken out of it, and its mode is not ours to change
+    left = scratch.remove(job)
+    unprivileged.chmod(0o755)
+    assert left is not None
+    assert left.startswith(f"{job}: ")
+    assert "Permission denied" in left
+    assert list(job.iterdir()) == []
+    assert mode(unprivileged) == 0o755
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+def test_bytes_are_those_on_disk_links_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * (1 << 20))
+    inside = tmp_path / "inside"
+    (inside / "deep").mkdir(parents=True)
+    (inside / "deep" / "file").write_bytes(b"x" * 100_000)
+    (inside / "link").symlink_to(tmp_path / "big")
+    (inside / "up").symlink_to(tmp_path)
+    with (inside / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    assert 100_000 <= scratch.bytes_of(inside) < 200_000
+    assert scratch.bytes_of(tmp_path / "missing") == 0
+
+
+def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
+    job = scratch.make_job(tmp_path, execution="x", attempt=0)
+    for round_, rank, size in ((0, 0, 1 << 20), (1, 0, 1 << 16), (1, 1, 1 << 18)):
+        (scratch.make_rank(job, round_, rank).tmp / "data").write_bytes(os.urandom(size))
+    measured = scratch.usage(job, 1, [0, 1, 2])
+    assert measured.path == job.path
+    assert [rank for rank, _ in measured.by_rank] == [0, 1, 2]
+    sizes = dict(measured.by_rank)
+    assert 1 << 16 <= sizes[0] < 1 << 17
+    assert 1 << 18 <= sizes[1] < 1 << 19
+    assert sizes[2] == 0
+    assert measured.total == sum(sizes.values())
+    assert measured.free > 0
+
+
+USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * 2**30)), free=5 * 2**20)
+
+
+def test_usage_in_words_names_who_filled_it_first() -> None:
+    assert str(USAGE) == (
+        "3.0 GiB in scratch (rank 1: 3.0 GiB, rank 0: 512 B); 5.0 MiB free on its file system"
+    )
+
+
+def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
+    assert scratch.over_limit(USAGE, USAGE.total) is None
+    error = scratch.over_limit(USAGE, 2 * 2**30)
+    assert isinstance(error, ScratchError)
+    assert str(error) == (
+        f"the ranks of this node wrote more than their scratch limit [directory=/s/job] (seen: {USAGE}; "
+        "expected: at most 2.0 GiB (Scratch(size_limit=...))). Next step: write less to current_rank().scratch and "
+        "temporary files, remove what is done with, or raise size_limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (2**20, "1.0 MiB"),
+        (3 * 2**30, "3.0 GiB"),
+        (2**40, "1.0 TiB"),
+        (5 * 2**50, "5120.0 TiB"),
+    ],
+)
+def test_sizes_are_written_for_people(size: int, text: str) -> None:
+    assert scratch.human(size) == text
+
+
+def test_directories_are_values_that_compare() -> None:
+    assert JobScratch(Path("/s")).rank(0, 1) == RankScratch(Path("/s/round-0/rank-1"))
