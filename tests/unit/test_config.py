@@ -170,7 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             {"timeouts": A_TIMEOUTS(**{name: value})},
             f"timeouts.{name}={value!r} is no time to wait (use seconds, more than 0)",
         )
-        for name in ("start", "rendezvous", "stop", "exit")
+        for name in ("start", "rendezvous", "stop", "exit", "upload")
         for value in (0, -1.5, float("inf"), float("nan"), "60", True, None)
     ),
     ({"logs": "all"}, "logs='all' is no Logs (use Logs(show=..., tail_lines=..., prefix=...))"),

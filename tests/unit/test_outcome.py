@@ -76,6 +76,30 @@ def test_what_we_stopped_ourselves_is_no_failure(status: Status) -> None:
     assert outcome(status=status).failed is (status in (Status.RAISED, Status.EXITED, Status.KILLED))
 
 
+@given(OUTCOMES, st.integers(2, 100))
+def test_a_shortened_record_is_bounded_and_keeps_all_but_the_length_of_its_texts(
+    original: RankOutcome, limit: int
+) -> None:
+    short = original.shortened(limit)
+    if original.raised is not None:
+        assert short.raised is not None
+        for before, after in (
+            (original.raised.message, short.raised.message),
+            (original.raised.traceback, short.raised.traceback),
+        ):
+            assert len(after) <= limit + len("\n... [cut] ...\n")
+            assert after == before or (len(before) > limit and after.startswith(before[: limit // 2]))
+    assert len(short.log_tail) == len(original.log_tail)
+    assert all(len(line) <= max(80, limit) for line in short.log_tail)
+    assert dataclasses.replace(short, raised=original.raised, log_tail=original.log_tail) == original
+
+
+def test_a_cut_text_keeps_both_ends() -> None:
+    short = failed(of=raised(message="start " + "x" * 1000 + " end")).shortened(20)
+    assert short.raised is not None
+    assert short.raised.message == "start xxxx\n... [cut] ...\nxxxxxx end"
+
+
 # --- the root cause --------------------------------------------------------------------------------------------------
 def test_nothing_failed_means_no_cause() -> None:
     assert root_cause([]) is None
@@ -216,7 +240,8 @@ def test_a_rank_that_left_silently_is_told_with_its_exit_code() -> None:
 
 
 def test_a_failure_after_restarts_says_so() -> None:
-    assert "\n\nThis was round 2: the ranks had been restarted 2 time(s) before." in describe(failed(round=2))
+    text = describe(failed(round=2))
+    assert "\n\nThis was round 2: the ranks had been started before (rounds count from 0)." in text
     assert "round" not in describe(failed(round=0))
 
 

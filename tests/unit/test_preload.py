@@ -136,7 +136,9 @@ def test_an_open_gpu_driver_is_seen_even_where_torch_does_not_know(tmp_path: Pat
 
 
 def test_the_device_files_of_both_vendors_are_known() -> None:
-    assert all(path.startswith(GPU_DEVICES) for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd"))
+    assert all(
+        path.startswith(GPU_DEVICES) for path in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd")
+    )
 
 
 def test_importing_stops_at_the_first_module_that_makes_forking_unsafe(tmp_path: Path) -> None:

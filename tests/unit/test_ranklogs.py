@@ -220,7 +220,7 @@ def test_any_bytes_have_a_tail_of_at_most_that_many_lines(data: bytes, lines: in
     assert list(shown) == [printable(line) for line in whole[-lines:]]
 
 
-# --- the traceback once ------------------------------------------------------------------------------------------------
+# --- the traceback once -------------------------------------------------------------------------------------------
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: bad\n'
 
 

@@ -242,9 +242,11 @@ USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * 2**30)), free=5 * 
 
 
 def test_usage_in_words_names_who_filled_it_first() -> None:
-    assert str(USAGE) == (
-        "3.0 GiB in scratch (rank 1: 3.0 GiB, rank 0: 512 B); 5.0 MiB free on its file system"
-    )
+    assert str(USAGE) == ("3.0 GiB in /s/job (rank 1: 3.0 GiB, rank 0: 512 B); 5.0 MiB free on its file system")
+
+
+def test_the_rank_that_holds_most_is_known() -> None:
+    assert USAGE.largest() == 1
 
 
 def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:

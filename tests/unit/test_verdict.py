@@ -9,19 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.errors import RankFailedError, RankKilledError, SafedistError
+from flytekitplugins_safedist.errors import (
+    ConfigError,
+    FencedError,
+    JobInterruptedError,
+    LaunchError,
+    MissingDependencyError,
+    PayloadError,
+    RankFailedError,
+    RankKilledError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    SafedistError,
+    ScratchError,
+    StoreLostError,
+    TopologyError,
+)
 from flytekitplugins_safedist.outcome import Fault, RankOutcome, Status, describe
 from flytekitplugins_safedist.restart import Action, Decision
 from flytekitplugins_safedist.scratch import Usage
-from flytekitplugins_safedist.verdict import Kind, Verdict, judge
+from flytekitplugins_safedist.verdict import Kind, Verdict, is_infrastructure, judge
 from tests.outcomes import failed, outcome, raised
 
 OVER = Decision(Action.GIVE_UP, "max_restarts=0")
-USAGE = Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)), free=0)
+DISK = str(Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)), free=0))
 
 
 def verdict(cause: RankOutcome, limit: int | None = None) -> Verdict:
-    return judge(cause, OVER, usage=USAGE, limit=limit)
+    return judge(cause, OVER, disk=DISK, limit=limit)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +67,7 @@ def test_each_way_to_fail_is_what_the_contract_says(cause: RankOutcome, kind: Ki
 
 def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_time() -> None:
     cause = failed(3, 1_700_000_000_000_000_123)
-    judged = judge(cause, Decision(Action.GIVE_UP, "all spent"), usage=USAGE, limit=None)
+    judged = judge(cause, Decision(Action.GIVE_UP, "all spent"), disk=DISK, limit=None)
     assert str(judged.error) == f"{describe(cause)}\n\nNot restarted in place: all spent."
     assert judged.time_ns == 1_700_000_000_000_000_123
 
@@ -62,8 +77,8 @@ def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> Non
     cause = failed(0, of=raised("OSError", os.strerror(number), errnos=(number,)))
     text = str(verdict(cause, 2 * 2**30).error)
     assert text.startswith(
-        "rank 0 ran out of disk space. Scratch is /scratch/job, limited to 2.0 GiB by Scratch(size_limit=...): "
-        "3.0 GiB in scratch (rank 1: 3.0 GiB, rank 0: 1.0 KiB); 0 B free on its file system\n\n"
+        "rank 0 ran out of disk space. Scratch is limited to 2.0 GiB by Scratch(size_limit=...): "
+        "3.0 GiB in /scratch/job (rank 1: 3.0 GiB, rank 0: 1.0 KiB); 0 B free on its file system\n\n"
     )
     assert describe(cause) in text
     assert text.endswith(
@@ -74,7 +89,7 @@ def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> Non
 
 def test_a_full_disk_without_a_limit_says_that_there_is_none() -> None:
     cause = failed(of=raised("OSError", errnos=(errno.ENOSPC,)))
-    assert "Scratch is /scratch/job, with no size limit: " in str(verdict(cause).error)
+    assert "Scratch is with no size limit: 3.0 GiB in /scratch/job (" in str(verdict(cause).error)
     assert verdict(cause).kind is Kind.USER
 
 
@@ -92,3 +107,28 @@ def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_ful
 
 def test_other_errnos_are_no_full_disk() -> None:
     assert "disk space" not in str(verdict(failed(of=raised("OSError", errnos=(errno.EACCES,)))).error)
+
+
+@pytest.mark.parametrize(
+    ("error", "infrastructure"),
+    [
+        *(
+            (cls("x"), True)
+            for cls in (
+                JobInterruptedError,
+                LaunchError,
+                RendezvousError,
+                RendezvousTimeoutError,
+                StoreLostError,
+                FencedError,
+            )
+        ),
+        *((cls("x"), False) for cls in (PayloadError, MissingDependencyError, TopologyError, ScratchError)),
+        (ConfigError([]), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_keeps_a_job_from_running_is_retried_only_where_the_platform_may_be_at_fault(
+    error: SafedistError, infrastructure: bool
+) -> None:
+    assert is_infrastructure(error) is infrastructure
