@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
         traceback.print_exc()
         print(  # noqa: T201
-            f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}",
+            f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}",
             file=sys.stderr,
             flush=True,
         )
@@ -82,7 +83,7 @@ def _run(arguments: list[str]) -> int:
     if invocation.distribution is not None:
         code = stage_code(invocation, options)
         make_importable(code)
-    return execute(command_line(invocation))
+    return execute_and_leave(command_line(invocation))
 
 
 def prepare_ranks(environment: Mapping[str, str]) -> None:
@@ -211,6 +212,19 @@ def command_line(invocation: Invocation) -> list[str]:
     at = command.index("--resolver")
     further = ["--dynamic-addl-distro", invocation.distribution, "--dynamic-dest-dir", invocation.dest_argument]
     return [*command[:at], *further, *command[at:]]
+
+
+def execute_and_leave(command: list[str]) -> int:
+    """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come."""
+    from . import leaving
+
+    uploaded = False
+    try:
+        code = execute(command)
+        uploaded = code == 0
+        return code
+    finally:
+        leaving.leave(uploaded=uploaded)
 
 
 def execute(command: list[str]) -> int:

@@ -87,7 +87,7 @@ def run(
         order_file.write_text(order.to_json())
         started = time.monotonic()
         with server or RankServer.spawn(_server_environment(settings, environment)) as running:
-            running.enter(Path.cwd())
+            running.enter(Path.cwd(), environment)
             if settings.scratch.keep == "never":
                 running.guard([job.path])
             fork = _preload(running, settings, backend, order)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import rankserver
+from . import envvars, rankserver
 from .errors import LaunchError
 from .outcome import signal_reason
 from .preload import SAFE_IMPORT_ENVIRONMENT
@@ -117,9 +117,15 @@ class RankServer:
         reply = self._ask("preload", request, timeout=timeout)
         return reply["unsafe"], reply["seconds"]
 
-    def enter(self, directory: Path) -> None:
-        """Make ``directory`` the working directory of ranks to come."""
-        self._ask("enter", {"directory": str(directory)}, timeout=30.0)
+    def enter(self, directory: Path, environment: Mapping[str, str]) -> None:
+        """Give ranks to come this process's working directory, and the code archive it imports from.
+
+        Args:
+            directory: the working directory.
+            environment: this process's variables; those of :mod:`.codepath` are looked at.
+        """
+        code = {name: environment[name] for name in (envvars.CODE_TREE, envvars.CODE_DEST) if name in environment}
+        self._ask("enter", {"directory": str(directory), "variables": code}, timeout=30.0)
 
     def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
         """Start ranks; returns their process ids, in the same order."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import context, flytecontext, payload, preload
+from . import codepath, context, flytecontext, payload, preload
 from .context import RankContext
 from .errors import ConfigError, MissingDependencyError, NotInTaskError, PayloadError, SafedistError
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
@@ -263,6 +263,7 @@ def main(arguments: list[str]) -> int:
     """Entry of a rank that starts as a fresh interpreter: ``python -m flytekitplugins_safedist.rank ORDER PARENT``."""
     order_file, parent = arguments
     os.setsid()
+    codepath.install_from(os.environ)  # a forked rank has it from the server
     return run(Path(order_file), parent=int(parent))
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import descendants, preload, rank, scratch
+from . import codepath, descendants, preload, rank, scratch
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -106,6 +106,7 @@ class _Server:
     # --- requests ------------------------------------------------------------------------------------------------
     def on_enter(self, request: dict[str, Any]) -> dict[str, Any]:
         os.chdir(request["directory"])
+        codepath.install_from(request["variables"])
         return {}
 
     def on_preload(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / PACKAGE
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("envvars", "errors"),
     # facts and small values that know nothing of each other
-    ("caches", "descendants", "flytecontext", "hostchecks", "jobconfig", "outcome", "preload", "ranklogs"),
+    ("caches", "codepath", "descendants", "flytecontext", "hostchecks", "jobconfig", "outcome", "preload", "ranklogs"),
     # what the user writes, what the operator says, what the file system does
     ("config", "context", "fs", "payload", "reserved", "topology"),
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
