@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,18 @@ _DENIED_NAMES = {
 }
 """Exceptions of botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds."""
 
-_LOCAL_TRANSIENT = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY, errno.EREMOTEIO}
+_BUSY = re.compile(r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error")
+"""Statuses that ask for patience, and exceptions of aiohttp and botocore that mean the network, by name."""
+
+_QUERY = re.compile(r"(\w+://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
+def _causes(error: BaseException) -> list[BaseException]:
+    """``error`` and what it was explicitly raised from, the first cause first."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain[::-1]
 
 
 def _codes(error: BaseException) -> set[str]:
@@ -56,23 +59,28 @@ def _codes(error: BaseException) -> set[str]:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         codes.add(str(response.get("Error", {}).get("Code", "")))
-    for attribute in ("status", "status_code", "code", "error_code"):
+    for attribute in ("status", "status_code", "error_code", "code"):
         value = getattr(error, attribute, None)
         if isinstance(value, (int, str)):
-            codes.add(str(value))
+            return codes | {str(value)}
     return codes
 
 
 def judge(error: BaseException) -> Verdict:
-    """What ``error``, or what caused it, means. What is unknown counts as passing: tries are bounded."""
-    for cause in _chain(error):
+    """What ``error`` means. What is unknown counts as passing: tries are bounded.
+
+    The first cause decides: fsspec's HTTP file system says "not found" for everything, a refused connection included.
+    """
+    for cause in _causes(error):
         codes = _codes(cause)
-        if isinstance(cause, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
-            return Verdict.MISSING
         if isinstance(cause, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
             return Verdict.DENIED
-        if isinstance(cause, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
-            return Verdict.UNSUPPORTED
+        if isinstance(cause, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
+            return Verdict.MISSING
+        if isinstance(cause, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
+            return Verdict.TRANSIENT
+    if isinstance(error, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
+        return Verdict.UNSUPPORTED
     return Verdict.TRANSIENT
 
 
@@ -114,7 +122,7 @@ def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistErr
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = _QUERY.sub(r"\1?...", " ".join(str(error).split()))  # the query of a signed URL is a secret
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -4,7 +4,7 @@ Each file changes at one instant from the old one to the new one, and a director
 whole. A file is linked from the staged tree where the file system allows that, and copied where not.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH116, PTH120, PTH208, PTH211, PTH114
 # bytes paths and descriptors: names in archives need not be text, and Path costs more than the call
 
 from __future__ import annotations

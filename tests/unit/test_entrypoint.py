@@ -241,14 +241,11 @@ def test_unfilled_placeholders_say_what_was_forgotten():
 
 
 def test_dynamic_workflows_get_the_distribution_before_the_resolver():
-    invocation = entrypoint.parse(
-        "--additional-distribution s3://b/k --dest-dir /d -- pyflyte-execute --inputs i "
-        "--resolver r -- task-module m --resolver mine".split()
-    )
-    assert entrypoint.command_line(invocation) == (
-        "pyflyte-execute --inputs i --dynamic-addl-distro s3://b/k --dynamic-dest-dir /d "
-        "--resolver r -- task-module m --resolver mine".split()
-    )
+    fast = ["--additional-distribution", "s3://b/k", "--dest-dir", "/d"]
+    before, behind = ["pyflyte-execute", "--inputs", "i"], [*RESOLVER, "task-module", "m", "--resolver", "mine"]
+    invocation = entrypoint.parse([*fast, "--", *before, *behind])
+    further = ["--dynamic-addl-distro", "s3://b/k", "--dynamic-dest-dir", "/d"]
+    assert entrypoint.command_line(invocation) == [*before, *further, *behind]
 
 
 def test_without_fast_registration_the_command_is_left_alone():

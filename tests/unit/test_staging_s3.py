@@ -1,0 +1,148 @@
+"""A real S3 client against a real S3 server on loopback (moto's), with flytekit's own configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.objectstore import ObjectStore
+from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
+
+BUCKET = "code"
+
+
+class S3:
+    """A moto server in a process of its own, which counts what is asked of it in its log."""
+
+    def __init__(self, root: Path) -> None:
+        self._log = root / "moto.log"
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        port = None
+        while port is None:
+            assert self._process.poll() is None, self._log.read_text()
+            port = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._log.read_text())
+        self.endpoint = f"http://127.0.0.1:{port[1]}"
+        self.environment = {
+            "FLYTE_AWS_ENDPOINT": self.endpoint,
+            "FLYTE_AWS_ACCESS_KEY_ID": "test",
+            "FLYTE_AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def put(self, key: str, content: bytes) -> str:
+        import botocore.session
+
+        client = botocore.session.get_session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        client.create_bucket(Bucket=BUCKET)
+        client.put_object(Bucket=BUCKET, Key=key, Body=content)
+        return f"s3://{BUCKET}/{key}"
+
+    def count(self, method: str, key: str) -> int:
+        return len(re.findall(rf'"[^"]*{method} /{BUCKET}/{key}', self._log.read_text()))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    server = S3(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
+
+
+def test_several_processes_get_the_object_once(place, actors, s3):
+    uri = s3.put("several/fast.tar.gz", place.uri.read_bytes())
+    started = [actors(uri, place.dest, place.store, environment=s3.environment) for _ in range(4)]
+    outcomes = all_at_once(started)
+    assert [outcome for outcome in outcomes if "error" in outcome] == []
+    assert sum(bool(outcome["fetched"]) for outcome in outcomes) == 1
+    assert s3.count("GET", "several/fast.tar.gz") == 1
+    place.assert_complete()
+
+
+def test_an_object_that_was_overwritten_is_noticed_by_its_tag(place, actors, s3):
+    uri = s3.put("again/fast.tar.gz", place.uri.read_bytes())
+    first = actors(uri, place.dest, place.store, environment=s3.environment).go().end()
+    from tests.staging_actors import archive
+
+    s3.put("again/fast.tar.gz", archive(place.root / "second.tar.gz", version="2").read_bytes())
+    second = actors(uri, place.dest, place.store, environment=s3.environment).go().end()
+    assert second["fetched"]
+    assert second["digest"] != first["digest"]
+
+
+@pytest.mark.parametrize("uri", [f"s3://{BUCKET}/no/such/key.tar.gz", "s3://no-such-bucket/key.tar.gz"])
+def test_a_missing_key_or_bucket_says_to_register_again(place, actors, s3, uri):
+    s3.put("something", b"")
+    outcome = actors(uri, place.dest, place.store, environment=s3.environment).go().end()
+    assert outcome["error"] == "CodeNotFoundError"
+    assert uri in outcome["message"]
+    assert "register the task again" in outcome["message"]
+
+
+def test_a_store_that_refuses_the_credentials_is_named(place, actors, s3):
+    # moto accepts any credentials: a server that answers 403 to everything stands in for expired ones.
+    with ObjectStore(b"") as refusing:
+        refusing.fault = lambda *_: 403
+        environment = {**s3.environment, "FLYTE_AWS_ENDPOINT": refusing.url.partition("/bucket")[0]}
+        outcome = actors("s3://bucket/fast.tar.gz", place.dest, place.store, environment=environment).go().end()
+    assert outcome["error"] == "StagingError"
+    assert "refused access" in outcome["message"]
+    assert "expired" in outcome["message"]
+
+
+def test_a_task_runs_from_s3_to_s3(tmp_path, s3):
+    from flyteidl.core import literals_pb2
+
+    from tests.tarballs import project
+
+    workflow = "from flytekit import task\n@task\ndef t(n: int) -> int:\n    import late\n    return late.V + n\n"
+    uri = s3.put("run/fast.tar.gz", project({"wf.py": workflow, "late.py": "V = 40"}))
+    inputs = literals_pb2.LiteralMap()
+    inputs.literals["n"].scalar.primitive.integer = 2
+    arguments = [
+        *("--additional-distribution", uri, "--dest-dir", ".", "--", "pyflyte-execute"),
+        *("--inputs", s3.put("run/inputs.pb", inputs.SerializeToString()), "--output-prefix", f"s3://{BUCKET}/run/out"),
+        *("--raw-output-data-prefix", f"s3://{BUCKET}/run/raw"),
+        *("--resolver", "flytekit.core.python_auto_container.default_task_resolver"),
+        *("--", "task-module", "wf", "task-name", "t"),
+    ]
+    environment = {
+        **os.environ,
+        **s3.environment,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "SAFEDIST_CODE_STORE": str(tmp_path / "store"),
+    }
+    (tmp_path / "workdir").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "from flytekitplugins_safedist.entrypoint import main; main()", *arguments],
+        cwd=tmp_path / "workdir",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert s3.count("PUT", "run/out/outputs.pb") == 1
+    assert s3.count("GET", "run/fast.tar.gz") == 1

@@ -1,0 +1,181 @@
+"""Remote stores: fetched in order, retried where that helps, and named where it does not."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from flytekitplugins_safedist.errors import StagingError
+from flytekitplugins_safedist.staging import CodeNotFoundError, Options, Retry, stage
+from flytekitplugins_safedist.staging.failures import Verdict, judge
+from flytekitplugins_safedist.staging.source import _RANGE
+from tests.objectstore import ObjectStore
+from tests.tarballs import project
+
+BLOB = os.urandom(2 * _RANGE + 12345)
+ARCHIVE = project({"main.py": "V = 1", "blob.bin": BLOB})
+
+
+@pytest.fixture(params=[True, False], ids=["ranges", "one stream"])
+def store(request):
+    with ObjectStore(ARCHIVE, ranges=request.param) as server:
+        yield server
+
+
+def staged(server, tmp_path, **changes):
+    pauses: list[float] = []
+    retry = Retry(attempts=4, base=1.0, sleep=pauses.append)
+    options = Options(**{"store": tmp_path / "store", "retry": retry, **changes})
+    code = stage(server.url, tmp_path / "dest", options)
+    assert (tmp_path / "dest/blob.bin").read_bytes() == BLOB
+    return code, pauses
+
+
+def refused(server, tmp_path, kind=StagingError) -> str:
+    with pytest.raises(kind) as caught:
+        staged(server, tmp_path)
+    assert os.listdir(tmp_path / "store/trees") == []
+    assert os.listdir(tmp_path / "store/work") == []
+    assert not (tmp_path / "dest").exists()
+    return str(caught.value)
+
+
+def test_an_object_is_fetched_once_and_every_byte_once(store, tmp_path):
+    before = threading.active_count()
+    staged(store, tmp_path)
+    assert store.sent == len(ARCHIVE)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not any("safedist" in name for name in names), "our threads are joined before a task may run"
+    assert before <= threading.active_count()
+
+
+def test_a_second_staging_asks_but_does_not_fetch(store, tmp_path):
+    staged(store, tmp_path)
+    store.sent = 0
+    code, _ = staged(store, tmp_path)
+    assert not code.fetched
+    assert store.sent == 0
+
+
+def test_a_connection_that_breaks_is_taken_up_again(store, tmp_path):
+    store.fault = lambda method, number: ("cut", 1000) if method == "GET" and number in (0, 2) else None
+    _, pauses = staged(store, tmp_path)
+    assert pauses
+
+
+def test_a_server_that_is_busy_for_a_while_is_borne_with_growing_pauses(store, tmp_path):
+    store.fault = lambda method, number: 503 if method == "GET" and number < 2 else None
+    _, pauses = staged(store, tmp_path)
+    assert len(pauses) == 2
+
+
+def test_pauses_grow_and_are_bounded():
+    pauses: list[float] = []
+    retry = Retry(base=1.0, most=4.0, sleep=pauses.append)
+    for attempt in range(1, 9):
+        retry.pause(attempt)
+    assert all(0.5 * least <= pause <= least for pause, least in zip(pauses, [1, 2, 4, 4, 4, 4, 4, 4], strict=True))
+
+
+def test_a_server_that_stays_down_is_one_error_after_bounded_tries(store, tmp_path):
+    store.fault = lambda method, _: 503 if method == "GET" else None
+    message = refused(store, tmp_path)
+    assert "failed 4 times" in message
+    assert "503" in message
+    assert store.url in message
+
+
+def test_a_download_that_always_breaks_is_one_error(store, tmp_path):
+    store.fault = lambda method, _: ("cut", 10) if method == "GET" else None
+    assert "failed 4 times" in refused(store, tmp_path)
+
+
+def test_a_missing_object_says_to_register_again(store, tmp_path):
+    store.fault = lambda *_: 404
+    message = refused(store, tmp_path, CodeNotFoundError)
+    assert "register the task again" in message
+    assert store.requests["GET"] + store.requests["HEAD"] <= 2, "asked once: asking again will not help"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refused_credentials_are_named_and_not_hammered(store, tmp_path, status):
+    store.fault = lambda *_: status
+    message = refused(store, tmp_path)
+    assert "refused access" in message
+    assert "credentials" in message
+    assert store.requests["GET"] + store.requests["HEAD"] <= 4
+
+
+def test_an_object_that_changes_while_it_is_fetched_is_refused(store, tmp_path):
+    other = project({"main.py": "V = 2", "blob.bin": BLOB})
+    gets = []
+
+    def replaced_behind_our_back(method, _number):
+        gets.append(method)
+        return ("replace", other) if gets.count("GET") and method == "HEAD" else None
+
+    store.fault = replaced_behind_our_back
+    assert "changed while it was fetched" in refused(store, tmp_path)
+
+
+def test_a_server_that_is_not_there_is_one_error(tmp_path):
+    server = ObjectStore(b"")
+    server.close()
+    message = refused(server, tmp_path)
+    assert "failed 4 times" in message
+    assert "network" in message
+
+
+def test_a_store_that_nothing_here_speaks_to_is_named(tmp_path):
+    with pytest.raises(StagingError, match="cannot reach the store") as caught:
+        stage("nosuch://bucket/key", tmp_path / "dest", Options(store=tmp_path / "store"))
+    assert "install the store's fsspec package" in str(caught.value)
+
+
+def test_signatures_of_signed_urls_are_not_told(store, tmp_path):
+    store.fault = lambda *_: 403
+    store.url += "?X-Amz-Signature=secretsecret"
+    assert "secretsecret" not in refused(store, tmp_path)
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+class ClientError(Exception):
+    """As botocore's: the code is in ``response``."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
+class NoCredentialsError(Exception):
+    """As botocore's: known by its name."""
+
+
+def wrapped(inner: BaseException) -> OSError:
+    error = OSError("s3fs wraps it")
+    error.__cause__ = inner
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (FileNotFoundError("x"), Verdict.MISSING),
+        (ClientError("NoSuchBucket"), Verdict.MISSING),
+        (wrapped(ClientError("NoSuchKey")), Verdict.MISSING),
+        (PermissionError("x"), Verdict.DENIED),
+        (wrapped(ClientError("ExpiredToken")), Verdict.DENIED),
+        (wrapped(ClientError("InvalidToken")), Verdict.DENIED),
+        (wrapped(NoCredentialsError()), Verdict.DENIED),
+        (ImportError("no s3fs"), Verdict.UNSUPPORTED),
+        (ClientError("SlowDown"), Verdict.TRANSIENT),
+        (ConnectionResetError(), Verdict.TRANSIENT),
+        (TimeoutError(), Verdict.TRANSIENT),
+        (OSError(5, "Input/output error"), Verdict.TRANSIENT),
+    ],
+    ids=lambda value: getattr(value, "value", f"{type(value).__name__} {value}"),
+)
+def test_errors_of_stores_are_understood_by_code_and_name(error, verdict):
+    assert judge(error) is verdict
