@@ -293,21 +293,26 @@ def test_gnu_tars_own_sparse_and_multi_member_streams_are_judged(tmp_path):
             by_us(packed, tmp_path / form)
 
 
-def test_one_byte_wrong_anywhere_in_the_compressed_stream_never_passes_unnoticed(tmp_path):
-    content = os.urandom(300)
-    data = targz([member("a", content)])
+@pytest.mark.parametrize("inflater", ["isal", "zlib"])
+def test_one_byte_wrong_anywhere_in_the_compressed_stream_never_changes_what_arrives(tmp_path, inflater):
+    data = targz([member("a", bytes(range(256)))])
+    by_us(data, tmp_path / "right")
+    accepted = []
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 0x55
         into = tmp_path / str(at)
         into.mkdir()
         try:
-            unpack([bytes(damaged)], into, label="x")
+            unpack([bytes(damaged)], into, label="x", inflater=inflater)
         except ArchiveError:
             continue
-        # Bytes 4 to 9 of a gzip header (time, flags of the compressor, system) mean nothing for the content.
-        assert 4 <= at <= 9
-        assert (into / "a").read_bytes() == content
+        accepted.append(at)
+        assert snapshot(into) == snapshot(tmp_path / "right")
+    # Times and system in the gzip header (bytes 4 to 9) mean nothing for the content, and a run of zeros may be copied
+    # from any of the zeros before it.
+    assert set(range(4, 10)) <= set(accepted)
+    assert len(accepted) < 6 + len(data) // 20
 
 
 def test_pax_times_with_fractions_are_kept(tmp_path):
