@@ -1,4 +1,4 @@
-"""Processes that children left behind: adopted from the kernel, and ended."""
+"""Ties between a process, its parent and its descendants, as the Linux kernel keeps them: nobody is left behind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
     """Have the kernel hand this process every descendant whose parent ends, whatever session it is in."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent (the thread of it that started us) ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def children() -> list[int]:

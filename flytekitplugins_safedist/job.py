@@ -81,15 +81,19 @@ def run(
         say(f"warning: {note}")
     flyte = flytecontext.take()
     attempt = int(environment.get(envvars.FLYTE_ATTEMPT, "0"))
-    with _scratch(settings, environment, execution=flyte.execution_id[2], attempt=attempt) as (job, keep):
+    # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
+    # write there any more.
+    running = server or RankServer.spawn(_server_environment(settings, environment))
+    scratched = _scratch(settings, environment, execution=flyte.execution_id[2], attempt=attempt)
+    with running, scratched as (job, keep):
+        # Orders hold every rank's environment, and with it the task's secrets: they never stay.
+        running.guard([job.path if settings.scratch.keep == "never" else job.orders])
         order = _job_order(task, inputs, flyte, job)
         order_file = job.orders / "job.json"
         order_file.write_text(order.to_json())
         started = time.monotonic()
-        with server or RankServer.spawn(_server_environment(settings, environment)) as running:
+        with running:
             running.enter(Path.cwd(), environment)
-            if settings.scratch.keep == "never":
-                running.guard([job.path])
             fork = _preload(running, settings, backend, order)
             plan = NodePlan(
                 settings=settings,

@@ -57,6 +57,7 @@ class RankServer:
         self._started: set[int] = set()
         self._replies: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
+        self._unanswered = False
 
     @classmethod
     def spawn(cls, environment: Mapping[str, str]) -> RankServer:
@@ -159,17 +160,25 @@ class RankServer:
         return ended
 
     def close(self) -> None:
-        """End the server and all ranks; what it guarded is left alone."""
-        with contextlib.suppress(LaunchError):
-            if self._exit_code is None:
+        """End the server and all ranks; what it guarded is left alone, unless the server was busy and must be cut off.
+
+        Closing twice is allowed.
+        """
+        if self._exit_code is not None:
+            return
+        if not self._unanswered:
+            with contextlib.suppress(LaunchError):
                 self._ask("quit", {}, timeout=5.0)
         self._connection.close()
+        if self._exit_code is None:
+            os.kill(self._pid, signal.SIGHUP)  # it may be importing, and look at its socket only much later
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
     def _ask(self, op: str, request: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
         self._next_id += 1
         number = self._next_id
+        self._unanswered = True
         try:
             self._connection.sendall(json.dumps({"op": op, "id": number, **request}).encode() + b"\n")
         except OSError:
@@ -186,6 +195,7 @@ class RankServer:
                     "at import (py-spy dump --pid)",
                 )
             self._receive(left)
+        self._unanswered = False
         reply = self._replies.pop(number)
         if "error" in reply:
             raise LaunchError(

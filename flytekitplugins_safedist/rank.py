@@ -6,7 +6,6 @@ inputs and outputs travel as Flyte literals, converted in the rank itself, so th
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import inspect
 import json
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import codepath, context, flytecontext, payload, preload
+from . import codepath, context, descendants, flytecontext, payload, preload
 from .context import RankContext
 from .errors import ConfigError, MissingDependencyError, NotInTaskError, PayloadError, SafedistError
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
@@ -36,7 +35,6 @@ OUTCOME_BYTES = 256 * 1024
 be able to say so."""
 
 _TEXT_LIMIT = 60 * 1024
-_PR_SET_PDEATHSIG = 1
 _REPEATING = (ImportError, SyntaxError, ConfigError, MissingDependencyError, NotInTaskError, PayloadError)
 
 
@@ -145,8 +143,7 @@ def _await(awaitable: Any) -> Any:
 
 def _die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the rank server ends, so that no rank outlives its agent."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    descendants.die_with_parent(signal.SIGKILL)
     # The server may have died between our birth and the prctl: then the signal will never come.
     if os.getppid() != parent:
         os._exit(EXIT_LOST_PARENT)

@@ -44,6 +44,10 @@ def serve(connection: socket.socket) -> None:
     _Server(connection).run()
 
 
+class _AgentGoneError(BaseException):
+    """The agent left while modules are imported. Not an Exception: a module must not mistake it for its own."""
+
+
 class _Server:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -52,6 +56,7 @@ class _Server:
         self.preloaded = Preloaded("nothing was preloaded")
         self.helpers: frozenset[int] = frozenset()  # what modules started when they were imported: every round's
         self.quitting = False
+        self.importing = False
         self.wake_read, self.wake_write = os.pipe()
         self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "enter": self.on_enter,
@@ -71,6 +76,9 @@ class _Server:
             # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
             # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
             signal.signal(number, _do_nothing)
+        # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
+        signal.signal(signal.SIGHUP, self.on_hang_up)
+        descendants.die_with_parent(signal.SIGHUP)
         descendants.adopt_orphans()
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
@@ -88,7 +96,7 @@ class _Server:
                     *lines, buffer = (buffer + data).split(b"\n")
                     for line in lines:
                         self.answer(json.loads(line))
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, _AgentGoneError):
             return  # the agent was killed
         finally:
             self.clean_up()
@@ -109,10 +117,24 @@ class _Server:
         codepath.install_from(request["variables"])
         return {}
 
+    def on_hang_up(self, *_: object) -> None:
+        if self.importing and self.agent_is_gone():
+            raise _AgentGoneError
+
+    def agent_is_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)  # unread requests of it do not hide that it left
+        return bool(poll.poll(0))
+
     def on_preload(self, request: dict[str, Any]) -> dict[str, Any]:
         sys.path[:] = request["sys_path"]
         started = time.monotonic()
-        self.preloaded = preload.preload(request["libraries"], request["modules"])
+        self.importing = True
+        try:
+            self.on_hang_up()  # it may have come before we were importing
+            self.preloaded = preload.preload(request["libraries"], request["modules"])
+        finally:
+            self.importing = False
         self.helpers = frozenset(descendants.children())
         return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
 
