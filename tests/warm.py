@@ -149,16 +149,15 @@ def _call(case: dict[str, Any]) -> int:
 
 
 def _pyflyte_execute(module: str, name: str, files: Path) -> int:
-    """The console script ``pyflyte-execute``, in this process."""
-    from flytekit.bin.entrypoint import execute_task_cmd
+    """``pyflyte-execute`` in this process, and leaving afterwards: the last step of ``safedist-execute``."""
+    from flytekitplugins_safedist.entrypoint import execute_and_leave
 
     inputs = files / "inputs.pb"
     inputs.write_bytes(b"")  # an empty LiteralMap
     resolver = "flytekit.core.python_auto_container.default_task_resolver"
     arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
     arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, "--"]
-    execute_task_cmd.main([*arguments, "task-module", module, "task-name", name])
-    return 0
+    return execute_and_leave(["pyflyte-execute", *arguments, "task-module", module, "task-name", name])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""Tasks of two nodes with two ranks each; ``$TEST_HOW`` says what happens to rank 3, on node 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from tests.procs import say, wait_for_word
+
+TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60)
+
+
+def happen(how: str) -> None:
+    """What becomes of this rank; the other three are on their way into a collective."""
+    me = current_rank()
+    if how == "gate":
+        say(f"rank {me.rank} round {me.round} pid {os.getpid()}")
+        wait_for_word()
+    if me.rank != 3:
+        return
+    if how == "raise" or (how == "raise once" and me.round == 0):
+        raise ValueError("no learning rate")
+    if how == "recoverable":
+        raise FlyteRecoverableException("try me again")
+    if how == "import":
+        import no_such_module_at_all  # noqa: F401
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def horovod() -> str:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    happen(os.environ["TEST_HOW"])
+    total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum)
+    me = current_rank()
+    return f"{total.item():g} from {me.world_size} ranks in round {me.round}; {hvd.size()} {hvd.local_size()}"
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def torch() -> str:
+    import torch as pytorch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    happen(os.environ["TEST_HOW"])
+    total = pytorch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    me = current_rank()
+    dist.destroy_process_group()
+    return f"{total.item():g} from {me.world_size} ranks in round {me.round}; {me.nnodes} {me.local_world_size}"
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=Timeouts(rendezvous=1)))
+def torch_impatient() -> str:
+    return "never"

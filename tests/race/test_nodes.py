@@ -1,0 +1,168 @@
+"""Two nodes: one writer, one root cause, restarts together, and nobody leaves before the upload.
+
+The nodes are real agents in processes of their own that meet over loopback, with the variables that a PyTorchJob gives
+its pods. What is not real here is the network between them; container tests have that.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, literals_pb2
+
+from tests.procs import KILL, Ended, Gate, Running, Warm
+
+BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+
+
+class Job:
+    """Two pods of one PyTorchJob."""
+
+    def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = str(free.getsockname()[1])
+        self.warm, self.directory, self.task = warm, directory, task
+        self.environment = {"TEST_HOW": how, **(more or {})}
+        self.started = 0
+
+    def start(self, node: int) -> Running:
+        """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/envvar.go)."""
+        pod = {
+            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
+            "SAFEDIST_NODES": "2",
+            "SAFEDIST_NPROC_PER_NODE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": self.port,
+            "WORLD_SIZE": "2",
+            "RANK": str(node),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": self.port,
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": str(node),
+            "PET_NPROC_PER_NODE": "auto",
+        }
+        self.started += 1
+        files = self.directory / f"node-{node}-{self.started}"
+        return self.warm.start(f"job_nodes:{self.task}", files, environment={**pod, **self.environment}, kind="execute")
+
+    def run(self) -> tuple[Ended, Ended]:
+        """Start node 1, then node 0, and wait for both."""
+        second = self.start(1)
+        first = self.start(0)
+        ended = first.wait(), second.wait()
+        assert [node.left for node in ended] == [[], []]
+        assert [node.scratch for node in ended] == [[], []]
+        return ended
+
+
+def output(node: Ended) -> str:
+    literals = literals_pb2.LiteralMap()
+    literals.ParseFromString((node.files / "outputs" / "outputs.pb").read_bytes())
+    value: str = literals.literals["o0"].scalar.primitive.string_value
+    return value
+
+
+def error(node: Ended) -> errors_pb2.ContainerError:
+    document = errors_pb2.ErrorDocument()
+    document.ParseFromString((node.files / "outputs" / "error.pb").read_bytes())
+    return document.error
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "nothing").run()
+    assert (first.code, second.code) == (0, 0)
+    assert output(first).startswith("6 from 4 ranks in round 0;")
+    assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
+    assert "waiting until node 0 has uploaded" in second.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "raise once").run()
+    assert (first.code, second.code) == (0, 0)
+    assert "from 4 ranks in round" in output(first)
+    assert "in round 0" not in output(first)
+    assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
+    assert "all ranks start again: restart 1 of 1" in first.err + second.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_an_exception_on_node_1_is_the_one_error_that_node_0_uploads_when_the_budget_is_spent(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "raise").run()
+    assert (first.code, second.code) == (0, 0)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert error(first).kind == NON_RECOVERABLE
+    assert "rank 3 (local_rank 1) on node 1" in error(first).message
+    assert "raised ValueError: no learning rate" in error(first).message
+    assert "all 1 restart(s) of max_restarts are spent" in error(first).message
+
+
+def test_a_recoverable_exception_on_node_1_stays_recoverable(warm, tmp_path):
+    first, second = Job(warm, tmp_path, "torch", "recoverable").run()
+    assert (first.code, second.code) == (0, 0)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert error(first).kind == RECOVERABLE
+
+
+def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):
+    first, second = Job(warm, tmp_path, "torch", "import").run()
+    assert (first.code, second.code) == (0, 0)
+    assert "ModuleNotFoundError would repeat" in error(first).message
+    assert "start again" not in first.err + second.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "killed").run()
+    assert first.code != 0
+    assert second.code != 0
+    assert (first.uploaded, second.uploaded) == ([], [])
+    for node in (first, second):
+        assert "rank 3 (local_rank 1) on node 1" in node.err
+        assert "was killed by SIGKILL" in node.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds(
+    warm, tmp_path, task, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    lost.signal(KILL)
+    assert lost.wait().code == -KILL
+    again = job.start(1)
+    ranks_gate.let_go(4)
+    heard = ranks_gate.heard(4)
+    assert all("round 0" not in line for line in heard)
+    ranks_gate.let_go(4)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0]
+    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
+    assert "6 from 4 ranks" in output(ended[0])
+
+
+def test_the_loss_of_node_0_ends_the_other_pod_without_an_upload(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    first, second = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    first.signal(KILL)
+    assert first.wait().code == -KILL
+    ended = second.wait()
+    assert ended.code not in (0, -KILL)
+    assert ended.uploaded == []
+    assert ended.left == []
+    assert ended.scratch == []
+
+
+def test_a_node_that_never_comes_is_named_by_the_one_that_waits(warm, tmp_path):
+    job = Job(warm, tmp_path, "torch_impatient", "nothing")
+    ended = job.start(0).wait()
+    assert ended.code != 0
+    assert ended.uploaded == []
+    assert "node 1 of 2 did not arrive within 1 s" in ended.err
