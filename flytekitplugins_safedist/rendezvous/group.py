@@ -24,9 +24,6 @@ from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
-_SLICE = 0.5
-"""Seconds between looks at the watch while waiting for the others. No store call is made for it."""
-
 _RING = 0.2
 """Seconds for the bell of the last generation to be heard, once its successor was seen."""
 
@@ -67,6 +64,17 @@ class Group:
         """
         return self.links.control
 
+    def connect(self, deadline: float) -> None:
+        """Reach the store and claim this node's slot, unless done; ``deadline`` is on ``time.monotonic``'s clock.
+
+        Raises:
+            RendezvousTimeoutError: node 0 could not be reached.
+            GroupClosedError: the job has ended, or this node was replaced too often.
+        """
+        if self._incarnation == 0:
+            self.links.open(deadline)
+            self._claim()
+
     def join(self) -> Round:
         """Arrive in the next generation and wait until every node has.
 
@@ -77,9 +85,7 @@ class Group:
             StoreLostError: node 0 is gone or frozen.
         """
         deadline = time.monotonic() + self.settings.timeout
-        if self._incarnation == 0:
-            self.links.open(deadline)
-            self._claim()
+        self.connect(deadline)
         generation = self._current()
         if generation <= self._arrived:
             self.move_on(generation)
@@ -202,7 +208,7 @@ class Group:
         while True:
             left = deadline - time.monotonic()
             with suppress(FutureTimeoutError):
-                return Go.parse(self._settled(came, min(_SLICE, max(0.0, left))))
+                return Go.parse(self._settled(came, min(self.settings.beat, max(0.0, left))))
             if self.watch is not None:
                 self.watch.check()
                 if self.watch.generation > generation:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import resource
+import socket
 import time
 import uuid
+from contextlib import suppress
 
 from ..errors import RendezvousError
 from .client import FOREVER, Connection, Server
@@ -15,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 _SLOW_CONNECT = 1.0
 """Seconds to connect to a running store that are worth a warning."""
+
+
+_OWN_FILES = 256
+"""Open files that node 0's agent needs besides the group's connections."""
 
 
 class Links:
@@ -45,6 +52,10 @@ class Links:
     def raw(self) -> Connection:
         """Whose store torch elastic's agent may use directly."""
         return self._named("agent" if self._settings.raw_store else "control")
+
+    def connections(self) -> tuple[Connection, ...]:
+        """Every open connection."""
+        return tuple(self._open.values())
 
     def open(self, deadline: float) -> None:
         """Start the server on node 0; connect; check that this is the right group.
@@ -81,6 +92,7 @@ class Links:
             return
         host, port = settings.host, settings.port
         if settings.node_rank == 0:
+            allow_open_files(len(self._labels) * settings.nodes + _OWN_FILES)
             self._server = Server(host, port)
             # Node 0's own name may not be in the DNS yet; it does not need it.
             host, port = "127.0.0.1", self._server.port
@@ -91,7 +103,7 @@ class Links:
         started = time.monotonic()
         for label in self._labels[1:]:
             self._dial(label, host, port, deadline)
-        self._warn_if_slow(time.monotonic() - started)
+        self._warn_if_slow(host, time.monotonic() - started)
 
     @property
     def _labels(self) -> tuple[str, ...]:
@@ -114,18 +126,23 @@ class Links:
         hello = Hello(self._settings.nodes, uuid.uuid4().hex).text()
         self.control.call("opening the store", lambda store: store.set(self._keys.hello, hello))
 
-    def _warn_if_slow(self, took: float) -> None:
-        # The store is up by now. It looks the name of every caller up, one after the other, and serves nobody
-        # meanwhile: look-ups that fail slowly stop the whole group.
-        if took > _SLOW_CONNECT:
-            logger.warning(
-                "node %d needed %.1f s to connect to a store that was up: reverse DNS look-ups are slow here, and "
-                "every connection of %d nodes waits for one. Next step: give the pod network a working reverse zone, "
-                "or let failing look-ups fail at once",
-                self._settings.node_rank,
-                took,
-                self._settings.nodes,
-            )
+    def _warn_if_slow(self, host: str, took: float) -> None:
+        if took <= _SLOW_CONNECT:
+            return
+        started = time.monotonic()
+        with suppress(OSError):
+            socket.getnameinfo((socket.gethostbyname(host), 0), 0)
+        # The store looks the name of every caller up, one after the other, and serves nobody meanwhile: look-ups that
+        # fail slowly stop the whole group.
+        logger.warning(
+            "node %d needed %.1f s to connect to a store that was up; looking up the name of its address takes %.1f s. "
+            "The store makes one such look-up for every connection of the %d nodes. Next step: if they are slow, give "
+            "the pod network a working reverse zone, or let failing look-ups fail at once",
+            self._settings.node_rank,
+            took,
+            time.monotonic() - started,
+            self._settings.nodes,
+        )
 
     def _check_hello(self, deadline: float) -> None:
         settings, key = self._settings, self._keys.hello
@@ -139,3 +156,23 @@ class Links:
                 expected=f"{settings.nodes} nodes, protocol {VERSION}",
                 hint="every pod of the job must run the same image and configuration",
             )
+
+
+def allow_open_files(needed: int) -> None:
+    """Raise this process's limit of open files to ``needed``, if it is lower.
+
+    Raises:
+        RendezvousError: the hard limit is lower. The store would stop accepting nodes, and they would wait in vain.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise RendezvousError(
+            "node 0 may not open enough connections for all nodes",
+            where={"limit": "RLIMIT_NOFILE"},
+            seen=f"{hard} open files at most",
+            expected=f"at least {needed}",
+            hint="raise the container's limit of open files (ulimit -Hn)",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

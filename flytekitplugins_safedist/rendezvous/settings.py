@@ -19,7 +19,8 @@ class GroupSettings:
         port: the store's port; 0 (any free one) only for ``nodes=1``.
         timeout: seconds for all nodes to arrive, for each round anew.
         silence: seconds without a reply after which the store counts as lost.
-        beat: seconds between two heartbeats.
+        beat: seconds between two heartbeats; also the delay with which rare accidents are noticed (a node that died
+            between asking for a new round and waking the others).
         max_replacements: how often places of dead nodes may be taken, in the whole job.
         linger: seconds that node 0 stays at most after the end, so that others can read how it ended.
         raw_store: open a connection of its own for torch elastic's agent. Needed with torch's LocalElasticAgent,
@@ -34,7 +35,7 @@ class GroupSettings:
     port: int
     timeout: float = 900.0
     silence: float = 60.0
-    beat: float = 2.0
+    beat: float = 5.0
     max_replacements: int = 10
     linger: float = 10.0
     raw_store: bool = True

@@ -82,7 +82,7 @@ class Watch:
         def look(store: Any) -> State | None:
             store.add(keys.beat(node), 1)
             # Until a first node joins there is no generation, and a plain read would wait for it.
-            if not store.check([keys.generation]):
+            if self._generation < 0 and not store.check([keys.generation]):
                 return None
             return State.parse(*store.multi_get([keys.generation, keys.incarnation(node)]))
 

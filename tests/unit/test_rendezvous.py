@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from flytekitplugins_safedist.rendezvous import BACKEND, register, torchrun_hand
 from flytekitplugins_safedist.rendezvous.client import ReservedPort
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
+from flytekitplugins_safedist.rendezvous.links import allow_open_files
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 
@@ -234,6 +236,18 @@ def test_a_reserved_port_is_kept_from_others_and_free_for_torch():
         assert store.port == reserved.port
         del store
     reserved.close()
+
+
+def test_too_few_open_files_for_the_group_are_known_before_anybody_waits():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 512), limits[1]))
+        allow_open_files(600)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (600, limits[1])
+        with pytest.raises(errors.RendezvousError, match=rf"seen: {limits[1]} open files at most.*ulimit -Hn"):
+            allow_open_files(limits[1] + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # --- two nodes ----------------------------------------------------------------------------------------------------
