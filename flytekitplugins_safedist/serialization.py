@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         _get_command_fn: Any
 
         def _get_container(self, settings: SerializationSettings) -> Any: ...
+        def get_k8s_pod(self, settings: SerializationSettings) -> Any: ...
         def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None: ...
 
 else:
@@ -73,6 +74,8 @@ class SerializesToKubeflow(_Base):
     serialized: Serialized
     _users_template: Any = None
     _merged_template: Any = None
+    _pod_asked: Any = None
+    _pod: Any = None
 
     @property
     def pod_template(self) -> Any:
@@ -88,7 +91,7 @@ class SerializesToKubeflow(_Base):
     def pod_template(self, value: Any) -> None:
         # A copy, now: other plugins change a template that they are given, and tasks may share one.
         self._users_template = copy.deepcopy(value)
-        self._merged_template = None
+        self._merged_template = self._pod_asked = None
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """The command of every pod of the job; see :func:`.jobspec.command`."""
@@ -99,6 +102,14 @@ class SerializesToKubeflow(_Base):
         if self.serialized.job.custom is None:
             return super().get_custom(settings)
         return copy.deepcopy(dict(self.serialized.job.custom))
+
+    def get_k8s_pod(self, settings: SerializationSettings) -> Any:
+        """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
+        container = self._get_container(settings).to_flyte_idl().SerializeToString(deterministic=True)
+        asked = (container, settings.image_config, id(self.pod_template))
+        if self._pod_asked != asked:
+            self._pod_asked, self._pod = asked, super().get_k8s_pod(settings)
+        return self._pod
 
     def _get_container(self, settings: SerializationSettings) -> Any:
         """flytekit's container, with the pinned variables.
