@@ -162,13 +162,15 @@ def _job_order(
     task: PythonFunctionTask[Any], inputs: LiteralMap, flyte: flytecontext.FlyteSnapshot, job: JobScratch
 ) -> JobOrder:
     module, name, pickled = payload.reference(task, sys.modules)
+    # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
+    home = getattr(task.task_function, "__module__", None)
     inputs_file = job.orders / "inputs.pb"
     payload.write_literals(inputs, inputs_file)
     return JobOrder(
         module=module,
         name=name,
         pickled=pickled,
-        sys_path=payload.search_path(module, sys.modules, sys.path),
+        sys_path=payload.search_path(None if home == "__main__" else home, sys.modules, sys.path),
         argv=tuple(sys.argv),
         inputs=inputs_file,
         flyte=flyte,

@@ -1,0 +1,216 @@
+"""The Flyte context goes from the agent into a rank: the same execution, but a sandbox and a directory of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import flytekit
+import pytest
+from flytekit import FlyteContext, FlyteContextManager
+from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit.core.checkpointer import SyncCheckpoint
+from flytekit.core.context_manager import ExecutionParameters, ExecutionState
+from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.core.mock_stats import MockStats
+from flytekit.models.core import identifier
+
+from flytekitplugins_safedist import flytecontext
+from flytekitplugins_safedist.flytecontext import FlyteSnapshot
+
+SETTINGS = SerializationSettings(
+    project="proj", domain="dev", version="v7", image_config=ImageConfig(Image("default", "img", "1"))
+)
+
+
+@pytest.fixture
+def in_a_pod(tmp_path: Path) -> Iterator[FlyteContext]:
+    """The context that pyflyte-execute makes in a pod, as far as it can be seen from a task."""
+    parameters = ExecutionParameters(
+        execution_id=identifier.WorkflowExecutionIdentifier(project="proj", domain="dev", name="f123"),
+        execution_date=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
+        stats=MockStats(),
+        logging=None,
+        tmp_dir=str(tmp_path / "agent"),
+        raw_output_prefix=str(tmp_path / "raw"),
+        output_metadata_prefix=str(tmp_path / "meta"),
+        checkpoint=SyncCheckpoint(checkpoint_dest=str(tmp_path / "cp"), checkpoint_src=str(tmp_path / "cp-before")),
+        task_id=identifier.Identifier(identifier.ResourceType.TASK, "proj", "dev", "wf.train", "v7"),
+        enable_deck=True,
+    )
+    access = FileAccessProvider(
+        local_sandbox_dir=str(tmp_path / "agent-sandbox"),
+        raw_output_prefix=str(tmp_path / "raw"),
+        execution_metadata={"flyte-execution-name": "f123"},
+    )
+    ctx = FlyteContextManager.current_context()
+    state = ctx.new_execution_state(working_dir=str(tmp_path / "engine")).with_params(
+        mode=ExecutionState.Mode.TASK_EXECUTION, user_space_params=parameters
+    )
+    builder = ctx.with_file_access(access).with_serialization_settings(SETTINGS).with_execution_state(state)
+    with FlyteContextManager.with_context(builder) as entered:
+        yield entered
+
+
+@pytest.fixture
+def snapshot(in_a_pod: FlyteContext) -> FlyteSnapshot:
+    return flytecontext.take()
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Path:
+    path = tmp_path / "round-0" / "rank-3" / "flyte"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_everything_a_rank_needs_is_taken_as_text(snapshot: FlyteSnapshot, tmp_path: Path) -> None:
+    assert snapshot == FlyteSnapshot(
+        mode="TASK_EXECUTION",
+        raw_output_prefix=f"{tmp_path}/raw/",
+        output_metadata_prefix=str(tmp_path / "meta"),
+        execution_id=("proj", "dev", "f123"),
+        task_id=("proj", "dev", "wf.train", "v7"),
+        execution_date="2026-01-02T03:04:05+00:00",
+        checkpoint_dest=str(tmp_path / "cp"),
+        checkpoint_src=str(tmp_path / "cp-before"),
+        enable_deck=True,
+        serialization=SETTINGS.serialized_context,
+        metadata={"flyte-execution-name": "f123"},
+    )
+    json.dumps(dataclasses.asdict(snapshot))
+
+
+def test_what_was_entered_is_taken_again_unchanged(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    with flytecontext.entered(snapshot, sandbox):
+        assert flytecontext.take() == snapshot
+
+
+def test_the_execution_is_the_same_in_the_rank(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    with flytecontext.entered(snapshot, sandbox) as ctx:
+        current = flytekit.current_context()
+        assert (current.execution_id.project, current.execution_id.domain, current.execution_id.name) == (
+            "proj",
+            "dev",
+            "f123",
+        )
+        assert current.task_id is not None
+        assert (current.task_id.name, current.task_id.version) == ("wf.train", "v7")
+        assert current.execution_date == datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+        assert current.enable_deck
+        assert ctx.execution_state is not None
+        assert ctx.execution_state.mode is ExecutionState.Mode.TASK_EXECUTION
+        assert ctx.serialization_settings is not None
+        assert ctx.serialization_settings.version == "v7"
+
+
+def test_working_directory_and_sandbox_are_inside_the_ranks_scratch(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    with flytecontext.entered(snapshot, sandbox) as ctx:
+        working = Path(flytekit.current_context().working_directory)
+        assert working.is_dir()
+        assert working.is_relative_to(sandbox)
+        assert working.stat().st_mode & 0o777 == 0o700
+        assert Path(ctx.file_access.local_sandbox_dir).is_relative_to(sandbox)
+        assert Path(ctx.file_access.get_random_local_path()).is_relative_to(sandbox)
+        assert Path(ctx.file_access.get_random_local_directory()).is_relative_to(sandbox)
+        (working / "file").write_text("x")
+
+
+def test_ranks_of_one_node_do_not_share_directories(snapshot: FlyteSnapshot, tmp_path: Path) -> None:
+    seen = set()
+    for rank in range(3):
+        sandbox = tmp_path / f"rank-{rank}"
+        sandbox.mkdir()
+        with flytecontext.entered(snapshot, sandbox) as ctx:
+            seen |= {flytekit.current_context().working_directory, ctx.file_access.local_sandbox_dir}
+    assert len(seen) == 6
+
+
+def test_large_outputs_go_where_the_agents_would(snapshot: FlyteSnapshot, sandbox: Path, tmp_path: Path) -> None:
+    with flytecontext.entered(snapshot, sandbox) as ctx:
+        assert ctx.file_access.raw_output_prefix == f"{tmp_path}/raw/"
+        assert flytekit.current_context().raw_output_prefix == f"{tmp_path}/raw/"
+        source = sandbox / "model"
+        source.write_text("weights")
+        stored = Path(ctx.file_access.put_raw_data(str(source)))
+    assert stored.is_relative_to(tmp_path / "raw")
+    assert stored.read_text() == "weights"
+
+
+def test_the_checkpoint_of_the_attempt_before_is_read_and_the_new_one_written(
+    snapshot: FlyteSnapshot, sandbox: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cp-before").mkdir()
+    (tmp_path / "cp-before" / "_dst_cp").write_bytes(b"epoch 3")
+    with flytecontext.entered(snapshot, sandbox):
+        checkpoint = flytekit.current_context().checkpoint
+        assert checkpoint is not None
+        assert checkpoint.read() is not None
+        checkpoint.write(b"epoch 4")
+    assert b"epoch 4" in [path.read_bytes() for path in (tmp_path / "cp").rglob("*") if path.is_file()]
+
+
+def test_without_a_checkpoint_flytekit_says_so_itself(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    with (
+        flytecontext.entered(dataclasses.replace(snapshot, checkpoint_dest=None), sandbox),
+        pytest.raises(NotImplementedError, match="Checkpointing is not available"),
+    ):
+        _ = flytekit.current_context().checkpoint
+
+
+def test_secrets_are_read_in_the_rank_and_never_carried(
+    snapshot: FlyteSnapshot, sandbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_FSEC_GROUP_TOKEN", "s3cr3t")
+    with flytecontext.entered(snapshot, sandbox):
+        assert flytekit.current_context().secrets.get("group", "token") == "s3cr3t"
+        assert "s3cr3t" not in json.dumps(dataclasses.asdict(flytecontext.take()))
+
+
+def test_the_rank_starts_with_no_decks_of_others(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    with flytecontext.entered(snapshot, sandbox):
+        from flytekit.deck import Deck
+
+        assert flytekit.current_context().decks == []
+        Deck("mine", "<p>")
+        assert [deck.name for deck in flytekit.current_context().decks] == ["mine"]
+
+
+def test_leaving_restores_the_context_that_was_there(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    before = FlyteContextManager.current_context()
+    with flytecontext.entered(snapshot, sandbox):
+        assert FlyteContextManager.current_context() is not before
+    assert FlyteContextManager.current_context() is before
+
+
+def test_a_local_run_without_any_execution_is_taken_and_entered_too(sandbox: Path) -> None:
+    taken = flytecontext.take()
+    assert taken.mode in ExecutionState.Mode.__members__
+    with flytecontext.entered(taken, sandbox):
+        assert Path(flytekit.current_context().working_directory).is_relative_to(sandbox)
+
+
+def test_the_same_sandbox_can_be_entered_again(snapshot: FlyteSnapshot, sandbox: Path) -> None:
+    for _ in range(2):
+        with flytecontext.entered(snapshot, sandbox):
+            assert Path(flytekit.current_context().working_directory).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "there"), [("outputs.pb", True), ("error.pb", True), ("futures.pb", False), ("", False)]
+)
+def test_an_upload_is_seen_at_the_output_prefix(
+    snapshot: FlyteSnapshot, tmp_path: Path, name: str, there: bool
+) -> None:
+    (tmp_path / "meta").mkdir()
+    if name:
+        (tmp_path / "meta" / name).touch()
+    for prefix in (str(tmp_path / "meta"), f"{tmp_path}/meta/"):
+        assert flytecontext.uploaded(dataclasses.replace(snapshot, output_metadata_prefix=prefix)) is there
+
+
+def test_without_an_output_prefix_nothing_is_ever_uploaded(snapshot: FlyteSnapshot) -> None:
+    assert not flytecontext.uploaded(dataclasses.replace(snapshot, output_metadata_prefix=None))

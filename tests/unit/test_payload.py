@@ -1,0 +1,428 @@
+"""What moves between the agent and its ranks: the task by name or by value, inputs and outputs as literals, decks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from flytekit import FlyteContextManager, task
+from flytekit.core.type_engine import TypeEngine
+from flytekit.deck import Deck
+from flytekit.models.literals import LiteralMap
+from flytekit.types.file import FlyteFile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist import flytecontext, job, payload, scratch
+from flytekitplugins_safedist.errors import PayloadError
+from flytekitplugins_safedist.flytecontext import FlyteSnapshot
+from flytekitplugins_safedist.payload import JobOrder
+from flytekitplugins_safedist.task import SafeTorch
+
+REPOSITORY = Path(__file__).parents[2]
+
+SNAPSHOT = FlyteSnapshot(
+    mode="LOCAL_TASK_EXECUTION",
+    raw_output_prefix="/raw",
+    output_metadata_prefix=None,
+    execution_id=("p", "d", "n"),
+    task_id=None,
+    execution_date="2026-01-02T03:04:05",
+    checkpoint_dest=None,
+    checkpoint_src=None,
+    enable_deck=False,
+    serialization=None,
+    metadata={},
+)
+
+
+@task(task_config=SafeTorch())
+def train(lr: float, epochs: int) -> tuple[float, str]:
+    return lr * epochs, "done"
+
+
+def order(**more: Any) -> JobOrder:
+    fields: dict[str, Any] = {
+        "module": "m",
+        "name": "n",
+        "pickled": None,
+        "sys_path": ("", "/a"),
+        "argv": ("pyflyte", "run"),
+        "inputs": Path("/i.pb"),
+        "flyte": SNAPSHOT,
+    }
+    return JobOrder(**{**fields, **more})
+
+
+TEXT = st.text(max_size=10)
+
+
+@given(
+    st.builds(
+        JobOrder,
+        module=st.none() | TEXT,
+        name=st.none() | TEXT,
+        pickled=st.none() | TEXT,
+        sys_path=st.lists(TEXT, max_size=3).map(tuple),
+        argv=st.lists(TEXT, max_size=3).map(tuple),
+        inputs=st.just(Path("/scratch/orders/inputs.pb")),
+        flyte=st.builds(
+            FlyteSnapshot,
+            mode=TEXT,
+            raw_output_prefix=TEXT,
+            output_metadata_prefix=st.none() | TEXT,
+            execution_id=st.tuples(TEXT, TEXT, TEXT),
+            task_id=st.none() | st.tuples(TEXT, TEXT, TEXT, TEXT),
+            execution_date=TEXT,
+            checkpoint_dest=st.none() | TEXT,
+            checkpoint_src=st.none() | TEXT,
+            enable_deck=st.booleans(),
+            serialization=st.none() | TEXT,
+            metadata=st.dictionaries(TEXT, TEXT, max_size=2),
+        ),
+    )
+)
+def test_an_order_reads_back_equal(original: JobOrder) -> None:
+    assert JobOrder.from_json(original.to_json()) == original
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+def test_a_task_at_module_level_travels_by_name() -> None:
+    assert payload.reference(train, sys.modules) == (__name__, "train", None)
+    assert payload.load_task(order(module=__name__, name="train")) is train
+
+
+def test_a_task_under_another_name_than_its_functions_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, renamed = sys.modules[__name__], train
+    monkeypatch.delattr(module, "train")
+    monkeypatch.setattr(module, "renamed", renamed, raising=False)
+    assert payload.reference(renamed, sys.modules)[:2] == (None, None)
+
+
+def test_a_name_that_means_another_object_now_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shadowed = train
+    monkeypatch.setattr(sys.modules[__name__], "train", object())
+    module, name, pickled = payload.reference(shadowed, sys.modules)
+    assert (module, name) == (None, None)
+    assert pickled
+
+
+def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conditional_tasks.py").write_text("import os\nif os.environ.get('AGENT'):\n    train = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PayloadError) as caught:
+        payload.load_task(order(module="conditional_tasks", name="train"))
+    assert str(caught.value) == (
+        "the task is not in its module when a rank imports it [module=conditional_tasks, task=train, "
+        f"file={tmp_path}/conditional_tasks.py] (expected: the same code in the agent and in its ranks). Next step: "
+        "do not define the task under a condition that differs between processes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "error"), [("import no_such_module", ImportError), ("def (", SyntaxError), ("1 / 0", ZeroDivisionError)]
+)
+def test_what_the_users_module_raises_on_import_comes_through_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, error: type[Exception]
+) -> None:
+    (tmp_path / "broken_tasks.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    with pytest.raises(error):
+        payload.load_task(order(module="broken_tasks", name="train"))
+
+
+# --- by value --------------------------------------------------------------------------------------------------------
+def test_flytekit_refuses_nested_functions_outside_test_modules_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nested_users.py").write_text("def make():\n    def inner() -> int: return 1\n    return inner\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make = importlib.import_module("nested_users").make
+    with pytest.raises(ValueError, match="cannot be a nested/inner or local function"):
+        task(task_config=SafeTorch())(make())
+
+
+SCRIPT = """
+import sys, threading
+from pathlib import Path
+from flytekit import task
+from flytekitplugins_safedist import payload
+from flytekitplugins_safedist.payload import JobOrder
+from flytekitplugins_safedist.task import SafeTorch
+sys.path.insert(0, sys.argv[1] + "/project")
+from test_users import nested_one, anonymous, plain
+sys.path.pop(0)  # as pyflyte run does once the user's file is imported
+
+OFFSET = 100
+
+@task(task_config=SafeTorch())
+def main(x: int) -> int:
+    return helper(x) + OFFSET
+
+def helper(x: int) -> int:
+    return 2 * x
+
+if __name__ == "__main__":
+    from flytekitplugins_safedist import flytecontext, job, scratch
+    from flytekit.models.literals import LiteralMap
+    made = scratch.make_job(Path(sys.argv[1]), execution="x", attempt=0)
+    for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
+        order = job._job_order(each, LiteralMap({}), flytecontext.take(), made)
+        Path(sys.argv[1], name).write_text(order.to_json())
+"""
+
+USERS = """
+from flytekit import task
+from flytekitplugins_safedist.task import SafeTorch
+import users_helper
+
+class Model:
+    def value(self, x): return users_helper.twice(x)
+
+def make(offset):
+    @task(task_config=SafeTorch())
+    def nested(x: int) -> int:
+        return Model().value(x) + offset
+    return nested
+
+nested_one = make(1000)
+anonymous = task(task_config=SafeTorch())(lambda: Model().value(21) + 7)
+
+@task(task_config=SafeTorch())
+def plain(x: int) -> int:
+    return Model().value(x)
+"""
+
+# One process for each: what one of them leaves in sys.modules must not help the next.
+RANKS = """
+import json, os, sys
+from pathlib import Path
+from flytekitplugins_safedist import payload
+import flytekitplugins_safedist.task
+for name in sys.argv[2:]:
+    pid = os.fork()
+    if pid:
+        assert os.waitpid(pid, 0)[1] == 0, name
+        continue
+    order = payload.JobOrder.from_json(Path(sys.argv[1], name).read_text())
+    sys.path[:] = order.sys_path
+    function = payload.load_task(order).task_function
+    print(json.dumps([name, order.pickled is not None, function(*([21] if name != "anonymous" else []))]), flush=True)
+    os._exit(0)
+"""
+
+
+def test_tasks_of_main_nested_ones_and_lambdas_work_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "test_users.py").write_text(USERS)
+    (tmp_path / "project" / "users_helper.py").write_text("def twice(x): return 2 * x\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def python(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    python(str(tmp_path / "script.py"), str(tmp_path))
+    names = ["main", "nested", "anonymous", "plain"]
+    said = [json.loads(line) for line in python("-c", RANKS, str(tmp_path), *names).splitlines()]
+    assert said == [["main", True, 142], ["nested", True, 1042], ["anonymous", True, 49], ["plain", False, 42]]
+
+
+def holding(value: object) -> Any:
+    def inner() -> None:
+        print(value)
+
+    return task(task_config=SafeTorch())(inner)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(threading.Lock(), "cannot pickle '_thread.lock' object"), (sys.stdout.buffer, "cannot pickle")],
+    ids=["lock", "file"],
+)
+def test_a_closure_that_cannot_be_pickled_is_named_with_the_repair(value: object, reason: str) -> None:
+    closed_over = holding(value)
+    with pytest.raises(PayloadError) as caught:
+        payload.reference(closed_over, sys.modules)
+    text = str(caught.value)
+    assert text.startswith(
+        f"the task function can neither be imported by its ranks nor pickled for them [task={closed_over.name}, "
+        f"module={__name__}] (seen: "
+    )
+    assert reason in text
+    assert text.endswith(
+        "expected: a function at module level, in a module that ranks can import). Next step: move the task (or what "
+        "its closure holds: locks, sockets, open files) to module level"
+    )
+
+
+# --- search path -----------------------------------------------------------------------------------------------------
+def module_at(path: Path) -> types.ModuleType:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    module = types.ModuleType("any")
+    module.__file__ = str(path)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("wf", "wf.py"), ("pkg.wf", "pkg/wf.py"), ("pkg", "pkg/__init__.py"), ("pkg.sub", "pkg/sub/__init__.py")],
+)
+def test_the_directory_that_a_module_came_from_is_put_in_front_where_it_is_missing(
+    tmp_path: Path, name: str, file: str
+) -> None:
+    modules = {name: module_at(tmp_path / file)}
+    root = str(tmp_path.resolve())
+    assert payload.search_path(name, modules, ["/elsewhere"]) == (root, "/elsewhere")
+    assert payload.search_path(name, modules, ["/elsewhere", root]) == ("/elsewhere", root)
+
+
+def test_a_directory_that_is_there_under_another_name_is_not_put_in_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {"wf": module_at(tmp_path / "real" / "wf.py")}
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert payload.search_path("wf", modules, [str(tmp_path / "link")]) == (str(tmp_path / "link"),)
+    monkeypatch.chdir(tmp_path / "real")
+    assert payload.search_path("wf", modules, [""]) == ("",)
+
+
+def test_modules_without_a_file_leave_the_path_as_it_is() -> None:
+    assert payload.search_path(None, {}, ["/a"]) == ("/a",)
+    assert payload.search_path("missing", {}, ["/a"]) == ("/a",)
+    assert payload.search_path("ns", {"ns": types.ModuleType("ns")}, ["/a"]) == ("/a",)
+
+
+# --- literals --------------------------------------------------------------------------------------------------------
+class Both(NamedTuple):
+    loss: float
+    name: str
+
+
+@task(task_config=SafeTorch())
+def every_type(
+    number: int, text: str, flag: bool, many: list[int], table: dict[str, float], wait: timedelta, none: None = None
+) -> Both:
+    return Both(1.0, "x")
+
+
+def literals(of: Any, values: dict[str, Any]) -> LiteralMap:
+    return TypeEngine.dict_to_literal_map(FlyteContextManager.current_context(), values, of.python_interface.inputs)
+
+
+def test_inputs_arrive_with_their_python_types(tmp_path: Path) -> None:
+    values = {
+        "number": 3,
+        "text": "ä\0",
+        "flag": True,
+        "many": [1, 2],
+        "table": {"a": 0.5},
+        "wait": timedelta(seconds=1.5),
+        "none": None,
+    }
+    path = tmp_path / "inputs.pb"
+    payload.write_literals(literals(every_type, values), path)
+    arrived = payload.native_inputs(order(inputs=path), every_type, FlyteContextManager.current_context())
+    assert arrived == values
+    assert {name: type(value) for name, value in arrived.items()} == {name: type(v) for name, v in values.items()}
+
+
+def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
+    with flytecontext.entered(flytecontext.take(), path.parent):
+        payload.write_outputs(of, {}, returned, path)
+    return payload.read_literals(path)
+
+
+def test_outputs_are_written_under_their_declared_names(tmp_path: Path) -> None:
+    written = outputs_of(every_type, Both(0.25, "run"), tmp_path / "result.pb")
+    assert TypeEngine.literal_map_to_kwargs(
+        FlyteContextManager.current_context(), written, every_type.python_interface.outputs
+    ) == {"loss": 0.25, "name": "run"}
+
+
+def test_a_task_without_outputs_writes_none(tmp_path: Path) -> None:
+    @task(task_config=SafeTorch())
+    def nothing() -> None:
+        pass
+
+    assert outputs_of(nothing, None, tmp_path / "result.pb").literals == {}
+
+
+def test_a_returned_file_is_copied_out_of_the_ranks_scratch(tmp_path: Path) -> None:
+    @task(task_config=SafeTorch())
+    def save() -> FlyteFile:
+        return FlyteFile("")
+
+    model = tmp_path / "scratch" / "model.bin"
+    model.parent.mkdir()
+    model.write_bytes(b"weights")
+    written = outputs_of(save, FlyteFile(str(model)), model.parent / "result.pb")
+    uri = Path(written.literals["o0"].scalar.blob.uri)
+    assert not uri.is_relative_to(tmp_path)
+    assert uri.read_bytes() == b"weights"
+
+
+def test_a_result_of_the_wrong_type_is_flytekits_error_naming_types(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"loss|float"):
+        outputs_of(every_type, Both("high", "x"), tmp_path / "result.pb")  # type: ignore[arg-type]
+    assert not (tmp_path / "result.pb").exists()
+
+
+def test_values_above_the_limit_are_refused_with_the_size_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A small limit stands in for the real one, which would need gigabytes of memory.
+    monkeypatch.setattr(payload, "MAX_RESULT_BYTES", 100)
+    values = {"lr": 0.5, "epochs": 3}
+    payload.write_literals(literals(train, values), tmp_path / "small.pb")
+
+    @task(task_config=SafeTorch())
+    def wide(text: str, number: int) -> None:
+        pass
+
+    with pytest.raises(PayloadError) as caught:
+        payload.write_literals(literals(wide, {"text": "x" * 200, "number": 1}), tmp_path / "large.pb")
+    by_name = caught.value.where["bytes by name"]
+    assert isinstance(by_name, dict)
+    assert by_name["text"] > 200 > by_name["number"]
+    assert str(caught.value).startswith("the values are too large to be literals [bytes by name={'text': ")
+    assert caught.value.expected == "at most 100 bytes"
+    assert caught.value.hint == "return large data as FlyteFile, FlyteDirectory or a data frame"
+    assert not (tmp_path / "large.pb").exists()
+
+
+def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
+    @task(task_config=SafeTorch(), enable_deck=True)
+    def drawing() -> int:
+        return 1
+
+    with flytecontext.entered(flytecontext.take(), tmp_path):
+        Deck("loss", "<b>0.1</b>")
+        payload.write_outputs(drawing, {}, 1, tmp_path / "result.pb")
+    assert payload.decks_path(tmp_path / "result.pb") == tmp_path / "result.decks.json"
+    assert {"name": "loss", "html": "<b>0.1</b>"} in payload.read_decks(tmp_path / "result.pb")
+
+
+def test_an_order_of_a_job_lies_in_its_scratch(tmp_path: Path) -> None:
+    made = scratch.make_job(tmp_path, execution="x", attempt=0)
+    written = job._job_order(train, literals(train, {"lr": 0.5, "epochs": 2}), SNAPSHOT, made)
+    assert (written.module, written.name, written.pickled) == (__name__, "train", None)
+    assert written.inputs.is_relative_to(made.orders)
+    assert set(payload.read_literals(written.inputs).literals) == {"lr", "epochs"}
