@@ -198,6 +198,8 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
                 problems.append(Problem(name, value, "is negative", "give 0 or more"))
     if problems:
         raise ConfigError(problems, where={"rendezvous backend": BACKEND})
+    # Whoever watches heartbeats with the same patience must see several before it runs out.
+    given.setdefault("beat", min(GroupSettings.beat, given.get("silence", GroupSettings.silence) / 6))
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     settings = GroupSettings(
         run_id=params.run_id, nodes=params.max_nodes, node_rank=int(node_rank), host=host, port=port, **given

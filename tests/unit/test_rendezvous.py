@@ -150,6 +150,12 @@ def test_parameters_from_torchrun_become_settings():
     )
 
 
+@pytest.mark.parametrize(("silence", "beat"), [(600, 5.0), (6, 1.0)])
+def test_hearts_beat_several_times_within_the_time_that_counts_as_silence(silence, beat):
+    params = RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, silence=silence)
+    assert handler_from_parameters(params).settings.beat == beat
+
+
 # --- one node -----------------------------------------------------------------------------------------------------
 
 
