@@ -186,8 +186,10 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
         seconds=seconds,
     )
     data = outcome.to_json().encode()
-    if len(data) > OUTCOME_BYTES:
-        data = outcome.shortened(_TEXT_LIMIT).to_json().encode()
+    limit = _TEXT_LIMIT
+    while len(data) > OUTCOME_BYTES and limit > 1:  # a character takes up to twelve bytes in JSON
+        data = outcome.shortened(limit).to_json().encode()
+        limit //= 2
     reserved = _reserved(order.outcome)
     with reserved.open("r+b") as file:
         file.write(data)
@@ -205,7 +207,10 @@ def _record(error: BaseException, shown: str) -> Raised:
     name = type(error).__qualname__
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
-    message = str(error)
+    try:
+        message = str(error)
+    except Exception as problem:  # the user's class; the rank must say how it ended all the same
+        message = f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
     if isinstance(error, SystemExit):
         message = f"the task function called sys.exit({error.code!r}) instead of returning a value"
     return Raised(

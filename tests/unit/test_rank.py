@@ -1,0 +1,186 @@
+"""What a rank is told and what it leaves: orders, and records of any exception that a user's function can raise.
+
+How a rank runs, in processes of its own, is tested with the others of its job in tests/race.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit.exceptions.system import FlyteDownloadDataException
+from flytekit.exceptions.user import FlyteRecoverableException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist import rank
+from flytekitplugins_safedist.context import RankContext
+from flytekitplugins_safedist.errors import (
+    ConfigError,
+    MissingDependencyError,
+    NotInTaskError,
+    PayloadError,
+    ScratchError,
+)
+from flytekitplugins_safedist.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.rank import RankOrder
+
+
+def order(directory: Path, **environment: str) -> RankOrder:
+    return RankOrder(
+        context=RankContext(5, 1, 2, 6, 2, 3, 4, 7, directory / "rank-5"),
+        environment=environment,
+        job=directory / "job.json",
+        log=directory / "5.log",
+        outcome=directory / "5.outcome.json",
+        result=directory / "5.result.pb",
+    )
+
+
+@given(st.dictionaries(st.text(), st.text(st.characters())))
+def test_an_order_reads_back_equal_whatever_bytes_the_environment_holds(environment: dict[str, str]) -> None:
+    original = order(Path("/s"), **environment)
+    text = original.to_json()
+    text.encode("ascii")
+    assert RankOrder.from_json(text) == original
+
+
+def recorded(error: BaseException) -> Raised:
+    """The record of an exception as a rank's function would raise it."""
+    with pytest.raises(type(error)) as caught:
+        raise error
+    return rank._record(caught.value, rank._own_frames_cut(caught.value))
+
+
+class LossError(ValueError):
+    pass
+
+
+class MyRecoverableError(FlyteRecoverableException):  # type: ignore[misc]
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_a_record_has_type_message_and_the_whole_traceback_with_its_causes() -> None:
+    error = LossError("bad loss")
+    error.__cause__ = KeyError("k")
+    record = recorded(error)
+    assert (record.type, record.message) == (f"{__name__}.LossError", "bad loss")
+    assert "KeyError: 'k'" in record.traceback
+    assert "The above exception was the direct cause" in record.traceback
+    assert record.traceback.endswith("LossError: bad loss\n")
+    assert recorded(ValueError("x")).type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("error", "fault", "repeats"),
+    [
+        (ValueError("x"), Fault.USER, False),
+        (OSError(errno.EIO, "x"), Fault.USER, False),
+        (SystemExit(3), Fault.USER, False),
+        (KeyboardInterrupt(), Fault.USER, False),
+        (ImportError("x"), Fault.USER, True),
+        (ModuleNotFoundError("x"), Fault.USER, True),
+        (SyntaxError("x"), Fault.USER, True),
+        (IndentationError("x"), Fault.USER, True),
+        (ConfigError([]), Fault.USER, True),
+        (MissingDependencyError("x"), Fault.USER, True),
+        (NotInTaskError("x"), Fault.USER, True),
+        (PayloadError("x"), Fault.USER, True),
+        (ScratchError("x"), Fault.SYSTEM, False),
+        (FlyteRecoverableException("x"), Fault.RECOVERABLE, False),
+        (MyRecoverableError("x"), Fault.RECOVERABLE, False),
+        (FlyteDownloadDataException("x"), Fault.SYSTEM, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_whose_fault_it_is_and_whether_it_repeats(error: BaseException, fault: Fault, repeats: bool) -> None:
+    record = recorded(error)
+    assert (record.fault, record.repeats) == (fault, repeats)
+
+
+def test_sys_exit_in_the_function_is_said_to_be_that() -> None:
+    assert recorded(SystemExit(0)).message == "the task function called sys.exit(0) instead of returning a value"
+
+
+def test_an_exception_that_cannot_be_turned_into_text_is_recorded_all_the_same() -> None:
+    record = recorded(Unspeakable())
+    assert record.type == f"{__name__}.Unspeakable"
+    assert record.message == "<no message: str() of it raised RuntimeError: no words>"
+
+
+def test_errnos_are_collected_along_the_chain_of_causes() -> None:
+    full = OSError(errno.ENOSPC, "full")
+    wrapped = RuntimeError("could not save")
+    wrapped.__cause__ = full
+    assert recorded(wrapped).errnos == (errno.ENOSPC,)
+    handling = ValueError("while handling")
+    handling.__context__ = full
+    assert rank._record(handling, "").errnos == (errno.ENOSPC,)
+    assert recorded(OSError("no number")).errnos == ()
+
+
+def test_a_chain_of_causes_that_is_a_ring_ends() -> None:
+    one, two = ValueError("1"), ValueError("2")
+    one.__cause__, two.__cause__ = two, one
+    assert list(rank._chain(one)) == [one, two]
+
+
+def test_a_suppressed_context_is_no_cause() -> None:
+    error = ValueError("x")
+    error.__context__ = OSError(errno.ENOSPC, "full")
+    error.__suppress_context__ = True
+    assert rank._record(error, "").errnos == ()
+
+
+def test_a_lost_peer_is_marked_as_a_consequence() -> None:
+    assert recorded(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")).consequence
+    assert not recorded(RuntimeError("shapes do not match")).consequence
+
+
+def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:
+    rank.reserve_outcome(tmp_path / "5.outcome.json")
+    (reserved,) = tmp_path.iterdir()
+    assert reserved.name == "5.outcome.reserved"
+    assert reserved.stat().st_blocks * 512 >= rank.OUTCOME_BYTES
+
+
+def left(directory: Path, raised: Raised | None) -> RankOutcome:
+    to = order(directory)
+    rank.reserve_outcome(to.outcome)
+    rank._leave_outcome(to, Status.RAISED if raised else Status.SUCCEEDED, {"function": 1.5}, raised)
+    return RankOutcome.from_json(to.outcome.read_text())
+
+
+def test_a_record_replaces_its_reservation_whole(tmp_path: Path) -> None:
+    record = left(tmp_path, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["5.outcome.json"]
+    assert (record.rank, record.local_rank, record.node_rank, record.round) == (5, 1, 2, 4)
+    assert (record.status, record.pid, record.seconds) == (Status.SUCCEEDED, os.getpid(), {"function": 1.5})
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "ä", "語", "😀", "\udcff"])
+def test_a_huge_message_is_cut_to_the_room_that_was_set_aside(tmp_path: Path, character: str) -> None:
+    text = "start " + character * 1_000_000 + " end"
+    record = left(tmp_path, Raised(type="ValueError", message=text, traceback=text))
+    assert (tmp_path / "5.outcome.json").stat().st_size <= rank.OUTCOME_BYTES
+    assert record.raised is not None
+    for kept in (record.raised.message, record.raised.traceback):
+        assert kept.startswith(f"start {character}")
+        assert "... [cut] ..." in kept
+        assert kept.endswith(f"{character} end")
+
+
+def test_an_order_with_anything_missing_is_no_order() -> None:
+    data: dict[str, Any] = json.loads(order(Path("/s")).to_json())
+    for name in data:
+        with pytest.raises((KeyError, TypeError)):
+            RankOrder.from_json(json.dumps({key: value for key, value in data.items() if key != name}))
