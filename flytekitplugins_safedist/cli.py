@@ -73,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
     render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
     _add_doctor(commands)
+    migrate = commands.add_parser("migrate", help="show the config that replaces HorovodJob, PyTorch or Elastic")
+    migrate.set_defaults(run=_migrate)
+    migrate.add_argument("file", type=Path, help="the Python file that defines the task")
+    migrate.add_argument("task", help="the name of the task in it")
+    migrate.add_argument("--operator", choices=("pytorch", "mpi"), default="pytorch", help="for HorovodJob")
     return parser
 
 
@@ -109,6 +114,15 @@ def _render(options: argparse.Namespace) -> int:
         print("\n".join(summary.lines()))
         _print_yaml(shown)
     return _check(shown, options.crds) if options.check else 0
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    from .migrate import migrate
+    from .render.load import load_task
+
+    task = load_task(options.file, options.task, ours=False)
+    print(migrate(task.task_config, operator=options.operator))
+    return 0
 
 
 def _print_yaml(documents: Sequence[Any]) -> None:

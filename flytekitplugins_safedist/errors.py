@@ -238,3 +238,7 @@ class RenderError(SafedistError):
 
 class MpiLaunchError(SafedistError):
     """The launcher of an MPIJob cannot start the agents in the workers. Infrastructure: Flyte should retry."""
+
+
+class MigrationError(SafedistError):
+    """A task config of another plugin has no counterpart here."""
