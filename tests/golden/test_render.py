@@ -1,0 +1,244 @@
+"""The preview: what differs between backends, what the pods see, what people are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flytekit import Resources
+from flytekit.core.pod_template import PodTemplate
+from flytekit.extras.accelerators import A100
+from flytekitplugins import kfmpi
+from golden_cases import BAKED, CASES, FAST, GPU8, make, sidecar_template, template_of
+from kubernetes.client import V1PodSpec
+
+from flytekitplugins_safedist.config import SafeHorovod
+from flytekitplugins_safedist.errors import RenderError
+from flytekitplugins_safedist.render import Cluster, Execution, job_manifest, pods
+from flytekitplugins_safedist.render.summary import summarise
+from flytekitplugins_safedist.topology import from_env
+
+
+def manifest_of(name: str, **cluster: Any) -> dict[str, Any]:
+    make_task, settings = CASES[name]
+    return job_manifest(template_of(make_task(), settings), cluster=Cluster(**cluster))
+
+
+def environment(pod: dict[str, Any], container: int = 0) -> dict[str, str]:
+    """As Kubernetes gives it: of two values of one name, the last."""
+    return {one["name"]: one.get("value", "") for one in pod["spec"]["containers"][container]["env"]}
+
+
+FIXED = ("two-nodes-fast", "four-nodes-8-gpu", "per-role-resources", "sidecars-two-nodes", "one-node-as-job")
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_topology_reads_from_the_shown_pods_what_the_task_asked_for(name: str) -> None:
+    make_task, settings = CASES[name]
+    task = make_task()
+    shown = pods(job_manifest(template_of(task, settings)))
+
+    found = [from_env(environment(pod), task.settings) for pod in shown]
+
+    asked = task.settings
+    assert [one.node_rank for one in found] == list(range(asked.max_nodes))
+    assert sorted(rank for one in found for rank in one.ranks()) == list(range(asked.world_size))
+    assert {str(one.endpoint) for one in found} == {f"{shown[0]['metadata']['name']}:23456"}
+
+
+def test_topology_reads_the_shown_pods_of_an_elastic_job() -> None:
+    make_task, settings = CASES["elastic"]
+    task = make_task()
+
+    found = {from_env(environment(pod), task.settings) for pod in pods(job_manifest(template_of(task, settings)))}
+
+    assert len(found) == 1
+    assert found.pop().nnodes == "2:4"
+
+
+def test_the_one_pod_of_one_node_needs_nothing_from_an_operator() -> None:
+    make_task, settings = CASES["one-node-8-gpu"]
+    task = make_task()
+    (pod,) = pods(job_manifest(template_of(task, settings)))
+
+    assert from_env(environment(pod), task.settings).source == "single pod"
+
+
+def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> None:
+    launcher, *workers = pods(manifest_of("mpi-8-gpu"))
+
+    assert launcher["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
+    assert [one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for one in workers] == ["8"] * 4
+    assert {tuple(one["spec"]["containers"][0]["command"]) for one in workers} == {("sleep",)}
+    assert launcher["spec"]["containers"][0]["args"][:3] == ["safedist-mpi-launch", "--nodes", "4"]
+
+
+def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
+    shown = pods(manifest_of("sidecars-two-nodes", error_aggregation=True))
+
+    worker = environment(shown[1])
+    assert shown[1]["spec"]["containers"][0]["name"] == "pytorch"
+    assert "_F_WN" in worker
+    assert worker["_F_DES"] == "Earliest"
+    assert "_F_WN" not in environment(shown[1], container=1)
+    assert "SAFEDIST_NODES" not in environment(shown[1], container=1)
+
+
+def test_flyte_2_refuses_a_job_without_workers() -> None:
+    assert manifest_of("one-node-as-job")["spec"]["pytorchReplicaSpecs"].keys() == {"Master"}
+
+    with pytest.raises(RenderError, match="Flyte 2 refuses a PyTorchJob without workers"):
+        manifest_of("one-node-as-job", backend="v2")
+
+
+def test_flyte_2_puts_the_templates_metadata_on_the_job() -> None:
+    assert "labels" not in manifest_of("sidecars-two-nodes")["metadata"]
+    assert manifest_of("sidecars-two-nodes", backend="v2")["metadata"]["labels"] == sidecar_template().labels
+
+
+def test_flyte_2_names_no_worker() -> None:
+    assert "_F_WN" not in environment(pods(manifest_of("two-nodes-fast", backend="v2"))[1])
+
+
+def test_an_accelerator_becomes_placement() -> None:
+    spec = manifest_of("one-node-mig-slice")["spec"]
+
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"][0]["matchExpressions"] == [
+        {"key": "k8s.amazonaws.com/accelerator", "operator": "In", "values": ["nvidia-tesla-a100"]},
+        {"key": "k8s.amazonaws.com/gpu-partition-size", "operator": "In", "values": ["2g.10gb"]},
+    ]
+    assert [one["value"] for one in spec["tolerations"]] == ["nvidia-tesla-a100", "2g.10gb"]
+
+
+def test_template_variables_are_filled_for_an_execution() -> None:
+    make_task, settings = CASES["two-nodes-fast"]
+    execution = Execution(
+        name="run7", attempt=2, files={"{{.input}}": "s3://b/in.pb", "{{.outputPrefix}}": "s3://b/out"}
+    )
+
+    job = job_manifest(template_of(make_task(), settings), execution)
+
+    container = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    assert container["args"][container["args"].index("--inputs") + 1] == "s3://b/in.pb"
+    assert job["metadata"]["name"] == "run7-n0-2"
+    assert {"name": "FLYTE_ATTEMPT_NUMBER", "value": "2"} in container["env"]
+
+
+def test_other_task_types_are_not_guessed_at() -> None:
+    from flytekit import task
+    from golden_cases import train
+
+    with pytest.raises(RenderError, match="cannot be shown"):
+        job_manifest(template_of(task(train), BAKED))
+
+
+def test_pods_of_other_kinds_are_not_guessed_at() -> None:
+    with pytest.raises(RenderError, match="cannot be shown"):
+        pods({"kind": "JobSet"})
+
+
+def summary_of(task: Any, **kwargs: Any) -> Any:
+    return summarise(job_manifest(template_of(task, FAST)), task="t", **kwargs)
+
+
+def test_the_summary_counts_what_the_job_takes() -> None:
+    summary = summary_of(make(SafeHorovod(nodes=4), **GPU8), retries=2, max_restarts=3)
+
+    assert dict(summary.facts) == {
+        "task": "t",
+        "job": "PyTorchJob f0123456789abcdef-n0-0: 1 Master, 3 Worker",
+        "nodes": "4",
+        "ranks": "32 (8 per node, horovod)",
+        "GPUs": "32 in total",
+        "images": "registry.example/train:1",
+        "restarts": "3 of all ranks together in each attempt, 2 retries of the attempt by Flyte",
+    }
+    assert summary.warnings == ()
+    assert summary.lines()[0] == "# task      t"
+
+
+def test_the_summary_of_a_range_has_a_range_of_ranks() -> None:
+    assert (
+        dict(summary_of(make(SafeHorovod(nodes="2:4", nproc_per_node=2))).facts)["ranks"]
+        == "4 to 8 (2 per node, horovod)"
+    )
+
+
+def host_network() -> PodTemplate:
+    return PodTemplate(pod_spec=V1PodSpec(containers=[], host_network=True))
+
+
+WARNED = {
+    "idle GPUs": (
+        lambda: make(SafeHorovod(nodes=2, nproc_per_node=4), **GPU8),
+        "8 GPUs per master, but 4 ranks: 4 GPUs",
+    ),
+    "slices": (
+        lambda: make(SafeHorovod(nproc_per_node=2), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="2")),
+        "NCCL joins no two slices of one GPU",
+    ),
+    "sidecars": (lambda: make(SafeHorovod(), pod_template=sidecar_template()), "metrics must end by themselves"),
+    "elastic": (lambda: make(SafeHorovod(nodes="1:2")), "a lost worker ends the elastic job"),
+    "host network": (lambda: make(SafeHorovod(nodes=2), pod_template=host_network()), "meet at the same port 23456"),
+    "queue": (
+        lambda: make(SafeHorovod(nodes=2), pod_template=sidecar_template()),
+        "puts kueue.x-k8s.io/queue-name on the pods, not on the PyTorchJob",
+    ),
+    "launcher with GPUs": (
+        lambda: make(
+            SafeHorovod(nodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))), **GPU8
+        ),
+        "the launcher holds 1 GPUs and runs no ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_what_people_may_not_have_meant_is_said(case: str) -> None:
+    make_task, text = WARNED[case]
+
+    assert any(text in warning for warning in summary_of(make_task()).warnings)
+
+
+def test_per_role_images_are_all_named() -> None:
+    make_task, _ = CASES["per-role-images"]
+
+    images = dict(summary_of(make_task()).facts)["images"]
+
+    assert images == "registry.example/master:1 (Master), registry.example/worker:1 (Worker)"
+
+
+def test_limits_above_requests_are_kept_and_requests_above_limits_lowered() -> None:
+    task = make(SafeHorovod(), requests=Resources(cpu="8", mem="1Gi"), limits=Resources(cpu="4", mem="2Gi"))
+
+    resources = job_manifest(template_of(task, FAST))["spec"]["containers"][0]["resources"]
+
+    assert resources == {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "2Gi"}}
+
+
+def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
+    from dataclasses import replace
+
+    from flytekitplugins_safedist.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="--env='RANK' says who a node or rank is"):
+        template_of(make(SafeHorovod(nodes=2)), replace(BAKED, env={"RANK": "0"}))
+
+
+def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
+    from flytekitplugins_safedist.jobspec import Distribution, JobSpec, command
+
+    job = JobSpec(task_type="pytorch", task_type_version=1, custom={}, environment=())
+    stock = [
+        "pyflyte-fast-execute",
+        "--additional-distribution",
+        "{{ .x }}",
+        "--dest-dir",
+        ".",
+        "--",
+        "pyflyte-execute",
+    ]
+
+    assert command(stock, job, Distribution("other", "other")) == ["safedist-execute", *stock[1:]]
+    assert command(["pyflyte-execute"], job, None) == ["safedist-execute", "--", "pyflyte-execute"]
