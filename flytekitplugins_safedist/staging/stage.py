@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, unpack
+from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, unpack_tar
 from ..errors import StagingError
+from .ahead import Ahead
 from .failures import disk_failed
 from .locks import one_at_a_time
 from .merge import fingerprint, merge
@@ -22,6 +23,9 @@ from .store import Store, Tree, describe, key_of
 PICKLE_NAME = "pkl.gz"
 """flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
 directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
+
+_SMALL = 4 << 20
+"""Compressed bytes up to which one thread does it all: they are written before a second one would have got going."""
 
 POINTS = ("waiting", "locked", "fetch", "unpack", "before_publish", "after_publish", "before_merge", "merge", "merged")
 """Named points that :attr:`Options.at` is told about, in order. Tests stop processes there."""
@@ -179,10 +183,15 @@ class _Making:
 
     def unpacked(self, code: Path) -> tuple[dict[bytes, Entry], int]:
         """Unpack into ``code`` while it arrives."""
-        done = unpack(
-            self._chunks(), code, label=self._source.label, limits=self._options.limits, on_member=self._member
-        )
-        return done.entries, done.raw
+        label, limits = self._source.label, self._options.limits
+        inflate = Inflate(label, limits)
+        pieces = inflate.run(self._chunks())
+        with Ahead(pieces) if self._worth_a_thread() else nullcontext(pieces) as pieces:
+            entries = unpack_tar(pieces, code, label=label, limits=limits, on_member=self._member)
+        return entries, inflate.raw
+
+    def _worth_a_thread(self) -> bool:
+        return self._size is None or self._size > _SMALL
 
     def pickled(self, code: Path) -> tuple[dict[bytes, Entry], int]:
         """Keep the file as it is, after reading it through as gzip: a torn one must not be found by unpickling."""

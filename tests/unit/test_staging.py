@@ -8,12 +8,14 @@ import os
 import pickle
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
 from flytekitplugins_safedist.staging import POINTS, CodeNotFoundError, Options, Progress, Retry, Store, stage
+from flytekitplugins_safedist.staging.ahead import Ahead
 from flytekitplugins_safedist.staging.locks import WorkDir, one_at_a_time
 from flytekitplugins_safedist.staging.source import public
 from tests.tarballs import directory, member, project, snapshot, symlink, targz
@@ -409,3 +411,53 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_left_at_the_end():
 
 def test_the_stores_default_place_is_private_to_the_user():
     assert Store.default_root().name == f"safedist-code-{os.geteuid()}"
+
+
+# --- working ahead -----------------------------------------------------------------------------------------------
+def running() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("safedist")]
+
+
+def test_pieces_come_in_order_and_the_thread_is_gone_afterwards():
+    with Ahead(iter([b"%d" % n for n in range(100)])) as pieces:
+        assert b"".join(pieces) == b"".join(b"%d" % n for n in range(100))
+        assert next(pieces, None) is None, "the end stays the end"
+    assert running() == []
+
+
+def test_an_error_in_the_thread_is_the_readers():
+    def failing():
+        yield b"1"
+        raise ArchiveError("damaged")
+
+    with Ahead(failing()) as pieces, pytest.raises(ArchiveError, match="damaged"):
+        list(pieces)
+    assert running() == []
+
+
+def test_a_reader_that_gives_up_leaves_no_thread_behind():
+    with Ahead(iter(lambda: b"endless", None)) as pieces:
+        assert next(pieces) == b"endless"
+    assert running() == []
+
+
+def test_no_more_than_a_few_pieces_are_held():
+    made = []
+
+    def pieces():
+        for number in range(1000):
+            made.append(number)
+            yield b"x"
+
+    with Ahead(pieces()) as ahead:
+        next(ahead)
+        for _ in range(100):
+            os.sched_yield()
+        assert len(made) < 20
+
+
+def test_large_archives_are_unpacked_beside_fetching_with_the_same_result(node, monkeypatch):
+    node.archive.write_bytes(project({"blob": os.urandom(6 << 20), **FILES}))
+    node.stage()
+    assert (node.dest / "blob").stat().st_size == 6 << 20
+    assert running() == []
