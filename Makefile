@@ -15,7 +15,7 @@ HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
 
 # The one line that `make demo` is about.
-DEMO = $(BIN)/pyflyte run examples/digits_horovod.py train --epochs 30
+DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
 
 BIN := $(VENV)/bin
 CONSTRAINTS := requirements/constraints.txt

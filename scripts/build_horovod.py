@@ -31,6 +31,7 @@ from pathlib import Path
 
 from horovod_toolchain import (
     SDIST_SHA256,
+    UNSAFE_IN_PATH,
     VERSION,
     BuildError,
     Toolchain,
@@ -209,9 +210,14 @@ def one_builder(lock: Path) -> Iterator[None]:
         yield
 
 
+def building_prefix(key: str) -> str:
+    host = UNSAFE_IN_PATH.sub("_", socket.gethostname())
+    return f".building-{key}-{host}-"
+
+
 def sweep(cache: Path, key: str) -> None:
     """Remove what builds of this key left behind that were killed on this host."""
-    prefix = f".building-{key}-{socket.gethostname()}-"
+    prefix = building_prefix(key)
     for leftover in cache.glob(f"{prefix}*"):
         pid = leftover.name[len(prefix) :].partition("-")[0]
         try:
@@ -246,6 +252,11 @@ def publish(wheel: Path, facts: Mapping[str, object], aside: Path, entry: Path) 
 
 def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None, log: Path) -> Path:
     """Fetch, patch, build and prove a wheel below ``aside``."""
+    if unsafe := UNSAFE_IN_PATH.search(str(aside)):
+        raise BuildError(
+            f"Horovod cannot be built below a path with {unsafe[0]!r} in it ({aside}): its CMake files take the path "
+            "for a regular expression and misplace the library; choose another directory with --cache-dir"
+        )
     archive = sdist or fetch_sdist(aside)
     check_sdist(archive)
     source = unpack(archive, aside / "source")
@@ -271,7 +282,7 @@ def obtain_wheel(cache: Path, tools: Toolchain, flags: Mapping[str, str], sdist:
             say(f"cached by another build: {wheel}")
             return wheel
         sweep(cache, key)
-        aside = Path(tempfile.mkdtemp(prefix=f".building-{key}-{socket.gethostname()}-{os.getpid()}-", dir=cache))
+        aside = Path(tempfile.mkdtemp(prefix=building_prefix(key) + f"{os.getpid()}-", dir=cache))
         try:
             return publish(make_wheel(aside, tools, flags, sdist, cache / f"{key}.log"), facts, aside, entry)
         finally:

@@ -60,6 +60,9 @@ TORCH_PROBE = """
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "abi": torch.compiled_with_cxx11_abi()}))
 """
+# Horovod's CMake uses the source directory as a regular expression (cmake/Utilities.cmake): below a path with a "+", such
+# as torch's local version tag, the compiled library ends up in the wrong place, and nothing says so.
+UNSAFE_IN_PATH = re.compile(r"[^A-Za-z0-9._/-]")
 CXX17_PROBE = "#include <optional>\n#include <variant>\nint main() { return std::optional<int>{0}.value(); }\n"
 
 
@@ -262,7 +265,8 @@ def libc_version() -> str:
 def cache_key(facts: Mapping[str, object]) -> str:
     """A name that a person can read and that differs whenever a fact does."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return f"horovod-{facts['horovod']}-torch-{facts['torch']}-{facts['python']}-{digest[:16]}"
+    name = f"horovod-{facts['horovod']}-torch-{facts['torch']}-{facts['python']}-{digest[:16]}"
+    return UNSAFE_IN_PATH.sub("_", name)
 
 
 def default_cache(env: Mapping[str, str]) -> Path:

@@ -181,8 +181,8 @@ class TestCacheKey:
         assert self.key({"CXXFLAGS": "-O1"}) != self.key()
         assert self.key(toolchain.build_flags({}, nccl=True)) != self.key(toolchain.build_flags({}, nccl=False))
 
-    def test_the_torch_version_keeps_its_local_tag(self) -> None:
-        assert "torch-2.13.0+cpu-" in self.key(torch="2.13.0+cpu")
+    def test_the_local_tag_of_torch_is_in_the_name_but_no_character_that_horovods_cmake_trips_over(self) -> None:
+        assert "torch-2.13.0_cpu-" in self.key(torch="2.13.0+cpu")
 
     def test_the_cache_lies_where_the_xdg_specification_says(self, tmp_path: Path, monkeypatch: object) -> None:
         below = "flytekitplugins-safedist"
@@ -273,6 +273,14 @@ class TestCache:
             path.mkdir()
         build.sweep(tmp_path, "key")
         assert [path.exists() for path in leftovers.values()] == [False, True, True]
+
+    def test_a_cache_whose_path_would_misplace_the_library_is_refused_before_the_build(self, tmp_path: Path) -> None:
+        tools, cache = TestBuildEnvironment.tools, tmp_path / "c++"
+        with pytest.raises(
+            build.BuildError, match=r"path with '\+' in it .* choose another directory with --cache-dir"
+        ):
+            build.obtain_wheel(cache, tools, {}, sdist=tmp_path / "never read")
+        assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
     def test_a_cached_wheel_is_handed_out_without_a_build(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
