@@ -66,7 +66,7 @@ bench: $(DEV_STAMP) $(HOROVOD_STAMP)
 
 ## make image           the container image (needs a docker daemon)
 image:
-	$(PYTHON) scripts/image.py build
+	$(PYTHON) scripts/image.py
 
 ## make clean           remove .venv and everything else that make made here; keeps the Horovod wheel's cache
 clean:

@@ -60,8 +60,8 @@ TORCH_PROBE = """
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "abi": torch.compiled_with_cxx11_abi()}))
 """
-# Horovod's CMake uses the source directory as a regular expression (cmake/Utilities.cmake): below a path with a "+", such
-# as torch's local version tag, the compiled library ends up in the wrong place, and nothing says so.
+# Horovod's CMake takes the source directory for a regular expression (cmake/Utilities.cmake): below a path with a "+",
+# such as torch's local version tag, the compiled library ends up in the wrong place, and nothing says so.
 UNSAFE_IN_PATH = re.compile(r"[^A-Za-z0-9._/-]")
 CXX17_PROBE = "#include <optional>\n#include <variant>\nint main() { return std::optional<int>{0}.value(); }\n"
 

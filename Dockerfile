@@ -1,0 +1,86 @@
+# The image of a training pod: Python, CPU torch, Horovod (Gloo), flytekit and this package. Non-root, no compilers.
+#
+#   make image                                              builds it (scripts/image.py), also where no image can be pulled
+#   docker build -t safedist .                              the same by hand; needs BuildKit
+#   docker build -t safedist --target mpi .                 with an ssh server, for operator="mpi"
+#
+# CPU builds of torch are not on the default package index: hand in an index with PIP_EXTRA_INDEX_URL, or wheels with
+# WHEELS_IMAGE (an image that holds wheel files in its root directory). Private indexes and CA certificates come in as
+# build secrets "pip_conf" and "ca", which stay out of every layer; scripts/image.py makes them from pip's own settings.
+
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+ARG WHEELS_IMAGE=scratch
+
+FROM ${WHEELS_IMAGE} AS wheels
+
+
+# By content, so that other changes of setup.cfg leave the layers below alone.
+FROM ${BASE_IMAGE} AS metadata
+COPY setup.cfg .
+RUN python3 -c "import configparser; c = configparser.ConfigParser(); c.read('setup.cfg'); print(c['options']['install_requires'])" > /dependencies.txt
+
+
+FROM ${BASE_IMAGE} AS builder
+# python3-dev only where the base's Python comes from Debian: other bases bring their own headers.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ make cmake \
+ && { python3 -c "import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))" \
+      || apt-get install -y --no-install-recommends python3-dev; } \
+ && rm -rf /var/lib/apt/lists/*
+ENV PATH=/opt/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_FIND_LINKS=/wheels
+WORKDIR /build
+ARG PIP_EXTRA_INDEX_URL=
+ARG TORCH=torch==2.13.0
+# What rarely changes comes first: torch, what Horovod's build needs, Horovod itself, flytekit; the package is last.
+COPY requirements/constraints.txt requirements/build.txt requirements/
+RUN --mount=type=bind,from=wheels,target=/wheels \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
+    python3 -m venv /opt/venv \
+ && pip install -q -c requirements/constraints.txt pip setuptools wheel \
+ && pip install -q -c requirements/constraints.txt "${TORCH}" \
+ && grep -v '^cmake' requirements/build.txt > build.txt \
+ && pip install -q -c requirements/constraints.txt -r build.txt
+COPY scripts/build_horovod.py scripts/horovod_toolchain.py scripts/verify_horovod.py scripts/
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
+    python scripts/build_horovod.py --cache-dir /tmp/horovod \
+ && rm -rf /tmp/horovod \
+ && strip --strip-debug /opt/venv/lib/python3*/site-packages/horovod/torch/*.so
+COPY --from=metadata /dependencies.txt .
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
+    pip install -q -c requirements/constraints.txt -r dependencies.txt
+
+
+FROM builder AS package
+COPY setup.cfg pyproject.toml README.md LICENSE ./
+COPY flytekitplugins_safedist flytekitplugins_safedist
+RUN pip wheel -q --no-deps --no-build-isolation --no-index --wheel-dir /package .
+
+
+FROM ${BASE_IMAGE} AS runtime
+RUN useradd --uid 1000 --create-home --shell /usr/sbin/nologin flyte
+COPY --from=builder /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+# Further packages of the user's own code, e.g. "scikit-learn pandas".
+ARG EXTRA_PACKAGES=
+ARG PIP_EXTRA_INDEX_URL=
+RUN --mount=type=bind,source=requirements,target=/requirements \
+    --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
+    if [ -n "${EXTRA_PACKAGES}" ]; then \
+      pip install -q --no-cache-dir --disable-pip-version-check -c /requirements/constraints.txt ${EXTRA_PACKAGES}; \
+    fi
+RUN --mount=type=bind,from=package,source=/package,target=/package \
+    pip install -q --no-deps --no-index --no-cache-dir --disable-pip-version-check /package/*.whl
+WORKDIR /home/flyte
+
+
+# For operator="mpi" only: the launcher reaches the workers over ssh.
+FROM runtime AS mpi
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends openssh-server openssh-client \
+ && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+USER 1000:1000
+
+
+# Numeric, so that Kubernetes' runAsNonRoot can see that it is not root. No ENTRYPOINT: Flyte sets the whole command.
+FROM runtime AS final
+USER 1000:1000

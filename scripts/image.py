@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Build the project's image with the package index, the certificates and the local wheels that this machine's pip uses.
+
+``docker build .`` by itself sees none of them. What pip is configured with is read from pip (never from a list of our
+own), handed to the build as secrets, and so is in no layer and in no file of the repository. Local wheel directories
+(pip's ``find-links``) become a throwaway image, because a build can mount an image but not a directory elsewhere.
+
+Standard library only. Exit status: 0 built; 1 failed, and the message says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TAG = "flytekitplugins-safedist:dev"
+BASE_IMAGE = "python:3.11-slim-bookworm"
+WHEELS_TAG = "flytekitplugins-safedist-wheels:local"
+CA_IN_BUILD = "/run/secrets/ca.pem"
+
+
+class ImageError(Exception):
+    """The image cannot be built. The message says what to do."""
+
+
+def find_docker() -> str:
+    """A docker client that can build with BuildKit: built in before version 23, a plugin (buildx) since."""
+    seen = []
+    for candidate in dict.fromkeys(filter(None, [os.environ.get("DOCKER"), shutil.which("docker"), "/usr/bin/docker"])):
+        version = output([candidate, "--version"])
+        number = re.search(r"version (\d+)", version)
+        if number is None:
+            continue
+        if int(number[1]) < 23 or output([candidate, "buildx", "version"]):
+            return candidate
+        seen.append(f"{candidate} ({version.strip()}) lacks the buildx plugin")
+    hint = "; ".join(seen) or "no docker client on PATH"
+    raise ImageError(
+        f"no docker client that can build: {hint}. Debian: apt-get install docker.io; or set DOCKER to one"
+    )
+
+
+def output(command: list[str]) -> str:
+    """What a command prints; empty when it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+# --- pip's settings ---------------------------------------------------------------------------------------------------
+
+
+def pip_settings(listing: str) -> dict[str, str]:
+    """``pip config list`` as a mapping; the environment's word wins, as it does for pip."""
+    found: dict[str, str] = {}
+    # pip prints the environment's lines in no order that could be relied on: they are applied last.
+    for line in sorted(listing.splitlines(), key=lambda line: line.startswith(":env:")):
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if section in {"global", "install", ":env:"}:
+            with contextlib.suppress(ValueError, SyntaxError):
+                found[key] = str(ast.literal_eval(value))
+    return found
+
+
+def is_remote(place: str) -> bool:
+    return place.startswith(("http://", "https://"))
+
+
+def pip_conf(settings: Mapping[str, str], *, ca: bool) -> str:
+    """The settings that hold inside the build: remote indexes and the certificates; local paths mean nothing there."""
+    lines = ["[global]"]
+    for key in ("index-url", "extra-index-url", "trusted-host", "default-timeout"):
+        values = settings.get(key, "").split()
+        kept = [value for value in values if is_remote(value)] if key.endswith("index-url") else values
+        if kept:
+            lines.append(f"{key} = {' '.join(kept)}")
+    if ca:
+        lines.append(f"cert = {CA_IN_BUILD}")
+    return "\n".join(lines) + "\n"
+
+
+def local_wheels(settings: Mapping[str, str]) -> list[Path]:
+    """The wheel files in the local directories of pip's ``find-links``."""
+    places = [Path(place.removeprefix("file://")) for place in settings.get("find-links", "").split()]
+    return sorted(wheel for place in places if place.is_dir() for wheel in place.glob("*.whl"))
+
+
+def certificates(settings: Mapping[str, str], env: Mapping[str, str]) -> Path | None:
+    """The CA bundle that this machine's pip trusts, if it was told to trust another than its own."""
+    named = settings.get("cert") or env.get("SSL_CERT_FILE") or env.get("REQUESTS_CA_BUNDLE")
+    return Path(named) if named and Path(named).is_file() else None
+
+
+# --- docker -----------------------------------------------------------------------------------------------------------
+
+
+def import_wheels(docker: str, wheels: list[Path]) -> str:
+    """Make an image whose root directory holds the wheels. Imported anew only when the files changed."""
+    stamp = " ".join(f"{wheel.name}:{wheel.stat().st_size}:{wheel.stat().st_mtime_ns}" for wheel in wheels)
+    label = '{{ index .Config.Labels "wheels" }}'
+    if output([docker, "image", "inspect", "--format", label, WHEELS_TAG]).strip() == stamp:
+        return WHEELS_TAG
+    command = [docker, "import", "--change", f'LABEL wheels="{stamp}"', "-", WHEELS_TAG]
+    with tempfile.TemporaryFile() as stream:
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            for wheel in wheels:
+                archive.add(wheel, arcname=wheel.name)
+        stream.seek(0)
+        status = subprocess.run(command, stdin=stream, stdout=subprocess.DEVNULL, check=False).returncode
+    if status != 0:
+        raise ImageError(f"docker import of {len(wheels)} local wheels failed (exit status {status})")
+    return WHEELS_TAG
+
+
+@contextlib.contextmanager
+def secrets(settings: Mapping[str, str], env: Mapping[str, str]) -> Iterator[list[str]]:
+    """The options that hand pip's settings and the certificates to the build, without leaving them in a layer."""
+    ca = certificates(settings, env)
+    with tempfile.TemporaryDirectory(prefix="safedist-image-") as directory:
+        conf = Path(directory, "pip.conf")
+        conf.touch(mode=0o600)  # an index URL may hold a password
+        conf.write_text(pip_conf(settings, ca=ca is not None))
+        yield ["--secret", f"id=pip_conf,src={conf}", *(["--secret", f"id=ca,src={ca}"] if ca else [])]
+
+
+def build(options: argparse.Namespace) -> None:
+    """Build the image. Raises ImageError."""
+    docker = find_docker()
+    settings = pip_settings(output([sys.executable, "-m", "pip", "config", "list"]))
+    wheels = local_wheels(settings)
+    arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "EXTRA_PACKAGES": options.extra_packages}
+    if wheels:
+        arguments["WHEELS_IMAGE"] = import_wheels(docker, wheels)
+    command = [docker, "build", "--tag", options.tag, "--target", options.target, "--progress", "plain"]
+    for name, value in arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
+    with secrets(settings, os.environ) as given:
+        env = {**os.environ, "DOCKER_BUILDKIT": "1"}
+        status = subprocess.run([*command, *given, str(ROOT)], env=env, check=False).returncode
+    if status != 0:
+        raise ImageError(f"docker build failed (exit status {status}); its output is above")
+    size = output([docker, "image", "inspect", "--format", "{{.Size}}", options.tag])
+    print(f"image.py: {options.tag}: {int(size) / 1e6:.0f} MB")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--tag", default=TAG, help="default: %(default)s")
+    parser.add_argument("--base-image", default=BASE_IMAGE, help="default: %(default)s")
+    parser.add_argument("--target", choices=("final", "mpi"), default="final", help="mpi: with an ssh server")
+    parser.add_argument("--torch", default="torch==2.13.0", help="what pip installs; default: %(default)s")
+    parser.add_argument("--extra-packages", default="", help="further packages, separated by spaces")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        build(parse(arguments))
+    except ImageError as error:
+        print(f"image.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+"""The image that the Dockerfile builds: it trains, and holds nothing that it does not need for that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SIZE_LIMIT_MB = 2200
+"""A ceiling that torch's growth will not touch, but a compiler or a second torch in a layer will."""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def inspected(docker: str, image: str) -> dict[str, object]:
+    done = subprocess.run([docker, "image", "inspect", image], capture_output=True, text=True, check=True)
+    found: dict[str, object] = json.loads(done.stdout)[0]
+    return found
+
+
+def test_it_is_not_root_and_cannot_change_what_is_installed(
+    run_in_image: Run, inspected: dict[str, dict[str, object]]
+) -> None:
+    assert inspected["Config"]["User"] == "1000:1000"  # a number: Kubernetes' runAsNonRoot cannot look names up
+    done = run_in_image(
+        "sh", "-c", "id -u; touch /opt/venv/x; touch /x; touch ./mine && echo its own directory is writable"
+    )
+    assert done.stdout.splitlines() == ["1000", "its own directory is writable"]
+    assert done.stderr.count("Permission denied") == 2
+
+
+def test_flyte_sets_the_whole_command(inspected: dict[str, dict[str, object]]) -> None:
+    assert not inspected["Config"].get("Entrypoint")
+
+
+def test_no_compiler_and_no_build_tool_is_inside(run_in_image: Run) -> None:
+    tools = "gcc g++ cc c++ clang cpp ld as make cmake ninja nvcc"
+    done = run_in_image(
+        "sh", "-c", f"for tool in {tools}; do command -v $tool; done; find / -name 'cc1*' -type f 2>/dev/null"
+    )
+    assert done.stdout == ""
+
+
+def test_no_ssh_server_is_inside(run_in_image: Run) -> None:
+    assert run_in_image("sh", "-c", "command -v sshd || ls /usr/sbin/sshd").returncode != 0
+
+
+def test_the_machines_pip_settings_stay_out_of_it(docker: str, image: str, run_in_image: Run) -> None:
+    assert run_in_image("sh", "-c", "cat /etc/pip.conf; ls /run/secrets /wheels").stdout == ""
+    history = subprocess.run(
+        [docker, "history", "--no-trunc", image], capture_output=True, text=True, check=True
+    ).stdout
+    assert "index-url" not in history
+
+
+def test_the_package_and_its_commands_are_installed(run_in_image: Run) -> None:
+    code = (
+        "import importlib.metadata as m, flytekitplugins_safedist as p, shutil\n"
+        "print(m.version('flytekitplugins-safedist'), '/site-packages/' in p.__file__)\n"
+        "print([e.value for e in m.entry_points(group='flytekit.plugins') if e.name == 'safedist'])\n"
+        "print(*[n for n in ('safedist-execute', 'safedist', 'pyflyte-execute') if shutil.which(n) is None])"
+    )
+    done = run_in_image("python", "-c", code)
+    assert done.stdout.splitlines() == ["0.1.0 True", "['flytekitplugins_safedist.task']", ""], done.stderr
+
+
+def test_its_torch_is_a_cpu_build_and_horovod_imports(run_in_image: Run) -> None:
+    done = run_in_image("python", "-c", "import horovod.torch, torch; print(torch.version.cuda)")
+    assert (done.returncode, done.stdout.strip()) == (0, "None"), done.stderr
+
+
+def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
+    mount = ("--network", "none", "--volume", f"{SCRIPTS}:/scripts:ro")
+    done = run_in_image("python", "/scripts/verify_horovod.py", options=mount)
+    assert done.returncode == 0, done.stderr
+    assert "an allreduce over 2 ranks is right" in done.stdout
+
+
+def test_its_size_stays_below_the_ceiling(inspected: dict[str, int]) -> None:
+    assert inspected["Size"] / 1e6 < SIZE_LIMIT_MB
