@@ -1,12 +1,12 @@
 # The image of a training pod: Python, CPU torch, Horovod (Gloo), flytekit and this package. Non-root, no compilers.
 #
-#   make image                                              builds it (scripts/image.py), also where no image can be pulled
+#   make image                                              builds it (scripts/build_image.py), also where no image can be pulled
 #   docker build -t safedist .                              the same by hand; needs BuildKit
 #   docker build -t safedist --target mpi .                 with an ssh server, for operator="mpi"
 #
 # CPU builds of torch are not on the default package index: hand in an index with PIP_EXTRA_INDEX_URL, or wheels with
 # WHEELS_IMAGE (an image that holds wheel files in its root directory). Private indexes and CA certificates come in as
-# build secrets "pip_conf" and "ca", which stay out of every layer; scripts/image.py makes them from pip's own settings.
+# build secrets "pip_conf" and "ca", which stay out of every layer; scripts/build_image.py makes them from pip's own settings.
 
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 ARG WHEELS_IMAGE=scratch

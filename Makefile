@@ -16,6 +16,8 @@ PYTEST_OPTIONS ?=
 
 # The one line that `make demo` is about.
 DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
+# What CI runs besides, in the shell's words.
+EXAMPLES = $(BIN)/pyflyte run examples/digits_ddp.py digits
 
 BIN := $(VENV)/bin
 CONSTRAINTS := requirements/constraints.txt
@@ -30,7 +32,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-container lint types format bench image clean
+.PHONY: help demo examples test test-container lint types format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -42,6 +44,10 @@ demo: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 ## make test            unit, race and end-to-end tests on this machine
 test: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/python -m pytest -m "not container" $(PYTEST_OPTIONS)
+
+## make examples        every other example, on this machine
+examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
+	$(EXAMPLES)
 
 ## make test-container  tests over several containers (need a docker daemon; without one they skip, saying so)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
@@ -66,7 +72,7 @@ bench: $(DEV_STAMP) $(HOROVOD_STAMP)
 
 ## make image           the container image (needs a docker daemon)
 image:
-	$(PYTHON) scripts/image.py
+	$(PYTHON) scripts/build_image.py
 
 ## make clean           remove .venv and everything else that make made here; keeps the Horovod wheel's cache
 clean:

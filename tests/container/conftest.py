@@ -21,7 +21,7 @@ EXTRA_PACKAGES = "scikit-learn"  # the examples' data set
 
 sys.path.insert(0, str(SCRIPTS))
 
-import image as image_script  # noqa: E402  (scripts/image.py)
+import build_image  # noqa: E402  (scripts/build_image.py)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -46,8 +46,8 @@ def unavailable(reason: str) -> None:
 def docker() -> str:
     """The docker client; a daemon answers it."""
     try:
-        client = image_script.find_docker()
-    except image_script.ImageError as error:
+        client = build_image.find_docker()
+    except build_image.ImageError as error:
         unavailable(str(error))
     done = subprocess.run([client, "version"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -61,13 +61,13 @@ def image(docker: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     if ready := os.environ.get("SAFEDIST_IMAGE"):
         return ready
     log = tmp_path_factory.mktemp("image") / "build.log"
-    command = [sys.executable, str(SCRIPTS / "image.py"), "--extra-packages", EXTRA_PACKAGES]
+    command = [sys.executable, str(SCRIPTS / "build_image.py"), "--extra-packages", EXTRA_PACKAGES]
     with log.open("w") as stream:
         done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, check=False, timeout=BUILD_DEADLINE_S)
     if done.returncode != 0:
         end = "\n".join(log.read_text().splitlines()[-40:])
         pytest.fail(f"the image does not build; the end of the output:\n{end}", pytrace=False)
-    return str(image_script.TAG)
+    return str(build_image.TAG)
 
 
 @pytest.fixture(scope="session")

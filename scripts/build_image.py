@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TAG = "flytekitplugins-safedist:dev"
 BASE_IMAGE = "python:3.11-slim-bookworm"
 WHEELS_TAG = "flytekitplugins-safedist-wheels:local"
+DEBIANS_CLIENT = "/usr/bin/docker"  # where another client comes first on PATH
 CA_IN_BUILD = "/run/secrets/ca.pem"
 
 
@@ -37,7 +38,7 @@ class ImageError(Exception):
 def find_docker() -> str:
     """A docker client that can build with BuildKit: built in before version 23, a plugin (buildx) since."""
     seen = []
-    for candidate in dict.fromkeys(filter(None, [os.environ.get("DOCKER"), shutil.which("docker"), "/usr/bin/docker"])):
+    for candidate in dict.fromkeys(filter(None, [os.environ.get("DOCKER"), shutil.which("docker"), DEBIANS_CLIENT])):
         version = output([candidate, "--version"])
         number = re.search(r"version (\d+)", version)
         if number is None:
@@ -153,7 +154,7 @@ def build(options: argparse.Namespace) -> None:
     if status != 0:
         raise ImageError(f"docker build failed (exit status {status}); its output is above")
     size = output([docker, "image", "inspect", "--format", "{{.Size}}", options.tag])
-    print(f"image.py: {options.tag}: {int(size) / 1e6:.0f} MB")
+    print(f"build_image: {options.tag}: {int(size) / 1e6:.0f} MB")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -170,7 +171,7 @@ def main(arguments: list[str]) -> int:
     try:
         build(parse(arguments))
     except ImageError as error:
-        print(f"image.py: {error}", file=sys.stderr)
+        print(f"build_image: {error}", file=sys.stderr)
         return 1
     return 0
 

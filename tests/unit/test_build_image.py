@@ -1,0 +1,103 @@
+"""What the image build takes over from this machine's pip, and what stays out of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import build_image
+
+
+def executable(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+class TestPipSettings:
+    def test_the_environment_wins_over_files_wherever_pip_lists_it(self) -> None:
+        listing = ":env:.index-url='https://b.example/simple'\nglobal.index-url='https://a.example/simple'\n"
+        assert build_image.pip_settings(listing) == {"index-url": "https://b.example/simple"}
+
+    def test_other_commands_settings_and_odd_lines_are_left_alone(self) -> None:
+        assert build_image.pip_settings("freeze.all='yes'\nnonsense\nglobal.timeout=not quoted\n") == {}
+
+    def test_remote_indexes_go_into_the_build_and_local_ones_do_not(self) -> None:
+        settings = {
+            "index-url": "https://user:word@a.example/simple",
+            "extra-index-url": "file:///somewhere/simple https://b.example/simple",
+            "find-links": "/somewhere/wheels",
+        }
+        assert build_image.pip_conf(settings, ca=True) == (
+            "[global]\n"
+            "index-url = https://user:word@a.example/simple\n"
+            "extra-index-url = https://b.example/simple\n"
+            "cert = /run/secrets/ca.pem\n"
+        )
+        assert build_image.pip_conf({}, ca=False) == "[global]\n"
+
+    def test_wheels_come_from_every_local_directory_that_exists(self, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / f"{name}.whl").touch()
+        (tmp_path / "one" / "notes.txt").touch()
+        places = f"{tmp_path}/one file://{tmp_path}/two /nowhere https://c.example/wheels"
+        found = build_image.local_wheels({"find-links": places})
+        assert [wheel.name for wheel in found] == ["one.whl", "two.whl"]
+
+    def test_the_certificates_are_those_that_pip_was_told_to_trust(self, tmp_path: Path) -> None:
+        mine, other = tmp_path / "mine.pem", tmp_path / "other.pem"
+        mine.touch()
+        other.touch()
+        assert build_image.certificates({"cert": str(mine)}, {"SSL_CERT_FILE": str(other)}) == mine
+        assert build_image.certificates({}, {"SSL_CERT_FILE": str(other)}) == other
+        assert build_image.certificates({"cert": "/nowhere.pem"}, {}) is None
+        assert build_image.certificates({}, {}) is None
+
+    def test_the_handed_in_file_is_private_and_gone_afterwards(self) -> None:
+        with build_image.secrets({"index-url": "https://user:word@a.example/simple"}, {}) as options:
+            conf = Path(options[1].removeprefix("id=pip_conf,src="))
+            assert conf.stat().st_mode & 0o777 == 0o600
+            assert "word" in conf.read_text()
+            assert not any("word" in option for option in options)
+        assert not conf.exists()
+
+
+class TestClient:
+    """Clients are scripts of the test's own: they print what real ones print."""
+
+    def test_an_old_client_has_buildkit_built_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        old = executable(tmp_path / "docker", 'test "$1" = --version && echo "Docker version 20.10.24+dfsg1"')
+        monkeypatch.setenv("DOCKER", old)
+        assert build_image.find_docker() == old
+
+    def test_a_new_client_without_its_plugin_is_passed_over_for_one_that_can_build(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        new = executable(tmp_path / "new", 'test "$1" = --version && echo "Docker version 28.2.2"')
+        able = executable(tmp_path / "docker", 'echo "Docker version 28.2.2"')
+        monkeypatch.setenv("DOCKER", new)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        assert build_image.find_docker() == able
+
+    def test_without_any_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv(
+            "DOCKER", executable(tmp_path / "new", 'test "$1" = --version && echo "Docker version 28.2.2"')
+        )
+        monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+        monkeypatch.setattr(build_image, "DEBIANS_CLIENT", str(tmp_path / "no such client"))
+        with pytest.raises(build_image.ImageError, match=r"lacks the buildx plugin.*apt-get install docker\.io"):
+            build_image.find_docker()
+
+
+def test_the_dockerfile_mounts_what_this_script_hands_in() -> None:
+    text = (build_image.ROOT / "Dockerfile").read_text()
+    assert "id=pip_conf,target=/etc/pip.conf" in text
+    assert f"id=ca,target={build_image.CA_IN_BUILD}" in text
+    assert f"ARG BASE_IMAGE={build_image.BASE_IMAGE}\n" in text
+    for argument in ("WHEELS_IMAGE", "TORCH", "EXTRA_PACKAGES"):
+        assert f"\nARG {argument}=" in text
