@@ -14,6 +14,8 @@ SCRATCH_ROOT = "SAFEDIST_SCRATCH_ROOT"
 NODES = "SAFEDIST_NODES"
 NPROC_PER_NODE = "SAFEDIST_NPROC_PER_NODE"
 BACKEND = "SAFEDIST_BACKEND"
+GPUS = "SAFEDIST_GPUS"
+"""GPUs that each pod was to get, where the task asked for any."""
 START_METHOD = "SAFEDIST_START_METHOD"
 
 # --- set in every rank ---------------------------------------------------------------------------------------------
@@ -141,3 +143,6 @@ CODE_TREE = "SAFEDIST_CODE_TREE"
 CODE_DEST = "SAFEDIST_CODE_DEST"
 """Set by the entrypoint for processes of ours that start as fresh interpreters: the staged tree, and the destination
 directory that its modules say they are in."""
+NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""GPUs of this container, by NVIDIA's device plugin (a list, or "all", "none", "void"), and those a user narrows to."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import envvars
 from .config import Resolved
-from .gpus import TaskAsks
+from .gpus import TaskAsks, gpus_requested
 from .jobconfig import JobShape
 
 PYTHON_TASK = "python-task"
@@ -121,6 +121,9 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
         envvars.NPROC_PER_NODE: str(resolved.nproc_per_node),
         envvars.BACKEND: resolved.backend,
     }
+    gpus = gpus_requested(asks, shape, max_nodes=high).gpus
+    if gpus:
+        pinned[envvars.GPUS] = str(gpus)
     volume = shape.scratch_volume
     own = (asks.environment or {}).get(envvars.SCRATCH_ROOT)
     if volume is not None and resolved.scratch.path is None and own is None:

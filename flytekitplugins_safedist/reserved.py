@@ -5,7 +5,10 @@ from __future__ import annotations
 from . import envvars as names
 
 PINNED = frozenset(
-    {names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT}
+    {
+        *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS),
+        *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT),
+    }
 )
 """Ours."""
 

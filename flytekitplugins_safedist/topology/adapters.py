@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from .. import envvars
 from ..errors import TopologyError
 from .model import DEFAULT_PORT, Asked, Endpoint, Topology
+from .pinned import check_pinned
 
 _FAMILIES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "SAFEDIST_MPI_")
 _NAMES = frozenset(
@@ -63,7 +64,7 @@ def from_env(env: Mapping[str, str], asked: Asked) -> Topology:
         TopologyError: nobody says which node this is, or two say different things, or what is said contradicts the
             configuration. The error lists what was seen and from whom.
     """
-    _check_pinned(env, asked)
+    check_pinned(env, asked)
     speaking = [adapter for adapter in ADAPTERS if adapter.recognises(env)]
     if len(speaking) > 1:
         raise TopologyError(
@@ -233,21 +234,6 @@ def _fixed(env: Mapping[str, str], asked: Asked, source: str, rank: int, endpoin
         endpoint=endpoint,
         source=source,
     )
-
-
-def _check_pinned(env: Mapping[str, str], asked: Asked) -> None:
-    """What registration decided and what the code in the pod says must be the same."""
-    nodes = str(asked.max_nodes) if asked.min_nodes == asked.max_nodes else f"{asked.min_nodes}:{asked.max_nodes}"
-    for name, now in ((envvars.NODES, nodes), (envvars.NPROC_PER_NODE, str(asked.nproc_per_node))):
-        pinned = env.get(name)
-        if pinned is not None and pinned != now:
-            raise TopologyError(
-                "the code in this pod is configured differently from what was registered",
-                where={name: pinned},
-                seen=f"{name.removeprefix('SAFEDIST_').lower()}={now} in the code, {pinned} at registration",
-                hint="register the task again; and let the config depend on nothing that differs in the pod, "
-                "such as the GPUs of the machine it is imported on",
-            )
 
 
 def _same_nodes(env: Mapping[str, str], asked: Asked, source: str, *, low: int, high: int) -> None:

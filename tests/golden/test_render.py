@@ -242,3 +242,19 @@ def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
 
     assert command(stock, job, Distribution("other", "other")) == ["safedist-execute", *stock[1:]]
     assert command(["pyflyte-execute"], job, None) == ["safedist-execute", "--", "pyflyte-execute"]
+
+
+def test_a_map_task_over_ours_keeps_the_entrypoint_and_its_own_command() -> None:
+    from collections import OrderedDict
+
+    from flytekit import map_task
+    from flytekit.tools.translator import get_serializable
+    from google.protobuf.json_format import MessageToDict
+
+    mapped = map_task(make(SafeHorovod(nproc_per_node=2)), bound_inputs={"lr": 0.1})
+
+    template = get_serializable(OrderedDict(), FAST, mapped).template.to_flyte_idl()
+
+    args = MessageToDict(template.k8s_pod)["podSpec"]["containers"][0]["args"]
+    assert args[:2] == ["safedist-execute", "--additional-distribution"]
+    assert args[5:7] == ["--", "pyflyte-map-execute"]

@@ -219,6 +219,31 @@ def test_an_endpoint_that_the_user_set_wins() -> None:
     assert str(topology.endpoint) == "[fd00::1]:29999"
 
 
+EIGHT = {"SAFEDIST_GPUS": "8", **pinned(1, 8)}
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"])
+def test_fewer_gpus_than_ranks_were_registered_for_are_refused(name: str) -> None:
+    with pytest.raises(TopologyError, match="fewer GPUs than its 8 ranks were registered for") as caught:
+        from_env(EIGHT | {name: "GPU-1,GPU-2,GPU-3,GPU-4"}, Asked(1, 1, 8))
+
+    assert caught.value.seen == "4 GPUs"
+
+
+@pytest.mark.parametrize("listed", ["all", "void", "", "0,1,2,3,4,5,6,7"])
+def test_gpus_that_are_there_or_cannot_be_counted_are_fine(listed: str) -> None:
+    assert from_env(EIGHT | {"NVIDIA_VISIBLE_DEVICES": listed}, Asked(1, 1, 8)).world_size == 8
+
+
+def test_another_backend_than_was_registered_is_refused() -> None:
+    @dataclass(frozen=True)
+    class AskedTorch(Asked):
+        backend: str = "torch"
+
+    with pytest.raises(TopologyError, match="backend=torch in the code, horovod at registration"):
+        from_env(pinned(1, 2) | {"SAFEDIST_BACKEND": "horovod"}, AskedTorch(1, 1, 2))
+
+
 def test_reading_leaves_the_environment_alone() -> None:
     env = pytorchjob(0, 2, 4)
     before = dict(env)
