@@ -7,61 +7,20 @@ this process (see :mod:`flyteadmin`), because no Flyte backend can run where the
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from flyteadmin import Received, serving
+from clis import IMAGE, pyflyte
+from flyteadmin import Received
 from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
 from flyteidl.core.identifier_pb2 import ResourceType
 from google.protobuf.json_format import MessageToDict
 
 from flytekitplugins_safedist.render import job_manifest
 
-PROJECT = Path(__file__).parent / "project"
-PACKAGE = Path(__file__).parents[2]
-IMAGE = "registry.example/shop:1"
 PLACEHOLDER = "{{ .remote_package_path }}"
 """What ``flytectl register files`` fills in. flytekit 1.16's CLI puts a directory for --dest-dir, not a placeholder."""
-
-
-def pyflyte(*args: str, cwd: Path, endpoint: str = "127.0.0.1:1") -> str:
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("FLYTE")},
-        "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(cwd)]),
-        "FLYTE_PLATFORM_URL": endpoint,
-        "FLYTE_PLATFORM_INSECURE": "true",
-        "FLYTE_SDK_DISABLE_PROGRESS_BAR": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    # The console script, by its module: the same entry point, whatever PATH says.
-    program = "import sys; from flytekit.clis.sdk_in_container.pyflyte import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, *args]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A copy without this repository above it, as users have it."""
-    target = tmp_path / "project"
-    for source in PROJECT.rglob("*.py"):
-        copy = target / source.relative_to(PROJECT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(source.read_bytes())
-    return target
-
-
-@pytest.fixture
-def admin() -> Iterator[tuple[str, Received]]:
-    with serving() as running:
-        yield running
 
 
 def packaged(path: Path) -> dict[str, Any]:
