@@ -60,12 +60,13 @@ class _Count:
     field: str
 
 
-def gpus_requested(asks: TaskAsks, shape: JobShape, *, max_nodes: int = 1) -> Requested:
+def gpus_requested(asks: TaskAsks, shape: JobShape, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
     """GPUs in each pod that runs ranks, and which field says so; ``gpus=None`` where nothing asks for any.
 
-    Where roles ask for different numbers, the smallest: every node runs the same number of ranks.
+    *nodes* are the fewest and the most. Where roles ask for different numbers, the smallest: every node runs the same
+    number of ranks.
     """
-    counts = [(_number(one.value), one.field) for one in _per_role(asks, shape, max_nodes)]
+    counts = [(_number(one.value), one.field) for one in _per_role(asks, shape, nodes)]
     known = [(number, name) for number, name in counts if number is not None]
     if not known:
         return Requested()
@@ -74,14 +75,14 @@ def gpus_requested(asks: TaskAsks, shape: JobShape, *, max_nodes: int = 1) -> Re
 
 
 def problems_of_gpus(
-    asks: TaskAsks, shape: JobShape, *, nproc_per_node: object, max_nodes: int = 1
+    asks: TaskAsks, shape: JobShape, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
 ) -> Iterator[Problem]:
     """Everything about GPUs that contradicts itself, ranks against GPUs apart (that is the config's own check)."""
     yield from _unreadable(asks, shape)
     yield from _request_against_limit(asks)
     yield from _lost_from_template(asks)
-    yield from _roles(asks, shape, nproc_per_node, max_nodes)
-    yield from _accelerator(asks, shape, nproc_per_node, max_nodes)
+    yield from _roles(asks, shape, nproc_per_node, nodes)
+    yield from _accelerator(asks, shape, nproc_per_node, nodes)
 
 
 def is_partitioned(asks: TaskAsks) -> bool:
@@ -91,22 +92,23 @@ def is_partitioned(asks: TaskAsks) -> bool:
     return any(name.startswith(_MIG) for name in _template_resources(asks))
 
 
-def _per_role(asks: TaskAsks, shape: JobShape, max_nodes: int) -> Iterator[_Count]:
+def _per_role(asks: TaskAsks, shape: JobShape, nodes: tuple[int, int]) -> Iterator[_Count]:
     """What each role that runs ranks gets: its own count, else the task's."""
     task = _of_task(asks)
-    for name in _training_roles(shape, max_nodes):
+    for name in _training_roles(shape, nodes):
         own = _of_role(getattr(shape, name, None), name)
         count = own or task
         if count is not None:
             yield count
 
 
-def _training_roles(shape: JobShape, max_nodes: int) -> tuple[str, ...]:
-    if max_nodes == 1 and not shape.one_node_job:
+def _training_roles(shape: JobShape, nodes: tuple[int, int]) -> tuple[str, ...]:
+    fewest, most = nodes
+    if most == 1 and not shape.one_node_job:
         return ("",)
-    if shape.operator == "mpi":
+    if shape.operator == "mpi" or fewest != most:
         return ("worker",)
-    return ("master",) if max_nodes == 1 else ("master", "worker")
+    return ("master",) if most == 1 else ("master", "worker")
 
 
 def _of_role(role: Any, name: str) -> _Count | None:
@@ -175,8 +177,8 @@ def _lost_from_template(asks: TaskAsks) -> Iterator[Problem]:
             return
 
 
-def _roles(asks: TaskAsks, shape: JobShape, nproc: object, max_nodes: int) -> Iterator[Problem]:
-    counts = list(_per_role(asks, shape, max_nodes))
+def _roles(asks: TaskAsks, shape: JobShape, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
+    counts = list(_per_role(asks, shape, nodes))
     numbers = {_number(one.value) for one in counts}
     if nproc is None and len(numbers) > 1:
         listed = " and ".join(f"{one.field}={one.value}" for one in counts)
@@ -193,13 +195,13 @@ def _roles(asks: TaskAsks, shape: JobShape, nproc: object, max_nodes: int) -> It
         yield Problem(task.field, task.value, reason, "request GPUs in the task's resources, or in worker=")
 
 
-def _accelerator(asks: TaskAsks, shape: JobShape, nproc: object, max_nodes: int) -> Iterator[Problem]:
+def _accelerator(asks: TaskAsks, shape: JobShape, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
     if asks.accelerator is None and not is_partitioned(asks):
         return
     name = _accelerator_name(asks.accelerator)
     if name.lower().startswith("tpu"):
         yield Problem("accelerator", name, "is a TPU, which neither Horovod nor torch ranks here can use", "use GPUs")
-    gpus = gpus_requested(asks, shape, max_nodes=max_nodes).gpus
+    gpus = gpus_requested(asks, shape, nodes=nodes).gpus
     if asks.accelerator is not None and not gpus:
         reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"
         yield Problem("accelerator", name, reason, "add Resources(gpu=...), or drop accelerator")

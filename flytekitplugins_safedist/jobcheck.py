@@ -40,7 +40,7 @@ def problems_of_job(
     yield from _scratch(shape.scratch_volume, asks)
     yield from _environment(asks)
     yield from _pod_template(shape, asks, max_nodes)
-    yield from problems_of_gpus(asks, shape, nproc_per_node=nproc_per_node, max_nodes=max_nodes)
+    yield from problems_of_gpus(asks, shape, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
 
 
 def is_quantity(value: object) -> bool:

@@ -121,7 +121,7 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
         envvars.NPROC_PER_NODE: str(resolved.nproc_per_node),
         envvars.BACKEND: resolved.backend,
     }
-    gpus = gpus_requested(asks, shape, max_nodes=high).gpus
+    gpus = gpus_requested(asks, shape, nodes=(low, high)).gpus
     if gpus:
         pinned[envvars.GPUS] = str(gpus)
     volume = shape.scratch_volume

@@ -62,7 +62,7 @@ def plan_task(
     if nodes is not None:  # else the size is the problem, and the shape depends on it
         nproc = config.nproc_per_node
         problems = problems_of_job(config, asks, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
-    requested = gpus_requested(asks, config, max_nodes=high)
+    requested = gpus_requested(asks, config, nodes=(low, high))
     resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
     return resolved, Serialized(config, resolved, asks, plan_job(config, resolved, asks))
 

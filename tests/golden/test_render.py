@@ -10,6 +10,8 @@ from flytekit.core.pod_template import PodTemplate
 from flytekit.extras.accelerators import A100
 from flytekitplugins import kfmpi
 from golden_cases import BAKED, CASES, FAST, GPU8, make, sidecar_template, template_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kubernetes.client import V1PodSpec
 
 from flytekitplugins_safedist.config import SafeHorovod
@@ -54,6 +56,18 @@ def test_topology_reads_the_shown_pods_of_an_elastic_job() -> None:
 
     assert len(found) == 1
     assert found.pop().nnodes == "2:4"
+
+
+@settings(max_examples=25, deadline=None)
+@given(nodes=st.integers(2, 6), nproc=st.integers(1, 8), gpus=st.booleans())
+def test_ranks_over_all_shown_pods_are_a_permutation(nodes: int, nproc: int, gpus: bool) -> None:
+    asks = {"requests": Resources(gpu=str(nproc))} if gpus else {}
+    task = make(SafeHorovod(nodes=nodes, nproc_per_node=None if gpus else nproc), **asks)
+
+    found = [from_env(environment(pod), task.settings) for pod in pods(job_manifest(template_of(task, FAST)))]
+
+    assert sorted(rank for one in found for rank in one.ranks()) == list(range(nodes * nproc))
+    assert len({one.endpoint for one in found}) == 1
 
 
 def test_the_one_pod_of_one_node_needs_nothing_from_an_operator() -> None:

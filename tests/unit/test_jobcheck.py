@@ -290,6 +290,12 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
         lambda: declare(SafeTorch(nodes="1:2", worker=kf.Worker(requests=Resources(gpu="2")))),
         2,
     ),
+    "an elastic job has no master to differ": (
+        lambda: declare(
+            SafeTorch(nodes="1:2", worker=kf.Worker(requests=Resources(gpu="2"))), requests=Resources(gpu="8")
+        ),
+        2,
+    ),
     "launcher's GPUs do not count": (
         lambda: declare(
             SafeTorch(nodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))),
