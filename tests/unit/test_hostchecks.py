@@ -1,0 +1,92 @@
+"""Checks of a directory, on file systems that really behave like that (a FUSE mount of the test's own)."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.hostchecks import check_directory, check_network, check_shared_memory
+from tests.fusefs import FuseMount, require
+
+
+def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dict[str, Any]]]:
+    """The findings on a mount with *rules*, by status."""
+    require()
+    backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
+    backing.mkdir()
+    mountpoint.mkdir()
+    with FuseMount(backing, mountpoint, **rules):
+        found = {one[1]: one for one in check_directory(mountpoint)}
+    assert list(backing.iterdir()) == []
+    return {status: (status, what, remedy, facts) for status, (_, _, what, remedy, facts) in found.items()}
+
+
+def test_a_good_directory_says_what_it_is(tmp_path: Path) -> None:
+    _, what, remedy, facts = examined(tmp_path, locks="shared")["ok"]
+
+    assert what.startswith("fuse")
+    assert "renames and locks work" in what
+    assert (facts["replace"], facts["flock"], remedy) == (True, True, "")
+
+
+def test_locks_that_are_dropped_are_a_warning(tmp_path: Path) -> None:
+    _, what, remedy, facts = examined(tmp_path, locks="dropped")["warning"]
+
+    assert "does not keep locks between processes" in what
+    assert "correct all the same" in remedy
+    assert facts["flock"] is False
+
+
+def test_a_directory_that_cannot_rename_is_broken(tmp_path: Path) -> None:
+    found = examined(tmp_path, locks="shared", faults=[{"op": "rename", "errno": "EIO", "first": 9}])
+
+    assert "does not rename over existing files" in found["broken"][1]
+
+
+def test_a_full_directory_is_broken(tmp_path: Path) -> None:
+    found = examined(tmp_path, faults=[{"op": "mkdir", "errno": "ENOSPC", "first": 9}])
+
+    assert "No space left on device" in found["broken"][1]
+
+
+def test_no_directory_is_broken(tmp_path: Path) -> None:
+    ((name, status, what, remedy, _),) = check_directory(tmp_path / "none")
+
+    assert (name, status, what) == (str(tmp_path / "none"), "broken", "is not a directory")
+    assert remedy
+
+
+def test_no_shared_memory_is_broken(tmp_path: Path) -> None:
+    ((_, status, what, _, _),) = check_shared_memory(tmp_path / "none")
+
+    assert status == "broken"
+    assert "No such file or directory" in what
+
+
+# The resolver is a stand-in: which names resolve to what is not this test's to arrange on the machine.
+def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "getfqdn", lambda _: "pod.example")
+
+
+def test_a_name_that_only_this_machine_can_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, "127.0.1.1")
+
+    ((_, status, what, remedy, _),) = check_network()
+
+    assert status == "warning"
+    assert "which other nodes cannot reach" in what
+    assert "let /etc/hosts name the pod's address" in remedy
+
+
+def test_the_address_that_others_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, "10.1.2.3")
+
+    ((_, status, what, _, facts),) = check_network()
+
+    assert (status, facts["addresses"]) == ("ok", ["10.1.2.3"])
+    assert "is 10.1.2.3, default interface" in what
