@@ -132,6 +132,7 @@ class Warm:
         environment: Mapping[str, str] | None = None,
         kind: str = "call",
         prefork: bool = True,
+        arguments: Sequence[str] = (),
     ) -> Running:
         """Start a case.
 
@@ -140,10 +141,12 @@ class Warm:
             files: a new directory for what the case writes; its TMPDIR is in it.
             inputs: arguments, as JSON carries them.
             environment: further variables.
-            kind: "call", or "execute" for pyflyte-execute.
+            kind: "call"; "execute" for pyflyte-execute; "main" to run the file before the colon as a script.
             prefork: fork the rank server from the warm process; else the task starts its own, as on a laptop.
+            arguments: further ones for pyflyte-execute.
         """
-        case = {"call": call, "kind": kind, "prefork": prefork, "path": [str(ROOT / "tests" / "jobs"), str(ROOT)]}
+        path = [str(ROOT / "tests" / "jobs"), str(ROOT)]
+        case = {"call": call, "kind": kind, "prefork": prefork, "path": path, "arguments": list(arguments)}
         return self._start(case, files, dict(inputs or {}), environment or {})
 
     def run(self, call: str, files: Path, **options: Any) -> Ended:
@@ -206,6 +209,12 @@ class Gate:
             self._buffer += os.read(self._said, 1 << 16)
         *lines, self._buffer = self._buffer.split(b"\n", count)
         return [line.decode() for line in lines]
+
+    def pending(self) -> bytes:
+        """What was said and not heard yet."""
+        while select.select([self._said], [], [], 0)[0]:
+            self._buffer += os.read(self._said, 1 << 16)
+        return self._buffer
 
     def let_go(self, count: int) -> None:
         """Give the word to ``count`` ranks that wait for it, now or later."""

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import pickle
+import runpy
 import signal
 import socket
 import sys
@@ -135,8 +136,11 @@ def _call(case: dict[str, Any]) -> int:
         # As prefork.prepare() does in safedist-execute: before anything here may start a thread.
         prefork._server = RankServer.fork()
     module, name = case["call"].split(":")
+    if case["kind"] == "main":
+        runpy.run_path(module, run_name=name)
+        return 0
     if case["kind"] == "execute":
-        return _pyflyte_execute(module, name, Path(case["files"]))
+        return _pyflyte_execute(module, name, Path(case["files"]), case["arguments"])
     function = getattr(importlib.import_module(module), name)
     try:
         value = function(**case["inputs"])
@@ -148,7 +152,7 @@ def _call(case: dict[str, Any]) -> int:
     return 0
 
 
-def _pyflyte_execute(module: str, name: str, files: Path) -> int:
+def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> int:
     """``pyflyte-execute`` in this process, and leaving afterwards: the last step of ``safedist-execute``."""
     from flytekitplugins_safedist.entrypoint import execute_and_leave
 
@@ -156,7 +160,7 @@ def _pyflyte_execute(module: str, name: str, files: Path) -> int:
     inputs.write_bytes(b"")  # an empty LiteralMap
     resolver = "flytekit.core.python_auto_container.default_task_resolver"
     arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
-    arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, "--"]
+    arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, *further, "--"]
     return execute_and_leave(["pyflyte-execute", *arguments, "task-module", module, "task-name", name])
 
 

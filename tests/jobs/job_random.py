@@ -1,0 +1,60 @@
+"""Random numbers of ranks, with and without a seed; and the same task under both start methods."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+
+import numpy as np
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+from tests.procs import say
+
+if "TEST_SEED" in os.environ:
+    random.seed(int(os.environ["TEST_SEED"]))
+    np.random.seed(int(os.environ["TEST_SEED"]))
+
+
+def draw() -> str:
+    drawn = {"rank": current_rank().rank, "random": random.random(), "numpy": float(np.random.rand())}
+    say(json.dumps(drawn))
+    return "torch" in sys.modules
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def preloaded() -> bool:
+    return draw()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
+def spawned() -> bool:
+    return draw()
+
+
+def _same(x: list[float]) -> dict[str, str]:
+    me = current_rank()
+    interesting = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "MASTER_ADDR", "PYTHONUNBUFFERED")
+    return {
+        "sum": str(sum(x)),
+        "rank": str(me.rank),
+        "module": __name__,
+        "argv": str(len(sys.argv)),
+        "cwd": os.getcwd(),
+        "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "unset"),
+        "NVML": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "unset"),
+        "stdin": sys.stdin.read(),
+        **{name: os.environ.get(name, "unset") for name in interesting},
+    }
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def same_preloaded(x: list[float]) -> dict[str, str]:
+    return _same(x)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
+def same_spawned(x: list[float]) -> dict[str, str]:
+    return _same(x)

@@ -1,0 +1,253 @@
+"""Tasks of every shape that flytekit allows, and functions that call them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flytekit import Deck, current_context, map_task, task, workflow
+from flytekit.types.directory import FlyteDirectory
+from flytekit.types.file import FlyteFile
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
+from tests.procs import say
+
+TWO = SafeTorch(nproc_per_node=2)
+
+
+@dataclass
+class Settings:
+    """A dataclass as an input."""
+
+    rate: float
+    layers: list[int]
+
+
+class Made(NamedTuple):
+    """Several outputs."""
+
+    who: int
+    file: FlyteFile
+    settings: Settings
+    array: np.ndarray
+
+
+@task(task_config=TWO)
+def everything(
+    number: int,
+    text: str,
+    numbers: list[int],
+    mapping: dict[str, float],
+    settings: Settings,
+    when: datetime,
+    maybe: int | None,
+    array: np.ndarray,
+    file: FlyteFile,
+    folder: FlyteDirectory,
+) -> Made:
+    """Says what it got, and returns what tells the ranks apart."""
+    me = current_rank()
+    got = {"number": number, "text": text, "numbers": numbers, "mapping": mapping, "settings": settings}
+    got |= {"when": when, "maybe": maybe}
+    said = {
+        "rank": me.rank,
+        "values": repr({**got, "array": array.tolist()}),
+        "file": file.download(),
+        "file text": Path(file).read_text(),
+        "folder": folder.download(),
+        "folder names": sorted(os.listdir(folder)),
+        "scratch": str(me.scratch),
+    }
+    say(json.dumps(said))
+    path = me.scratch / "made.txt"
+    path.write_text(f"made by rank {me.rank}")
+    made = Settings(rate=settings.rate + me.rank, layers=settings.layers)
+    return Made(who=me.rank, file=FlyteFile(str(path)), settings=made, array=array + me.rank)
+
+
+def call_everything() -> dict[str, Any]:
+    here = Path.cwd()
+    (here / "data").mkdir()
+    (here / "data" / "part-0").write_text("zero")
+    (here / "input.txt").write_text("some data")
+    made = everything(
+        number=3,
+        text="grüße",
+        numbers=[1, 2],
+        mapping={"a": 0.5},
+        settings=Settings(rate=0.25, layers=[8, 4]),
+        when=datetime(2020, 2, 3, tzinfo=timezone.utc),
+        maybe=None,
+        array=np.arange(3),
+        file=FlyteFile(str(here / "input.txt")),
+        folder=FlyteDirectory(str(here / "data")),
+    )
+    return {
+        "who": made.who,
+        "file": Path(made.file).read_text(),
+        "settings": asdict(made.settings),
+        "array": made.array.tolist(),
+        "types": [type(value).__name__ for value in made],
+    }
+
+
+def _who() -> str:
+    me = current_rank()
+    say(json.dumps({**{name: str(value) for name, value in asdict(me).items()}, "cwd": os.getcwd()}))
+    return f"{me.rank} of {me.world_size}"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def who_torch() -> str:
+    return _who()
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2))
+def who_horovod() -> str:
+    return _who()
+
+
+@task(task_config=SafeTorch())
+def who_alone() -> str:
+    return _who()
+
+
+@task(task_config=TWO, enable_deck=True)
+def with_deck() -> int:
+    Deck("report", f"<b>written by rank {current_rank().rank}</b>")
+    return 1
+
+
+@task(task_config=TWO)
+def with_checkpoint() -> str:
+    """Every rank reads the previous attempt's checkpoint, rank 0 writes this one's."""
+    checkpoint = current_context().checkpoint
+    before = (checkpoint.read() or b"nothing").decode()
+    say(before)
+    if current_rank().rank == 0:
+        checkpoint.write(b"step 20")
+    return before
+
+
+@task(task_config=TWO)
+def with_secret() -> str:
+    return current_context().secrets.get("vault", "token") + current_context().execution_id.name
+
+
+@task(task_config=TWO)
+def double(x: int) -> int:
+    return 2 * x + current_rank().rank
+
+
+@workflow
+def doubled_twice(x: int) -> int:
+    return double(x=double(x=x))
+
+
+@workflow
+def doubled_each(xs: list[int]) -> list[int]:
+    return map_task(double)(x=xs)
+
+
+@task(task_config=TWO, cache=True, cache_version=os.environ.get("TEST_UNIQUE", "0"))
+def cached(x: int) -> int:
+    say("ran")
+    return x + 1
+
+
+def call_cached() -> list[int]:
+    return [cached(x=1), cached(x=1)]
+
+
+@task(task_config=TWO)
+def wrong_type() -> int:
+    return "seven"  # type: ignore[return-value]
+
+
+@task(task_config=TWO)
+def takes_anything(x: object) -> None:
+    """Inputs without a type of their own are pickled by flytekit."""
+
+
+def call_with_a_lock() -> None:
+    takes_anything(x=threading.Lock())
+
+
+@task(task_config=TWO)
+def large() -> str:
+    """Its result is over the limit, which the test lowers."""
+    return "x" * 100_000
+
+
+def call_large() -> str:
+    return large()
+
+
+if "TEST_RESULT_LIMIT" in os.environ:  # a real result of one GiB would only prove that memory is large
+    from flytekitplugins_safedist import payload
+
+    payload.MAX_RESULT_BYTES = int(os.environ["TEST_RESULT_LIMIT"])
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's decorator: what flytekit is given is then a function inside a function."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        say(f"calling {function.__name__}")
+        return function(*arguments, **named)
+
+    return wrapper
+
+
+@task(task_config=TWO)
+@logged
+def decorated(x: int) -> int:
+    return x + 1
+
+
+nameless = task(task_config=TWO)(lambda: say(f"lambda on rank {current_rank().rank}"))
+
+
+def call_nested() -> None:
+    @task(task_config=TWO)
+    def nested() -> None: ...
+
+    nested()
+
+
+def call_partial() -> list[int]:
+    """A map task with one argument fixed."""
+
+    @workflow
+    def mapped(xs: list[int]) -> list[int]:
+        return map_task(partial(add, y=10))(x=xs)
+
+    return mapped(xs=[1, 2])
+
+
+@task(task_config=TWO)
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+if __name__ == "__main__":
+    print("main says", double(x=4))
+    lock = threading.Lock()
+
+    @task(task_config=TWO)
+    def guarded() -> None:
+        """Cannot travel to ranks by value, and cannot be imported by them."""
+        with lock:
+            pass
+
+    guarded()

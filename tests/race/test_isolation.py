@@ -1,0 +1,117 @@
+"""Each rank has its own scratch; and when scratch is full, over its limit or not to be written, one error says so.
+
+The disk that fills up is a real one, a tmpfs of a few megabytes, and mounting it takes root; so does running a job as
+another user. Without root these tests fail, and say so: the project's CI runs them as root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from flytekitplugins_safedist.caches import CACHES
+from flytekitplugins_safedist.errors import RankFailedError, ScratchError
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with 8 MiB in all."""
+    if os.geteuid() != 0:
+        pytest.fail("mounting a small tmpfs takes root; run this test as root, as CI does")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "safedist-test", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_each_rank_has_its_own_places_and_nobody_else_may_look(warm, tmp_path, ranks_gate):
+    warm.run("job_private:look_around", tmp_path / "job", environment=ranks_gate.environment)
+    zero, one = sorted((json.loads(line) for line in ranks_gate.heard(2)), key=lambda each: each["rank"])
+    shared = {"TRITON_CACHE_DIR"}
+    for name in zero["places"].keys() - shared:
+        assert zero["places"][name] != one["places"][name], name
+        for each in (zero, one):
+            assert Path(each["places"][name]).is_relative_to(each["places"]["scratch"]), name
+            assert each["modes"][name] == "0o700", name
+    for each in (zero, one):
+        assert each["places"]["TRITON_CACHE_DIR"] == "/shared/triton"
+        assert each["places"]["tempfile"] == each["places"]["TMPDIR"] == each["places"]["of a child"]
+        assert {cache.variable for cache in CACHES} <= each["places"].keys()
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(None, "with no size limit"), ("7Mi", "limited to 7.0 MiB by Scratch(size_limit=...)")]
+)
+def test_a_full_disk_is_one_error_with_directory_limit_and_who_filled_it(
+    warm, tmp_path, ranks_gate, small_disk, limit, said
+):
+    environment = {**ranks_gate.environment, "TEST_SCRATCH": str(small_disk)}
+    if limit is not None:
+        environment["TEST_LIMIT"] = limit
+    running = warm.start("job_private:fill_the_disk", tmp_path / "job", environment=environment)
+    ranks_gate.heard(1)
+    ranks_gate.let_go(1)
+    ended = running.wait()
+    assert ended.left == []
+    error = ended.error
+    assert isinstance(error, RankFailedError)
+    text = str(error)
+    assert "rank 1 ran out of disk space" in text
+    assert f"{small_disk}/safedist-" in text
+    assert said in text
+    assert text.index("rank 1: ") < text.index("rank 0: "), "who holds most comes first"
+    assert "No space left on device" in text
+    assert "Scratch(path=...)" in text
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_rank_over_the_limit_ends_the_job_with_who_holds_how_much(warm, tmp_path, ranks_gate):
+    (tmp_path / "scratch").mkdir()
+    environment = {"TEST_SCRATCH": str(tmp_path / "scratch"), "TEST_LIMIT": "1Mi", **ranks_gate.environment}
+    ended = warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment)
+    text = str(ended.error)
+    assert "ScratchError: the ranks of this node wrote more than their scratch limit" in text
+    assert "a restart cannot help" in text
+    assert f"directory={tmp_path / 'scratch'}/safedist-" in text
+    assert "at most 1.0 MiB" in text
+    assert text.index("rank 1: 3.") < text.index("rank 0: ")
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file"])
+def test_scratch_in_a_place_that_is_no_directory_is_an_error_that_names_it(warm, tmp_path, kind):
+    place = tmp_path / "place"
+    if kind == "a file":
+        place.touch()
+    ended = warm.run("job_private:nothing", tmp_path / "job", environment={"TEST_SCRATCH": str(place)})
+    assert isinstance(ended.error, ScratchError)
+    assert str(place) in str(ended.error)
+    assert "Scratch(path=...)" in str(ended.error)
+
+
+def test_scratch_on_a_read_only_disk_is_an_error_that_names_it(warm, tmp_path, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    ended = warm.run("job_private:nothing", tmp_path / "job", environment={"TEST_SCRATCH": str(small_disk)})
+    assert isinstance(ended.error, ScratchError)
+    assert str(small_disk) in str(ended.error)
+    assert "EROFS" in str(ended.error)
+
+
+def test_scratch_that_this_user_may_not_write_is_an_error_that_names_it(warm, tmp_path):
+    """Root may write anywhere, so the case looks at the directory as another user."""
+    if os.geteuid() != 0:
+        pytest.fail("becoming another user takes root; run this test as root, as CI does")
+    with TemporaryDirectory() as place:  # not tmp_path: pytest keeps others out of all of it
+        Path(place).chmod(0o755)
+        ended = warm.run("job_private:make_scratch_as_nobody", tmp_path / "job", inputs={"place": place})
+        assert list(Path(place).iterdir()) == []
+    assert "EACCES" in ended.value
+    assert place in ended.value
+    assert "a directory that this user may write" in ended.value

@@ -1,0 +1,47 @@
+"""Ranks forked from a preloaded process, and ranks as fresh interpreters, are alike to the user's function."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_preload_and_spawn_give_the_same_results(warm, tmp_path):
+    (tmp_path / "here").mkdir()
+    values = []
+    for method in ("preloaded", "spawned"):
+        ended = warm.run(f"job_random:same_{method}", tmp_path / method, inputs={"x": [0.5, 1.5]})
+        values.append(ended.value)
+        assert values[-1].pop("cwd") == str(ended.files)
+        assert f"start_method {'preload' if method == 'preloaded' else 'spawn'}" in ended.err
+    assert values[0] == values[1]
+    assert values[0]["sum"] == "2.0"
+    assert values[0]["OPENBLAS_NUM_THREADS"] == "unset", "what importing needed is not the rank's"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("job_threads", "importing job_threads started 1 thread(s)"), ("job_cuda", "importing job_cuda initialised CUDA")],
+)
+def test_a_module_that_makes_forking_unsafe_falls_back_to_spawn_and_says_why(warm, tmp_path, module, why):
+    ended = warm.run(f"{module}:still_works", tmp_path / "job")
+    assert ended.value == "rank 0 runs somehow"
+    [warning] = [line for line in ended.err.splitlines() if "warning" in line]
+    assert why in warning
+    assert "start_method='spawn'" in warning
+    assert "start_method spawn" in ended.err
+
+
+@pytest.mark.parametrize("task", ["preloaded", "spawned"])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tmp_path, ranks_gate, task, seeded):
+    environment = {**ranks_gate.environment, **({"TEST_SEED": "7"} if seeded else {})}
+    warm.run(f"job_random:{task}", tmp_path / "job", environment=environment)
+    zero, one = (json.loads(line) for line in ranks_gate.heard(2))
+    assert zero["rank"] != one["rank"]
+    assert (zero["random"] == one["random"]) == seeded
+    assert (zero["numpy"] == one["numpy"]) == seeded
+    if seeded:
+        assert zero["random"] == pytest.approx(0.32383276483316237)
+        assert zero["numpy"] == pytest.approx(0.07630828937395717)

@@ -1,0 +1,179 @@
+"""What a task is to its user: inputs with their types, rank 0's outputs, Flyte's context, every way of calling it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist.errors import ConfigError, RankFailedError
+from tests.procs import ROOT
+
+
+@pytest.fixture
+def call(warm, tmp_path, ranks_gate):
+    def run(name: str, **options: Any):
+        environment = {**ranks_gate.environment, **options.pop("environment", {})}
+        return warm.run(f"job_shapes:{name}", tmp_path / "job", environment=environment, **options)
+
+    return run
+
+
+def test_inputs_arrive_in_every_rank_with_their_types_and_rank_0_returns(call, ranks_gate):
+    ended = call("call_everything")
+    said = sorted((json.loads(line) for line in ranks_gate.heard(2)), key=lambda each: each["rank"])
+    assert [each["rank"] for each in said] == [0, 1]
+    for each in said:
+        assert each["values"] == (
+            "{'number': 3, 'text': 'grüße', 'numbers': [1, 2], 'mapping': {'a': 0.5}, "
+            "'settings': Settings(rate=0.25, layers=[8, 4]), "
+            "'when': datetime.datetime(2020, 2, 3, 0, 0, tzinfo=datetime.timezone.utc), 'maybe': None, "
+            "'array': [0, 1, 2]}"
+        )
+        assert each["file text"] == "some data"
+        assert each["folder names"] == ["part-0"]
+    value = ended.value
+    assert value["who"] == 0
+    assert value["file"] == "made by rank 0", "the file outlives the scratch it was written in"
+    assert value["settings"] == {"rate": 0.25, "layers": [8, 4]}
+    assert value["array"] == [0, 1, 2]
+    assert value["types"][2:] == ["Settings", "ndarray"]
+    assert ended.scratch == []
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_current_rank_says_the_same_under_both_backends(call, ranks_gate, backend):
+    ended = call(f"who_{backend}", environment={"FLYTE_ATTEMPT_NUMBER": "4"})
+    said = sorted((json.loads(line) for line in ranks_gate.heard(2)), key=lambda each: each["rank"])
+    assert ended.value == "0 of 2"
+    for number, each in enumerate(said):
+        scratch = Path(each.pop("scratch"))
+        assert scratch.is_relative_to(ended.files / "tmp")
+        assert each == {
+            "rank": str(number),
+            "local_rank": str(number),
+            "node_rank": "0",
+            "world_size": "2",
+            "local_world_size": "2",
+            "nnodes": "1",
+            "round": "0",
+            "attempt": "4",
+            "cwd": str(ended.files),
+        }
+
+
+def test_one_rank_is_the_default(call, ranks_gate):
+    assert call("who_alone").value == "0 of 1"
+    assert len(ranks_gate.heard(1)) == 1
+
+
+def test_the_deck_of_rank_0_is_uploaded_and_no_other(call):
+    ended = call("with_deck", kind="execute")
+    assert ended.code == 0
+    page = (ended.files / "outputs" / "deck.html").read_text()
+    assert "written by rank 0" in page
+    assert "written by rank 1" not in page
+
+
+def test_checkpoints_of_the_last_attempt_are_read_and_this_one_s_written(call, ranks_gate, tmp_path):
+    (tmp_path / "before").write_bytes(b"step 10")
+    ended = call(
+        "with_checkpoint",
+        kind="execute",
+        arguments=["--checkpoint-path", str(tmp_path / "now"), "--prev-checkpoint", str(tmp_path / "before")],
+    )
+    assert ended.code == 0, ended.err
+    assert ranks_gate.heard(2) == ["step 10", "step 10"]
+    assert [path.read_bytes() for path in (tmp_path / "now").iterdir()] == [b"step 20"]
+
+
+def test_secrets_and_the_execution_are_known_in_ranks(call):
+    environment = {"_FSEC_VAULT_TOKEN": "hidden", "_UNION_VAULT_TOKEN": "hidden"}
+    ended = call("with_secret", environment=environment)
+    assert ended.value.startswith("hidden")
+    assert "hidden" not in ended.out + ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "value"),
+    [
+        ("double", {"x": 4}, 8),
+        ("doubled_twice", {"x": 3}, 12),
+        ("doubled_each", {"xs": [1, 5]}, [2, 10]),
+        ("call_partial", {}, [11, 12]),
+        ("decorated", {"x": 1}, 2),
+    ],
+)
+def test_tasks_work_in_every_shape(call, name, inputs, value):
+    assert call(name, inputs=inputs).value == value
+
+
+def test_a_task_of_the_main_module_works_unless_what_it_holds_cannot_be_pickled(warm, tmp_path):
+    ended = warm.run(f"{ROOT / 'tests' / 'jobs' / 'job_shapes.py'}:__main__", tmp_path / "job", kind="main")
+    assert "main says 8" in ended.out, ended.err
+    assert "PayloadError: the task function can neither be imported by its ranks nor pickled for them" in ended.err
+    assert ".guarded" in ended.err
+    assert "cannot pickle '_thread.lock' object" in ended.err
+    assert "to module level" in ended.err
+    assert ended.scratch == []
+
+
+def test_a_lambda_at_module_level_works(call, ranks_gate):
+    assert call("nameless").value is None
+    assert sorted(ranks_gate.heard(2)) == ["lambda on rank 0", "lambda on rank 1"]
+
+
+def test_a_cached_task_does_not_run_again(call, ranks_gate):
+    environment = {"FLYTE_LOCAL_CACHE_ENABLED": "true", "TEST_UNIQUE": uuid.uuid4().hex}
+    ended = call("call_cached", environment=environment)
+    assert ended.value == [2, 2]
+    assert ranks_gate.heard(2) == ["ran", "ran"]
+    assert ranks_gate.pending() == b""
+
+
+def test_a_function_inside_a_function_is_refused_with_the_reason(call):
+    """By flytekit itself: no container could import it."""
+    ended = call("call_nested")
+    assert "cannot be a nested/inner or local function" in str(ended.error)
+    assert "module level" in str(ended.error)
+
+
+def test_an_input_that_cannot_be_pickled_is_an_error_not_a_hang(call):
+    assert "lock" in str(call("call_with_a_lock").error)
+
+
+def test_a_result_of_the_wrong_type_is_rank_0_s_error(call):
+    error = call("wrong_type").error
+    assert isinstance(error, RankFailedError)
+    assert "rank 0" in str(error)
+    assert "seven" in str(error)
+
+
+def test_a_result_over_the_limit_is_an_error_that_says_what_to_return(call):
+    error = call("call_large", environment={"TEST_RESULT_LIMIT": "1000"}).error
+    assert isinstance(error, RankFailedError)
+    assert "too large to be literals" in str(error)
+    assert "FlyteFile" in str(error)
+
+
+def test_a_dynamic_workflow_is_refused():
+    from flytekit import dynamic
+
+    with pytest.raises(ConfigError, match="dynamic"):
+
+        @dynamic(task_config=SafeTorch(nproc_per_node=2))
+        def no_ranks_here() -> None: ...
+
+
+def test_an_async_function_is_refused_when_the_decorator_runs():
+    """By flytekit itself: it lets plain tasks alone be async."""
+    from flytekit import task
+
+    with pytest.raises(AssertionError, match="not compatible with async functions"):
+
+        @task(task_config=SafeTorch(nproc_per_node=2))
+        async def later() -> None: ...
