@@ -1,0 +1,43 @@
+"""Both examples learn: on four ranks as well as on one, and the same; and the command says where the model is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.procs import ROOT
+
+EPOCHS = 20
+BACKENDS = ["ddp", pytest.param("horovod", marks=pytest.mark.horovod)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_four_ranks_learn_and_equal_one_rank_with_the_same_global_batch(warm, tmp_path, backend):
+    four, one = (
+        warm.run(
+            "job_examples:train",
+            tmp_path / str(ranks),
+            inputs={"example": f"digits_{backend}", "ranks": ranks, "epochs": EPOCHS},
+        ).value
+        for ranks in (4, 1)
+    )
+    assert (four["world_size"], one["world_size"]) == (4, 1)
+    assert four["accuracy"] >= 0.95
+    assert four["accuracy"] == pytest.approx(one["accuracy"], abs=0.005)
+    assert four["loss"] == pytest.approx(one["loss"], rel=0.02)
+    # Sums of floats in another order, amplified by Adam over some hundred steps.
+    assert four["weights"] == pytest.approx(one["weights"], abs=0.02)
+
+
+@pytest.mark.horovod
+def test_the_real_command_trains_and_says_where_the_model_is(warm, tmp_path):
+    command = [str(Path(sys.executable).parent / "pyflyte"), "run", str(ROOT / "examples" / "digits_horovod.py")]
+    ended = warm.command([*command, "train", "--epochs", "3"], tmp_path / "job").wait()
+    assert ended.code == 0, ended.err
+    assert ended.left == []
+    assert ended.scratch == []
+    [model] = re.findall(r"(/\S*digits\.pt)", ended.out)
+    assert Path(model).stat().st_size > 10_000, ended.out
