@@ -1,0 +1,117 @@
+"""The rank server and its agent's end, with small processes as ranks: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.errors import LaunchError
+from flytekitplugins_safedist.launcher import Ended, RankServer, Start
+from tests.procs import DEADLINE, ROOT, alive, until
+
+
+@pytest.fixture
+def server() -> Iterator[RankServer]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with RankServer.spawn({**os.environ, "PYTHONPATH": path}) as running:
+        yield running
+
+
+def start(server: RankServer, tmp_path: Path, *, fork: bool) -> list[int]:
+    """Two processes that are told to be ranks, by orders that do not exist: both end at once, with a traceback."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    starts = [Start(tmp_path / f"no-{each}.json", environment, tmp_path / f"{each}.log") for each in "ab"]
+    return server.start(starts, fork=fork, timeout=DEADLINE)
+
+
+def ended(server: RankServer, count: int) -> list[Ended]:
+    found: list[Ended] = []
+    while len(found) < count:
+        more = server.ended(wait=DEADLINE)
+        assert more, "a rank that ended was not reported"
+        found += more
+    return found
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
+    pids = start(server, tmp_path, fork=fork)
+    reported = ended(server, 2)
+    assert sorted(each.pid for each in reported) == sorted(pids)
+    assert {each.exit_code for each in reported} == {1}
+    assert all(each.time_ns > 1_500_000_000 * 10**9 for each in reported)
+    assert server.ended() == []
+    if not fork:
+        assert "no-a.json" in (tmp_path / "a.log").read_text()
+
+
+def test_a_server_that_cannot_do_what_it_is_asked_says_so_and_lives_on(server, tmp_path):
+    with pytest.raises(LaunchError, match="could not enter"):
+        server.enter(tmp_path / "nowhere", dict(os.environ))
+    server.enter(tmp_path, dict(os.environ))
+
+
+def test_what_was_guarded_goes_with_a_killed_agent_and_stays_with_one_that_closes(tmp_path):
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom flytekitplugins_safedist.launcher import RankServer\n"
+        "server = RankServer.spawn(os.environ)\nserver.guard([Path(sys.argv[1])])\n"
+        "print(server._pid, flush=True)\nsys.stdin.readline()\nserver.close()\n"
+    )
+    for how, left in (("kill", False), ("close", True)):
+        guarded = tmp_path / how
+        guarded.mkdir()
+        agent = subprocess.Popen(
+            [sys.executable, "-c", script, str(guarded)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        server = int(agent.stdout.readline())
+        if how == "kill":
+            agent.kill()
+        agent.stdin.close()
+        agent.stdout.close()
+        agent.wait(DEADLINE)
+        until(lambda pid=server: not alive(pid), "the server ends with its agent")
+        assert guarded.exists() == left
+
+
+def test_a_lost_server_is_an_error_with_its_end_and_closing_is_still_fine(server):
+    os.kill(server._pid, signal.SIGKILL)
+    with pytest.raises(LaunchError, match="SIGKILL"):
+        server.ended(wait=DEADLINE)
+    server.close()
+    with pytest.raises(LaunchError):
+        server.guard([])
+
+
+def test_a_module_that_ends_the_process_at_import_makes_forking_unsafe_and_not_the_server_die(server, tmp_path):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    unsafe, _ = server.preload([], ["leaves"], search_path=[str(tmp_path), *sys.path], timeout=DEADLINE)
+    assert "importing leaves there failed with SystemExit: 3" in str(unsafe)
+    server.guard([])
+
+
+def test_a_module_that_is_a_process_killer_is_reported(server, tmp_path):
+    (tmp_path / "vanishes.py").write_text("import os\nos._exit(4)\n")
+    with pytest.raises(LaunchError, match="exit code 4") as caught:
+        server.preload([], ["vanishes"], search_path=[str(tmp_path), *sys.path], timeout=DEADLINE)
+    assert "start_method='spawn'" in str(caught.value)
+
+
+def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_wait_for_it(server, tmp_path):
+    (tmp_path / "endless.py").write_text("import threading\nthreading.Event().wait()\n")
+    with pytest.raises(LaunchError, match="did not answer 'preload' in time"):
+        server.preload([], ["endless"], search_path=[str(tmp_path), *sys.path], timeout=1.0)
+    server.close()
+    assert not alive(server._pid)
+    assert server._exit_code == 0, "it left by itself, and was not killed for its import"
