@@ -13,6 +13,7 @@ PIP_OPTIONS ?=
 # "nccl" builds Horovod for GPUs; needs a CUDA build of torch and the CUDA toolkit.
 HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
+IMAGE_OPTIONS ?=
 
 # The one line that `make demo` is about.
 DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
@@ -72,7 +73,7 @@ bench: $(DEV_STAMP) $(HOROVOD_STAMP)
 
 ## make image           the container image (needs a docker daemon)
 image:
-	$(PYTHON) scripts/build_image.py
+	$(PYTHON) scripts/build_image.py $(IMAGE_OPTIONS)
 
 ## make clean           remove .venv and everything else that make made here; keeps the Horovod wheel's cache
 clean:
@@ -97,7 +98,7 @@ $(TORCH_STAMP): $(VENV)/.stamp-venv
 $(PACKAGE_STAMP): $(VENV)/.stamp-venv $(TORCH_STAMP) setup.cfg pyproject.toml $(CONSTRAINTS) requirements/build.txt requirements/demo.txt
 	@echo "make: installing flytekit and this package"
 	$(PIP_INSTALL) -r requirements/build.txt -r requirements/demo.txt
-	$(PIP_INSTALL) --no-build-isolation --editable .
+	PYTHONWARNINGS=ignore $(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
 $(HOROVOD_STAMP): $(PACKAGE_STAMP) scripts/build_horovod.py scripts/horovod_toolchain.py scripts/verify_horovod.py

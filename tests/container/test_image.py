@@ -51,7 +51,8 @@ def test_no_ssh_server_is_inside(run_in_image: Run) -> None:
 
 
 def test_the_machines_pip_settings_stay_out_of_it(docker: str, image: str, run_in_image: Run) -> None:
-    assert run_in_image("sh", "-c", "cat /etc/pip.conf; ls /run/secrets /wheels").stdout == ""
+    left = run_in_image("sh", "-c", "find /etc/pip.conf /run/secrets /wheels -type f -size +0")
+    assert left.stdout == ""  # the mount points stay, empty
     history = subprocess.run(
         [docker, "history", "--no-trunc", image], capture_output=True, text=True, check=True
     ).stdout
@@ -75,7 +76,9 @@ def test_its_torch_is_a_cpu_build_and_horovod_imports(run_in_image: Run) -> None
 
 
 def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
-    mount = ("--network", "none", "--volume", f"{SCRIPTS}:/scripts:ro")
+    # Docker's default bridge, although the ranks only use the loopback interface: in a container that has nothing else,
+    # Horovod's own start crashes (SIGSEGV in gloo).
+    mount = ("--volume", f"{SCRIPTS}:/scripts:ro")
     done = run_in_image("python", "/scripts/verify_horovod.py", options=mount)
     assert done.returncode == 0, done.stderr
     assert "an allreduce over 2 ranks is right" in done.stdout
