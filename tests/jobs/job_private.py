@@ -94,12 +94,6 @@ def talk_but_show_one() -> None:
     print(f"I am rank {current_rank().rank}")
 
 
-@task(task_config=SafeTorch(nproc_per_node=2, logs=Logs(show=())))
-def says_live() -> None:
-    say("there")
-    wait_for_word()
-
-
 @task(task_config=SafeTorch(nproc_per_node=2))
 def live() -> None:
     """Prints, and waits: the line must be in the node's log while this runs."""

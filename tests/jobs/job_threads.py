@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 from flytekit import task
@@ -14,4 +13,4 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 @task(task_config=SafeTorch(nproc_per_node=2))
 def still_works() -> str:
-    return f"rank {current_rank().rank} runs {'forked' if os.environ.get('TEST_NEVER') else 'somehow'}"
+    return f"rank {current_rank().rank} runs somehow"

@@ -1,0 +1,151 @@
+"""A round of ranks on one node: orders are values, outcomes come from records and from how processes ended."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist import SafeTorch, Timeouts, rank
+from flytekitplugins_safedist.config import Requested, resolve
+from flytekitplugins_safedist.context import RankContext
+from flytekitplugins_safedist.errors import ScratchError
+from flytekitplugins_safedist.launcher import Ended, Start
+from flytekitplugins_safedist.outcome import Raised, RankOutcome, Status
+from flytekitplugins_safedist.ranks import Ranks, plan_orders
+from flytekitplugins_safedist.scratch import JobScratch, make_job, make_rank
+
+
+class Processes:
+    """Stands in for the rank server: the test says which process ended how. Real ones are in tests/race."""
+
+    def __init__(self) -> None:
+        self.to_come: list[Ended] = []
+        self.signalled: list[tuple[tuple[int, ...], int, bool]] = []
+
+    def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
+        return [100 + number for number in range(len(starts))]
+
+    def ended(self, *, wait: float = 0.0) -> list[Ended]:
+        coming, self.to_come = self.to_come, []
+        return coming
+
+    def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
+        self.signalled.append((tuple(pids), number, whole_group))
+        if number == signal.SIGKILL:
+            self.to_come += [Ended(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in pids]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobScratch:
+    return make_job(tmp_path, execution="x", attempt=0)
+
+
+def contexts(job: JobScratch) -> list[RankContext]:
+    return [
+        RankContext(
+            rank=4 + local,
+            local_rank=local,
+            node_rank=2,
+            world_size=6,
+            local_world_size=2,
+            nnodes=3,
+            round=1,
+            attempt=0,
+            scratch=make_rank(job, 1, 4 + local).path,
+        )
+        for local in range(2)
+    ]
+
+
+@pytest.fixture
+def round_(job: JobScratch) -> tuple[Ranks, Processes, list[rank.RankOrder], list[str]]:
+    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)), Requested())
+    orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
+    processes, warnings = Processes(), []
+    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=warnings.append)  # type: ignore[arg-type]
+    ranks.start(fork=True)
+    yield ranks, processes, orders, warnings
+    ranks.stop()
+
+
+def leave(order: rank.RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
+    at = order.context
+    record = RankOutcome(at.rank, at.local_rank, at.node_rank, at.round, "host", 1, status, time_ns, raised)
+    order.outcome.write_text(record.to_json())
+
+
+def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
+    here = contexts(job)
+    again = [replace(each, round=2) for each in here]
+    orders = plan_orders([*here, *again], [{}] * 4, job, job.orders / "job.json")
+    for name in ("log", "outcome", "result"):
+        assert len({getattr(order, name) for order in orders}) == 4
+    assert {order.job for order in orders} == {job.orders / "job.json"}
+
+
+def test_a_round_is_finished_when_all_reported_success_and_ended(round_):
+    ranks, processes, orders, _ = round_
+    leave(orders[0], Status.SUCCEEDED)
+    ranks.poll()
+    assert (ranks.finished, ranks.failed) == (False, False)
+    leave(orders[1], Status.SUCCEEDED)
+    processes.to_come = [Ended(100, 0, 1), Ended(101, 0, 1)]
+    ranks.poll()
+    assert (ranks.finished, ranks.failed) == (True, False)
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-9, Status.KILLED)])
+def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
+    ranks, processes, _, _ = round_
+    processes.to_come = [Ended(101, code, 5)]
+    ranks.poll()
+    [outcome] = ranks.outcomes()
+    assert ranks.failed
+    assert (outcome.rank, outcome.status, outcome.exit_code, outcome.time_ns) == (5, status, code, 5)
+
+
+def test_a_crash_after_a_reported_success_is_only_a_warning(round_):
+    ranks, processes, orders, warnings = round_
+    for order in orders:
+        leave(order, Status.SUCCEEDED)
+    processes.to_come = [Ended(100, -11, 1), Ended(101, 0, 1)]
+    ranks.poll()
+    assert ranks.finished
+    [warning] = warnings
+    assert "rank 4 reported success, then ended with SIGSEGV" in warning
+
+
+def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
+    ranks, _, orders, _ = round_
+    leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
+    ranks.poll()
+    ranks.stop()
+    leave(orders[1], Status.RAISED, time_ns=8_000_000_000_000_000_000, raised=Raised("SystemExit", "stopped", ""))
+    ranks.poll()
+    assert [outcome.status for outcome in ranks.outcomes()] == [Status.RAISED, Status.STOPPED]
+
+
+def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):
+    ranks, processes, _, _ = round_
+    ranks.stop()
+    assert processes.signalled == [((100, 101), signal.SIGTERM, False), ((100, 101), signal.SIGKILL, True)]
+
+
+def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
+    """The full disk is made up here; a real one is in tests/race/test_isolation.py."""
+
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rank, "reserve_outcome", full)
+    settings = resolve(SafeTorch(nproc_per_node=2), Requested())
+    orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
+    ranks = Ranks(Processes(), orders, settings, show=print, warn=print)  # type: ignore[arg-type]
+    with pytest.raises(ScratchError, match="No space left on device") as caught:
+        ranks.start(fork=True)
+    assert "rank=4" in str(caught.value)
