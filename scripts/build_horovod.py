@@ -46,7 +46,7 @@ from horovod_toolchain import (
 OLD_STANDARD, NEW_STANDARD = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
 PATCHED_FILES = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
 FACTS_FILE = "facts.json"
-BYTES_PER_JOB = 5 << 29  # what the compiler takes for a file that includes all of torch: 2.4 GB
+BYTES_PER_JOB = 2 << 30
 LOG_TAIL_LINES = 20
 ERROR_LINES = 10
 ERROR_LINE = re.compile(r"\b(fatal )?error: |CMake Error|\w+Error: ")
@@ -113,7 +113,7 @@ def patch(source: Path) -> None:
 
 
 def job_count() -> int:
-    """Compiler processes at once: one per core that this process may use, each with 2.5 GiB of memory."""
+    """Compiler processes at once: one per core that this process may use, each with 2 GiB of memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(len(os.sched_getaffinity(0)), memory // BYTES_PER_JOB))
 
