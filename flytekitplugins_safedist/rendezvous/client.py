@@ -183,10 +183,15 @@ class Server:
     """
 
     def __init__(self, host: str, port: int) -> None:
+        import torch
         from torch.distributed import TCPStore
 
+        # We bind, torch serves: its own bind takes every interface, and says only in words that a port is taken.
+        # Before 2.8 torch cannot serve a socket of ours (pytorch/pytorch#150215); then ours, which does not listen,
+        # only finds out whether the port is free and keeps it until torch, with SO_REUSEADDR too, has bound it.
+        serve = takes_listening_socket(torch.__version__)
         try:
-            listener = _listener(host, port)
+            ours = _listener(host, port) if serve else _bound_everywhere(port)
         except OSError as error:
             raise RendezvousError(
                 "the job's store cannot listen",
@@ -195,20 +200,23 @@ class Server:
                 expected="a free port on node 0",
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
-        self.port: int = listener.getsockname()[1]
-        # We bind, torch serves: its own bind takes every interface, and says only in words that a port is taken.
-        self._store: Any = TCPStore(
-            "127.0.0.1",
-            self.port,
-            is_master=True,
-            timeout=timedelta(seconds=30),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self.port: int = ours.getsockname()[1]
+        limit = timedelta(seconds=30)
+        options: dict[str, Any] = {"is_master": True, "timeout": limit, "wait_for_workers": False}
+        if serve:
+            options["master_listen_fd"] = ours.detach()
+        self._store: Any = TCPStore("127.0.0.1", self.port, **options)
+        ours.close()
 
     def close(self) -> None:
         """Stop listening and forget everything."""
         self._store = None
+
+
+def takes_listening_socket(torch_version: str) -> bool:
+    """Whether this torch's default store server can take a listening socket over (pytorch/pytorch#150215, in 2.8)."""
+    major, minor = torch_version.split("+", maxsplit=1)[0].split(".")[:2]
+    return (int(major), int(minor)) >= (2, 8)
 
 
 class ReservedPort:

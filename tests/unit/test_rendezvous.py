@@ -18,8 +18,8 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from flytekitplugins_safedist import errors
-from flytekitplugins_safedist.rendezvous import BACKEND, register, torchrun_handler
-from flytekitplugins_safedist.rendezvous.client import ReservedPort
+from flytekitplugins_safedist.rendezvous import BACKEND, client, register, torchrun_handler
+from flytekitplugins_safedist.rendezvous.client import ReservedPort, takes_listening_socket
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
 from flytekitplugins_safedist.rendezvous.links import allow_open_files
@@ -222,6 +222,26 @@ def listening() -> set[str]:
 def test_the_round_is_unknown_before_there_is_one():
     with pytest.raises(errors.RendezvousError, match="no round has come together"):
         _ = SafedistHandler(ALONE).round
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [("2.4.1", False), ("2.7.1+cu126", False), ("2.8.0+cpu", True), ("2.13.0", True), ("3.0.0a0", True)],
+)
+def test_torch_takes_a_listening_socket_from_2_8_on(version, takes):
+    assert takes_listening_socket(version) is takes
+
+
+def test_the_store_also_serves_where_torch_must_bind_the_port_itself(monkeypatch):
+    """Stands in for torch 2.4 to 2.7, by taking their branch with the torch that is here."""
+    monkeypatch.setattr(client, "takes_listening_socket", lambda version: False)
+    with reserved_port() as port:
+        settings = replace(ALONE, nodes=2, port=port)
+        nodes = SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1))
+        together(*(node.next_rendezvous for node in nodes))
+        with pytest.raises(errors.RendezvousError, match="cannot listen"):
+            SafedistHandler(settings).next_rendezvous()
+        together(*(node.shutdown for node in nodes))
 
 
 def test_a_taken_port_is_one_clear_error():
