@@ -89,10 +89,10 @@ def run(variant: Callable[[int, int, Path], tuple[list[str], dict[str, str]]]) -
             with (directory / f"log-{node}").open("wb") as log:
                 nodes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         deadline = time.monotonic() + DEADLINE_SECONDS
-        for node in nodes:
-            node.wait(max(1.0, deadline - time.monotonic()))
+        for process in nodes:
+            process.wait(max(1.0, deadline - time.monotonic()))
         entries = [float(mark.read_text()) for mark in directory.glob("again-*")]
-        if len(entries) != NODES * RANKS_PER_NODE or any(node.returncode for node in nodes):
+        if len(entries) != NODES * RANKS_PER_NODE or any(process.returncode for process in nodes):
             for node in range(NODES):
                 print((directory / f"log-{node}").read_text()[-3000:], file=sys.stderr)
             raise SystemExit("a run did not come back")
