@@ -74,6 +74,35 @@ def atomic_write(
 
 
 @contextmanager
+def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
+    """As ``atomic_write``, for code that wants a path to write to (``torch.save``, a download), not an open file.
+
+    The block gets the path of a file that does not exist yet, and must make it.
+
+    Raises:
+        FsError: the subclass that fits; also when the block has made no file.
+    """
+    target = Path(path)
+    draft = aside(target)
+    try:
+        yield draft
+        handle = persist(lambda: os.open(draft, os.O_RDONLY | os.O_CLOEXEC), draft, "open what was to be written")
+        try:
+            inode = os.fstat(handle).st_ino
+            if durable:
+                _fsync(handle, draft)
+        finally:
+            os.close(handle)
+        _rename(draft, target, inode)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    if durable:
+        fsync_dir(target.parent)
+
+
+@contextmanager
 def atomic_dir(path: str | os.PathLike[str], *, exists: Exists = "fail", durable: bool = True) -> Iterator[Path]:
     """Fill a directory that becomes ``path`` when the block ends without an error, and not before.
 

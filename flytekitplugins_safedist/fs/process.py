@@ -55,7 +55,7 @@ def this_process() -> ProcessRecord:
     return ProcessRecord(
         host=socket.gethostname(),
         boot_id=boot_id(),
-        pid_ns=_pid_ns(),
+        pid_ns=pid_namespace(),
         pid=os.getpid(),
         started=stat[1] if stat else -1,
     )
@@ -78,7 +78,7 @@ def is_provably_dead(record: ProcessRecord) -> bool:
     """
     if record.started < 0 or not record.boot_id or not record.pid_ns:
         return False
-    if record.boot_id != boot_id() or record.pid_ns != _pid_ns():
+    if record.boot_id != boot_id() or record.pid_ns != pid_namespace():
         return False
     stat = _stat(record.pid)
     if stat is None:
@@ -90,7 +90,8 @@ def is_provably_dead(record: ProcessRecord) -> bool:
     return state in "ZX" and _threads(record.pid) <= 1  # a zombie whose threads live on may still write
 
 
-def _pid_ns() -> str:
+def pid_namespace() -> str:
+    """The pid namespace of the caller, as /proc names it; empty where it does not."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

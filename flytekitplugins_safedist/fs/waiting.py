@@ -38,6 +38,20 @@ def pauses(world_size: int) -> Iterator[float]:
         pause = min(most, pause * 1.6)
 
 
+def brisk_pauses(ranks: int) -> Iterator[float]:
+    """Seconds to pause between looks that are cheap (a local disk, a store): at most 4 ms at first for few ranks.
+
+    ``ranks`` together look no more often than 5,000 times per second, and one rank never more often than it takes to
+    keep the delay below a thousandth of what was waited already.
+    """
+    began = time.monotonic()
+    pause = 0.0003
+    while True:
+        yield pause * random.uniform(0.7, 1.0)  # noqa: S311  (jitter, not a secret)
+        most = min(0.5, max(0.004, ranks / 5_000, (time.monotonic() - began) / 1_000))
+        pause = min(most, pause * 1.5)
+
+
 def job_pauses() -> Iterator[float]:
     """``pauses`` for the number of ranks of this job (one if that is not known)."""
     try:

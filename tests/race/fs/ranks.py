@@ -55,6 +55,21 @@ class Process:
     def resume(self) -> None:
         self._here.send("go")
 
+    def next_message(self, within: float = 30) -> str | Outcome:
+        """The next point at which it stands still, or its outcome."""
+        try:
+            if not self._here.poll(within):
+                self.kill()
+                return Outcome("hung", f"for {within} s")
+            kind, value = self._here.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            return Outcome("died", self._process.exitcode)
+        if kind == "at":
+            return str(value)
+        self._process.join()
+        return Outcome(kind, value)
+
     def done(self) -> bool:
         """Whether its outcome (or its next point) is there to be read."""
         return bool(self._here.poll())
@@ -64,16 +79,9 @@ class Process:
         self._process.join()
 
     def outcome(self, within: float = 240) -> Outcome:
-        try:
-            if not self._here.poll(within):
-                self.kill()
-                return Outcome("hung", f"for {within} s")
-            kind, value = self._here.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            return Outcome("died", self._process.exitcode)
-        self._process.join()
-        return Outcome(kind, value)
+        message = self.next_message(within)
+        assert isinstance(message, Outcome), f"stands still at {message}"
+        return message
 
 
 _channel: Any = None

@@ -1,0 +1,108 @@
+"""``barrier`` and ``exchange``: all ranks come to one point, or all learn who did not.
+
+Who sees that all have come, and who runs out of patience, leave one verdict, the first wins: so it cannot be that some
+ranks pass and others fail, and nobody waits on after somebody gave up.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from ..errors import FsError, FsTimeoutError
+from . import facts
+from .context import timeout_s
+from .group import Group, default_group
+
+LOOK_S = 0.25
+
+
+def barrier(name: str = "", *, timeout: float | None = None, group: Group | None = None) -> None:
+    """Return when every rank of the job has called this (with this name, as often as this one).
+
+    Args:
+        name: sets apart barriers that different threads wait at.
+        timeout: seconds; without it SAFEDIST_FS_TIMEOUT, without that five minutes. The first rank whose time is up
+            ends it for all.
+        group: the ranks; without it ``default_group()``.
+
+    Raises:
+        FsTimeoutError: in every rank, naming those that did not come.
+    """
+    _meet(group or default_group(), f"barrier/{name}", None, timeout)
+
+
+def exchange(name: str, text: str, *, timeout: float | None = None, group: Group | None = None) -> list[str]:
+    """A barrier at which every rank leaves a text; return those of all ranks, in the order of their ranks.
+
+    Raises:
+        FsTimeoutError: in every rank, naming those that did not come.
+    """
+    return _meet(group or default_group(), f"exchange/{name}", text, timeout)
+
+
+def leave_word(name: str, text: str, group: Group) -> None:
+    """Take part in the coming ``exchange`` without waiting for the others: for a rank that must leave at once."""
+    place = f"exchange/{name}/{group.turn(f'exchange/{name}')}"
+    group.board.put(f"{place}/text/{group.identity.rank}", text)
+    if group.board.arrive(place, group.identity.rank) >= group.identity.world_size:
+        group.board.put_once(f"{place}/end", _collect(group, place, with_texts=True))
+
+
+def _meet(group: Group, name: str, text: str | None, timeout: float | None) -> list[str]:
+    board, me = group.board, group.identity
+    turn = group.turn(name)
+    place = f"{name}/{turn}"
+    began = time.monotonic()
+    limit = timeout_s(timeout)
+    if text is not None:
+        board.put(f"{place}/text/{me.rank}", text)
+    complete = board.arrive(place, me.rank) >= me.world_size
+    verdict: str | None = None
+    while verdict is None:
+        left = limit - (time.monotonic() - began)
+        if complete:
+            verdict = board.put_once(f"{place}/end", _collect(group, place, with_texts=text is not None))
+        elif left <= 0:
+            verdict = board.put_once(f"{place}/end", _missing(group, place, limit))
+        else:
+            verdict = board.wait(f"{place}/end", min(LOOK_S, left))
+            complete = verdict is None and board.count(place) >= me.world_size
+    outcome = json.loads(verdict)
+    if "missing" in outcome:
+        raise _gave_up(group, name, turn, outcome)
+    if turn > 0:  # whoever is here has left the turn before: nobody will ask for it again
+        board.forget(f"{name}/{turn - 1}", me.rank)
+    texts: list[str] = outcome["texts"]
+    return texts
+
+
+def _collect(group: Group, place: str, *, with_texts: bool) -> str:
+    if not with_texts:
+        return json.dumps({"texts": []})
+    texts = []
+    for rank in range(group.identity.world_size):
+        text = group.board.wait(f"{place}/text/{rank}", 120.0)  # left before arriving; perhaps not visible yet
+        if text is None:
+            raise FsError("a rank's note is not there", where={"rank": rank, "board": group.board.where})
+        texts.append(text)
+    return json.dumps({"texts": texts})
+
+
+def _missing(group: Group, place: str, limit: float) -> str:
+    everyone = range(group.identity.world_size)
+    came = group.board.members(place, everyone)
+    waited = f"{limit:.1f} s by rank {group.identity.rank} on {facts.host()}"
+    return json.dumps({"missing": [rank for rank in everyone if rank not in came], "waited": waited})
+
+
+def _gave_up(group: Group, name: str, turn: int, outcome: dict[str, object]) -> FsTimeoutError:
+    missing = outcome["missing"]
+    listed = ", ".join(str(rank) for rank in missing) if isinstance(missing, list) else str(missing)
+    return FsTimeoutError(
+        f"ranks did not come to the meeting point: {listed or 'none, but too late'}",
+        where={"point": f"{name} #{turn}", "rank": group.identity, "board": group.board.where},
+        seen=f"waited {outcome['waited']}",
+        expected=f"{group.identity.world_size} ranks",
+        hint="see what these ranks do instead: a hang before this point, an early return, or a death",
+    )

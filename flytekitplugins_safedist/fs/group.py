@@ -1,0 +1,286 @@
+"""The ranks of the job as a group that can agree on things, over whatever they have in common.
+
+In this order: what ``use_group`` was given; torch's process group, if it is initialised; torchrun's agent store, if
+torch is imported; Horovod, if it is initialised; files in SAFEDIST_COORDINATION_DIR. A job of one process needs none.
+Nothing is imported for it: a program that uses neither torch nor Horovod does not start to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from .. import envvars
+from ..errors import FsAccessError, FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
+from .boards import Board, MemoryBoard
+from .calls import persist
+from .context import current_identity, timeout_s
+from .file_board import FileBoard
+from .identity import Identity
+from .store_board import StoreBoard
+
+
+class Group:
+    """The ranks that coordinate, and the board they do it over. Make one with ``torch_group`` and its like.
+
+    Args:
+        board: where they leave each other notes. All ranks must be given the same one.
+        identity: which of them the caller is.
+    """
+
+    def __init__(self, board: Board, identity: Identity) -> None:
+        self.board = board
+        self.identity = identity
+        self._turns: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def turn(self, name: str) -> int:
+        """How often ``name`` was called before: ranks that call in the same order mean the same turn."""
+        with self._lock:
+            self._turns[name] += 1
+            return self._turns[name] - 1
+
+    def __repr__(self) -> str:
+        return f"<Group of {self.identity.world_size} over {self.board.where}, seen by {self.identity}>"
+
+
+_lock = threading.RLock()
+_given: Group | None = None
+_made: dict[Any, Group] = {}
+
+
+def use_group(group: Group | None) -> None:
+    """Say what the helpers coordinate over, instead of leaving it to ``default_group``; None takes it back.
+
+    Every rank must say the same.
+    """
+    global _given  # noqa: PLW0603  (a process is in one job)
+    with _lock:
+        _given = group
+
+
+def default_group(*, per_node: bool = False) -> Group:
+    """The group that the helpers use when none is given; see the module's first lines for the order.
+
+    Args:
+        per_node: only the ranks of one node will coordinate, so that files in a directory of the node will do.
+
+    Raises:
+        FsError: the ranks have nothing in common that they could coordinate over. The hint says what to give them.
+        FsIdentityError: the environment does not say which rank this is.
+    """
+    with _lock:
+        if _given is not None:
+            return _given
+        identity = current_identity()
+        torch = _initialised("torch.distributed", identity)
+        if torch is not None:
+            store = torch.distributed_c10d._get_default_store()
+            return _cached(("process group", id(store)), lambda: torch_group(store, identity=identity))
+        if identity.single and _initialised("horovod.torch", identity) is None:
+            return _cached(("memory",), lambda: Group(MemoryBoard(), identity))
+        if "torch.distributed" in sys.modules and os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
+            return _cached(("agent store",), lambda: torch_group(identity=identity))
+        if _initialised("horovod.torch", identity) is not None:
+            return _cached(("horovod",), lambda: horovod_group(identity=identity))
+        return _cached(("files", per_node), lambda: _files_from_env(os.environ, identity, per_node=per_node))
+
+
+def _initialised(name: str, identity: Identity) -> Any:
+    """The module, if the program has imported and initialised it for more than one rank.
+
+    Raises:
+        FsIdentityError: it counts other ranks than the environment does: taking either for true could split the job.
+    """
+    module = sys.modules.get(name)
+    if module is None or not getattr(module, "is_initialized", bool)():
+        return None
+    size = module.size() if hasattr(module, "size") else module.get_world_size()
+    rank = module.rank() if hasattr(module, "size") else module.get_rank()
+    if (rank, size) == (identity.rank, identity.world_size):
+        return module if size > 1 else None
+    raise FsIdentityError(
+        f"{name} and the environment count different ranks",
+        seen=f"rank {rank} of {size} by {name}, {identity} by the environment",
+        hint="start the ranks with torchrun, horovodrun or as a safedist task, or say which is true: use_identity(...)",
+    )
+
+
+def _cached(key: tuple[Any, ...], make: Callable[[], Group]) -> Group:
+    key = (os.getpid(), current_identity(), *key)  # a forked child shares no connection with its parent
+    if key not in _made:
+        _made[key] = make()
+    return _made[key]
+
+
+# --- torch ---------------------------------------------------------------------------------------------------------
+def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group:
+    """Coordinate over a ``torch.distributed`` store; without one, over the agent's at MASTER_ADDR:MASTER_PORT.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        FsError: there is no store to be found.
+    """
+    identity = identity or current_identity()
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise MissingDependencyError("torch is not installed", hint="pip install torch") from error
+    if store is not None:
+        board = StoreBoard(dist.PrefixStore("safedist/fs", store), "torch's process group", identity.world_size)
+        return Group(board, identity)
+    address, port = os.environ.get(envvars.MASTER_ADDR), os.environ.get(envvars.MASTER_PORT)
+    if not address or not port or os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) != "True":
+        raise FsError(
+            "there is no torch store to coordinate over",
+            seen=f"MASTER_ADDR={address}, MASTER_PORT={port}, no agent store",
+            hint="initialise torch.distributed first, start with torchrun, or pass a store",
+        )
+    try:
+        store = dist.TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=60))
+    except (RuntimeError, ValueError) as error:
+        raise FsError(
+            "the agent's store cannot be reached", where={"store": f"{address}:{port}"}, seen=error
+        ) from error
+    # torchrun keeps its store over restarts; torch's own env:// rendezvous sets rounds apart by the same variable.
+    count = os.environ.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
+    prefix = f"safedist/fs/{identity.round}/{count}"
+    return Group(
+        StoreBoard(dist.PrefixStore(prefix, store), f"the agent's store at {address}:{port}", identity.world_size),
+        identity,
+    )
+
+
+# --- Horovod -------------------------------------------------------------------------------------------------------
+def horovod_group(*, timeout: float | None = None, identity: Identity | None = None) -> Group:
+    """Coordinate over a store that Horovod's rank 0 opens and broadcasts the address of.
+
+    A collective: every rank must call it, at the same point of its program, after ``horovod.torch.init()``. Horovod
+    itself has no way to ask who is missing, nor to tell one rank something that the others do not wait for.
+
+    Raises:
+        FsTimeoutError: not every rank came.
+    """
+    try:
+        import horovod.torch as hvd
+        import torch.distributed as dist
+    except ImportError as error:
+        raise MissingDependencyError("horovod.torch is not installed", seen=str(error)) from error
+    seen = Identity(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    identity = identity or seen
+
+    def meet() -> Any:
+        if hvd.rank() == 0:
+            address = _own_address()
+            store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+            hvd.broadcast_object([address, store.port], root_rank=0, name="safedist.fs.group")
+            return store, address, store.port
+        address, port = hvd.broadcast_object(None, root_rank=0, name="safedist.fs.group")
+        store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
+        return store, address, port
+
+    store, address, port = _bounded(meet, timeout_s(timeout), f"Horovod's other {hvd.size() - 1} ranks")
+    prefix = dist.PrefixStore("safedist/fs", store)
+    return Group(StoreBoard(prefix, f"Horovod rank 0's store at {address}:{port}", identity.world_size), identity)
+
+
+def _own_address() -> str:
+    """An address of this host that the other ranks reach: the one by which it reaches Horovod's rendezvous server."""
+    import socket
+
+    server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if not server:
+        return socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, 9))  # sends nothing: only asks the kernel for the route
+        return str(probe.getsockname()[0])
+
+
+def _bounded(work: Callable[[], Any], limit: float, who: str) -> Any:
+    """Run a collective on a thread that can be left behind: it has no time-out of its own."""
+    done: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="safedist-fs-group", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if failed:
+        raise FsError("the ranks could not form a group", seen=f"{type(failed[0]).__name__}: {failed[0]}") from failed[
+            0
+        ]
+    if not done:
+        raise FsTimeoutError(
+            f"waited {limit:.1f} s for {who} to form a group",
+            hint="every rank must call horovod_group, or its first fs helper, at the same point of the program",
+        )
+    return done[0]
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+def file_group(root: str | os.PathLike[str], *, identity: Identity | None = None) -> Group:
+    """Coordinate over files in ``root``: a directory of *this run* of the job that all its ranks share.
+
+    A directory that an earlier run has used holds that run's answers: give each run (attempt, round) a fresh one.
+    """
+    identity = identity or current_identity()
+    return Group(FileBoard(root, identity.world_size), identity)
+
+
+def job_id(env: Mapping[str, str], identity: Identity) -> str | None:
+    """A name for this run of the job that no other run has, if the launcher gives one. Pure."""
+    restarts = env.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
+    if env.get(envvars.JOB_ID):
+        name = env[envvars.JOB_ID]
+    elif env.get(envvars.FLYTE_EXECUTION_ID):
+        name = f"{env[envvars.FLYTE_EXECUTION_ID]}-{identity.attempt}"
+    elif env.get(envvars.TORCHELASTIC_RUN_ID, "none") != "none":  # torchrun's own default says nothing
+        name = f"{env[envvars.TORCHELASTIC_RUN_ID]}-{env.get(envvars.MASTER_PORT, '')}"
+    else:
+        return None
+    return re.sub(r"[^\w-]", "-", f"{name}-{identity.round}-{restarts}")
+
+
+def _files_from_env(env: Mapping[str, str], identity: Identity, *, per_node: bool) -> Group:
+    name, root = job_id(env, identity), env.get(envvars.COORDINATION_DIR)
+    local = per_node or identity.nnodes == 1
+    if name is None or not (root or local):
+        raise FsError(
+            f"{identity.world_size} ranks have nothing to coordinate over",
+            seen="no torch process group, no agent store (or torch not imported), no Horovod, "
+            + ("no name of this run" if name is None else f"no {envvars.COORDINATION_DIR}"),
+            hint="call this after torch.distributed or Horovod is initialised, or say use_group(file_group(DIR)); or "
+            f"set {envvars.JOB_ID} (new for each run) and {envvars.COORDINATION_DIR} (a directory that all ranks share)",
+        )
+    base = Path(root) if root else _own_tmp()
+    return file_group(
+        base / f"{name}-node{identity.node_rank}" if local and not root else base / name, identity=identity
+    )
+
+
+def _own_tmp() -> Path:
+    """A directory of this user on this machine. /tmp itself, not TMPDIR: that may be a different one in each rank."""
+    place = Path(f"/tmp/safedist-{os.getuid()}")  # noqa: S108  (checked below)
+    persist(lambda: place.mkdir(mode=0o700, exist_ok=True), place, "make a directory for notes")
+    status = place.lstat()
+    if status.st_uid != os.getuid() or not place.is_dir() or place.is_symlink():
+        raise FsAccessError(
+            "another user's directory is where this user's notes belong",
+            where={"path": place},
+            seen=f"owner {status.st_uid}",
+            expected=f"a directory of user {os.getuid()}",
+            hint=f"set {envvars.COORDINATION_DIR}",
+        )
+    return place

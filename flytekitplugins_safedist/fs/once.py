@@ -1,0 +1,237 @@
+"""``once_per_job`` and ``once_per_node``: one caller does the work, all have its result, or its error, at once.
+
+Each attempt at the work is a *generation* with two notes on the board: who works, and how it ended. Both are left by
+"the first wins", so there is one worker and one verdict, whoever is slow, dead, or comes back from the dead: a worker
+that was declared lost finds that verdict in the place of its own, and its result counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from ..errors import FsError, FsTimeoutError, WorkerLostError, WorkFailedError
+from . import facts
+from .context import timeout_s
+from .group import Group, default_group
+from .process import ProcessRecord, boot_id, is_provably_dead, pid_namespace, this_process
+from .values import decode, encode
+
+T = TypeVar("T")
+OnDeath = Literal["fail", "takeover"]
+
+LOOK_S = 0.5
+"""How often waiters look after the worker's health. A worker that died on their own machine is noticed within this."""
+PULSE_S = 5.0
+MOST_WORKERS = 3
+"""Work that kills three workers kills the fourth too."""
+
+
+def once_per_job(
+    key: str,
+    work: Callable[[], T],
+    *,
+    on_death: OnDeath = "fail",
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> T:
+    """Have ``work`` done by exactly one rank of the job; return its result in every rank that calls this.
+
+    The first to come works. A later call with the same key, from any rank or thread, returns the same result: it is
+    once per job (once per round, after a restart of the ranks).
+
+    Args:
+        key: names the work; the same in all ranks.
+        work: makes a small value that can be written down (numbers, text, bytes, paths, lists, dicts). With
+            ``on_death="takeover"`` it may run again after a worker died in the middle: let it publish what it makes
+            with ``atomic_write`` or ``atomic_dir``.
+        on_death: when the worker dies, every caller fails at once ("fail"), or one of them takes over ("takeover").
+            Its death is noticed within ``LOOK_S`` seconds by callers on its machine, and told to all; when nobody can
+            judge (its whole machine is gone), after the board's lease: 60 s for a store, 180 s for network files. A
+            takeover after such a silence may overlap with a worker that was only frozen: its result is void.
+        timeout: seconds to wait for another's work; without it SAFEDIST_FS_TIMEOUT, without that five minutes.
+        group: the ranks; without it ``default_group()``.
+
+    Raises:
+        WorkFailedError: the work raised. Every caller gets this, with type, message and traceback of the one error.
+        WorkerLostError: the worker died or fell silent (``on_death="fail"``), or three in a row did.
+        FsTimeoutError: it was not done in time.
+    """
+    return _once(group or default_group(), f"job/{key}", work, on_death, timeout)
+
+
+def once_per_node(
+    key: str,
+    work: Callable[[], T],
+    *,
+    on_death: OnDeath = "fail",
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> T:
+    """As ``once_per_job``, but on every node one of its ranks works and the others of that node have its result."""
+    group = group or default_group(per_node=True)
+    return _once(group, f"node{group.identity.node_rank}/{key}", work, on_death, timeout)
+
+
+def once_per_part(
+    part: str, key: str, work: Callable[[], T], *, on_death: OnDeath, timeout: float | None, group: Group
+) -> T:
+    """As ``once_per_job``, for the ranks that name the same ``part`` of the job (those that share a file system)."""
+    return _once(group, f"{part}/{key}", work, on_death, timeout)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: ProcessRecord
+    rank: int
+    thread: int
+    token: str
+
+    def to_text(self) -> str:
+        return json.dumps(
+            {"rank": self.rank, "thread": self.thread, "token": self.token, "process": self.process.to_dict()}
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> _Worker:
+        values = json.loads(text)
+        process = ProcessRecord.from_dict(values["process"])
+        return cls(process, int(values["rank"]), int(values["thread"]), str(values["token"]))
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.process})"
+
+
+def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, timeout: float | None) -> T:
+    deadline = time.monotonic() + timeout_s(timeout)
+    me = _Worker(this_process(), group.identity.rank, threading.get_ident(), secrets.token_hex(16))
+    for generation in range(MOST_WORKERS):
+        place = f"once/{key}/{generation}"
+        worker = _Worker.from_text(group.board.put_once(f"{place}/worker", me.to_text()))
+        if worker.token == me.token:
+            verdict = _work(group, place, key, me, work)
+        else:
+            if (worker.process, worker.thread) == (me.process, me.thread) and group.board.get(f"{place}/end") is None:
+                raise FsError("this work waits for itself", where={"key": key}, hint="use another key inside the work")
+            verdict = _await(group, place, key, worker, deadline)
+        if "value" in verdict:
+            result: T = decode(verdict["value"])
+            return result
+        if "error" in verdict:
+            raise _failed(key, verdict)
+        if on_death == "fail":
+            break
+    raise WorkerLostError(
+        "the rank that did the work for the others is lost",
+        where={"key": key, "worker": verdict["worker"], "board": group.board.where},
+        seen=verdict["lost"],
+        hint="see why it ended (out of memory?); on_death='takeover' lets another rank do the work",
+    )
+
+
+def _work(group: Group, place: str, key: str, me: _Worker, work: Callable[[], Any]) -> dict[str, str]:
+    facts_of_me = {"worker": str(me)}
+    failure: BaseException | None = None
+    with _Pulse(group, place):
+        try:
+            verdict = {**facts_of_me, "value": encode(work())}
+        except BaseException as error:
+            failure = error
+            text = "".join(traceback.format_exception(error))[-20_000:]
+            summary = f"{type(error).__name__}: {error}"
+            verdict = {**facts_of_me, "error": summary, "traceback": text}
+        agreed: dict[str, str] = json.loads(group.board.put_once(f"{place}/end", json.dumps(verdict)))
+    if "lost" in agreed:
+        raise WorkerLostError(
+            "this rank was declared lost while it worked, and its result is void",
+            where={"key": key, "worker": str(me)},
+            seen=agreed["lost"],
+            hint="it was frozen or cut off; the ranks that still counted on it have failed or taken over",
+        ) from failure
+    if failure is not None:
+        if not isinstance(failure, Exception):
+            raise failure  # KeyboardInterrupt and SystemExit stay what they are where they happened
+        raise _failed(key, agreed) from failure
+    return agreed
+
+
+def _await(group: Group, place: str, key: str, worker: _Worker, deadline: float) -> dict[str, str]:
+    watch = _Watch(group, place, worker)
+    while True:
+        left = deadline - time.monotonic()
+        text = group.board.wait(f"{place}/end", max(0.0, min(LOOK_S, left)))
+        if text is None and (lost := watch.lost()):
+            verdict = {"worker": str(worker), "lost": f"{lost}, says rank {group.identity.rank}"}
+            text = group.board.put_once(f"{place}/end", json.dumps(verdict))
+        if text is not None:
+            agreed: dict[str, str] = json.loads(text)
+            return agreed
+        if left <= 0:
+            raise FsTimeoutError(
+                "the work that one rank does for the others was not done in time",
+                where={"key": key, "worker": worker, "board": group.board.where, "host": facts.host()},
+                seen=watch.state,
+                hint="give long work a longer timeout=, or see what the worker is waiting for",
+            )
+
+
+class _Watch:
+    """Is the worker alive? By the kernel where it can be asked, by its pulse where not."""
+
+    def __init__(self, group: Group, place: str, worker: _Worker) -> None:
+        self._group, self._place, self._worker = group, place, worker
+        self._judge = (worker.process.boot_id, worker.process.pid_ns) == (boot_id(), pid_namespace()) and boot_id()
+        self._pulse: str | None = None
+        self._heard = time.monotonic()
+        self.state = "alive, and still at work"
+
+    def lost(self) -> str:
+        """Why the worker counts as lost; empty while it does not."""
+        if self._judge:
+            return f"{self._worker.process} has died" if is_provably_dead(self._worker.process) else ""
+        pulse = self._group.board.get(f"{self._place}/pulse")
+        now = time.monotonic()
+        if pulse != self._pulse:
+            self._pulse, self._heard = pulse, now
+        silent = now - self._heard
+        self.state = f"last sign of life {silent:.0f} s ago"
+        return f"no sign of life for {silent:.0f} s" if silent > self._group.board.lease_s else ""
+
+
+class _Pulse:
+    """Shows every PULSE_S seconds, from a thread, that the worker lives."""
+
+    def __init__(self, group: Group, place: str) -> None:
+        self._group, self._place = group, place
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="safedist-fs-pulse", daemon=True)
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self._done.wait(PULSE_S):
+            beats += 1
+            try:
+                self._group.board.put(f"{self._place}/pulse", str(beats))
+            except FsError:  # the waiters see silence, and the worker its own error when it is done
+                return
+
+    def __enter__(self) -> None:
+        if self._group.identity.world_size > 1:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+
+def _failed(key: str, verdict: dict[str, str]) -> WorkFailedError:
+    return WorkFailedError(
+        "the work that one rank does for the others has failed",
+        where={"key": key, "worker": verdict["worker"]},
+        seen=f"{verdict['error']}\n{verdict['traceback']}",
+    )

@@ -1,0 +1,220 @@
+"""``publish``: a directory made by many ranks that readers see whole, or not at all.
+
+Every rank writes its part aside, says how that went, and one of them gives the whole its name by one rename. If a rank
+fails or does not come, nothing is published and all ranks are told why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from ..errors import FsError, FsUnsupportedError, PathBlockedError, PublishError
+from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
+from .barriers import exchange, leave_word
+from .calls import explain, persist
+from .debris import aside
+from .dirs import ensure_dir
+from .facts import mount_of
+from .group import Group, default_group
+from .once import once_per_part
+from .scope import shared_scope
+from .waiting import wait_for
+
+MARKER = ".safedist-published"
+
+
+@contextmanager
+def publish(
+    path: str | os.PathLike[str],
+    *,
+    commit: Literal["rename", "marker"] = "rename",
+    exists: Exists = "fail",
+    shared: Literal["probe", "yes"] = "probe",
+    durable: bool = True,
+    timeout: float | None = None,
+    group: Group | None = None,
+) -> Iterator[Path]:
+    """Write this rank's part of the directory ``path``; all ranks call it, and all parts become visible together.
+
+    The block gets a directory of this rank's own; what it leaves there ends up in ``path``, merged with the parts of
+    the others. Two ranks that leave a file of the same name is an error. On return ``path`` is visible to the caller.
+
+    Args:
+        path: the directory to publish, on a file system that all ranks share. Its parent is made if need be.
+        commit: "rename" publishes in one step. "marker" is for mounts of object stores, where renaming a directory is
+            neither cheap nor atomic: parts are written into ``path`` itself, with names that must not collide, and a
+            file named ``.safedist-published`` comes last: readers ask ``is_published`` before they read.
+        exists: when ``path`` exists: "fail", "keep" it, or "replace" it; see ``atomic_dir``.
+        shared: "yes" spares the probing whether all ranks see one file system (``shared_scope``).
+        durable: fsync everything before it is published.
+        timeout: seconds for the ranks to come together, at the beginning and at the end; see ``barrier``.
+        group: the ranks; without it ``default_group()``.
+
+    Raises:
+        PublishError: in every rank, when one of them failed; names the first of them and its error.
+        FsTimeoutError: in every rank, when one of them did not come; names it.
+        FsError: the subclass that fits the trouble of this rank.
+    """
+    target = Path(path)
+    group = group or default_group()
+    if commit == "marker" and (exists != "fail" or is_published(target)):
+        raise PathBlockedError(
+            "a directory that is committed by marker cannot be published again",
+            where={"path": target},
+            hint="publish under a new name",
+        )
+    ensure_dir(target.parent)
+    if shared == "probe":
+        scope = shared_scope(target.parent, timeout=timeout, group=group)
+        if scope.kind != "job":
+            raise PublishError(
+                "the ranks do not share the file system to publish on",
+                where={"path": target, "file_system": str(mount_of(target.parent))},
+                seen=f"one per {scope.kind}",
+                hint="publish on a shared volume, or let each node publish its own directory with atomic_dir",
+            )
+    draft = _agree_on_draft(target, group, commit)
+    part = draft if commit == "marker" else draft / f".part-{group.identity.rank}-{secrets.token_hex(4)}"
+    trouble: BaseException | None = None
+    try:
+        ensure_dir(part)
+        yield part
+        if durable:
+            fsync_tree(part)
+        if commit == "rename":
+            _merge(part, draft)
+    except BaseException as error:
+        trouble = error
+    _finish(target, draft, trouble, commit=commit, exists=exists, durable=durable, timeout=timeout, group=group)
+
+
+def is_published(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory that is committed by marker is complete."""
+    return (Path(path) / MARKER).exists()
+
+
+def _agree_on_draft(target: Path, group: Group, commit: str) -> Path:
+    if commit == "marker":
+        return target
+    turn = group.turn("publish")
+    # A path relative to the target's parent: the ranks may see that under different names.
+    return target.parent / group.board.put_once(f"publish/{turn}/draft", aside(target).name)
+
+
+def _finish(
+    target: Path,
+    draft: Path,
+    trouble: BaseException | None,
+    *,
+    commit: str,
+    exists: Exists,
+    durable: bool,
+    timeout: float | None,
+    group: Group,
+) -> None:
+    said = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
+    if trouble is not None and not isinstance(trouble, Exception):  # Ctrl-C, exit: tell the others, and go
+        leave_word("publish", said, group)
+        raise trouble
+    try:
+        reports = exchange("publish", said, timeout=timeout, group=group)
+    except FsError:
+        if commit == "rename":
+            shutil.rmtree(draft, ignore_errors=True)
+        if trouble is not None:
+            raise trouble from None
+        raise
+    failed = [(rank, report) for rank, report in enumerate(reports) if report]
+    if failed:
+        if commit == "rename":
+            shutil.rmtree(draft, ignore_errors=True)
+        if trouble is not None:
+            raise trouble
+        rank, report = failed[0]
+        raise PublishError(
+            f"nothing was published: {len(failed)} of {len(reports)} ranks failed",
+            where={"path": target, "first_failed_rank": rank},
+            seen=report,
+            hint="see that rank's own error",
+        )
+    turn = group.turn("publish/commit")
+    # The inode is looked up by all before anyone renames (else it could be gone): a second committer, after the death
+    # of the first, recognises the deed as done by it.
+    inode = 0 if commit == "marker" else int(_agreed_inode(draft, group, turn))
+    once_per_part(
+        "publish",
+        f"commit/{turn}",
+        lambda: _commit(target, draft, inode, commit, exists=exists, durable=durable),
+        on_death="takeover",
+        timeout=timeout,
+        group=group,
+    )
+    wait_for(target / MARKER if commit == "marker" else target, timeout=timeout)
+
+
+def _agreed_inode(draft: Path, group: Group, turn: int) -> str:
+    inode = persist(lambda: draft.stat().st_ino, draft, "look at the draft")
+    return group.board.put_once(f"publish/{turn}/inode", str(inode))
+
+
+def _commit(target: Path, draft: Path, inode: int, commit: str, *, exists: Exists, durable: bool) -> None:
+    if commit == "marker":
+        with atomic_write(target / MARKER, durable=durable):
+            return
+    if _inode(target) != inode:  # else the committer before this one had done it when it died
+        if durable:
+            fsync_tree(draft)
+        publish_dir(draft, target, exists=exists)
+    shutil.rmtree(draft, ignore_errors=True)  # what was replaced, or is not needed
+    if durable:
+        fsync_dir(target.parent)
+
+
+def _inode(path: Path) -> int | None:
+    def look() -> int | None:
+        try:
+            return path.stat().st_ino
+        except FileNotFoundError:
+            return None
+
+    return persist(look, path, "see what has the name now")
+
+
+def _merge(part: Path, into: Path) -> None:
+    """Move what is in ``part`` into the common draft. link(2) refuses a name that another rank has used."""
+    for place in sorted(part.iterdir()):
+        goal = into / place.name
+        if place.is_dir() and not place.is_symlink():
+            ensure_dir(goal)
+            _merge(place, goal)
+        else:
+            _move(place, goal)
+    persist(part.rmdir, part, "remove the emptied part")
+
+
+def _move(place: Path, goal: Path) -> None:
+    try:
+        os.link(place, goal, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.EEXIST and goal.lstat().st_ino != place.lstat().st_ino:
+            raise PathBlockedError(
+                "two ranks left a file of the same name",
+                where={"path": goal.name},
+                hint="put the rank into the name",
+            ) from error
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise FsUnsupportedError(
+                "this file system has no hard links, which keep two ranks from overwriting each other's files",
+                where={"path": goal, "file_system": str(mount_of(goal.parent))},
+                hint='use commit="marker"',
+            ) from error
+        if error.errno != errno.EEXIST:
+            raise explain(error, goal, "move this rank's part in") from error
+    persist(lambda: place.unlink(missing_ok=True), place, "remove the moved file's old name")

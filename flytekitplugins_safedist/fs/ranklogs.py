@@ -1,0 +1,115 @@
+"""Append-only logs, one file per rank, that merge into one: no rank waits for another, no line is ever torn apart.
+
+Appending to one shared file is not safe on network file systems: NFS has no atomic append (open(2), O_APPEND).
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import FsError
+from .calls import explain, persist
+from .context import current_identity
+from .dirs import ensure_dir
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a merged log. ``time_ns``: nanoseconds since 1970, by the writing host's clock."""
+
+    time_ns: int
+    rank: int
+    number: int
+    value: Any
+
+
+class RankLog:
+    """This rank's log in ``directory``; thread-safe; a context manager.
+
+    Args:
+        directory: shared or not; made if it is not there. Files of several runs may lie in it together.
+        rank: whose; without it the caller's.
+        durable: fsync after every line.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, rank: int | None = None, durable: bool = False) -> None:
+        self.rank = current_identity().rank if rank is None else rank
+        # A new name for every process: two of them never write to one file, not even a rank and its successor.
+        name = f"rank-{self.rank:05d}.{time.time_ns()}.{secrets.token_hex(4)}.jsonl"
+        self.path = ensure_dir(directory) / name
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        self._handle = persist(lambda: os.open(self.path, flags, 0o666), self.path, "open the log")
+        self._durable = durable
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def append(self, value: Any) -> None:
+        """Append a value that JSON can say.
+
+        Raises:
+            FsError: it cannot be said, or not be written (NoSpaceError, …).
+        """
+        with self._lock:
+            entry = {"t": time.time_ns(), "r": self.rank, "n": self._number, "v": value}
+            try:
+                line = json.dumps(entry).encode() + b"\n"  # JSON escapes newlines: one entry, one line
+            except (TypeError, ValueError) as error:
+                raise FsError("this value cannot be logged", seen=str(error), expected="what JSON can say") from error
+            self._number += 1
+            try:
+                written = os.write(self._handle, line)
+                if written < len(line):  # the disk has just become full: end the line, so that the next is its own
+                    os.write(self._handle, b"\n")
+                if self._durable:
+                    os.fsync(self._handle)
+            except OSError as error:
+                raise explain(error, self.path, "append to the log") from error
+            if written < len(line):
+                raise explain(OSError(28, os.strerror(28)), self.path, "append to the log")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._handle >= 0:
+                handle, self._handle = self._handle, -1
+                try:
+                    os.close(handle)
+                except OSError as error:
+                    raise explain(error, self.path, "close the log") from error
+
+    def __enter__(self) -> RankLog:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+
+def merge_logs(directory: str | os.PathLike[str]) -> Iterator[Entry]:
+    """The entries of all ranks' logs in ``directory``, ordered by time, then rank, then number.
+
+    A rank's own entries keep their order even if its clock was set back. Lines cut off by a crash or a full disk are
+    left out. Holds one line per file in memory.
+    """
+    files = sorted(Path(directory).glob("rank-*.jsonl"))
+    yield from heapq.merge(*map(_entries, files), key=lambda entry: (entry.time_ns, entry.rank, entry.number))
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    latest = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                values = json.loads(line)
+                latest = max(latest, int(values["t"]))
+                yield Entry(latest, int(values["r"]), int(values["n"]), values["v"])
+            except (ValueError, KeyError, TypeError):
+                continue

@@ -1,0 +1,194 @@
+"""``shared_scope``: is a path one file system for the whole job, one per node, or one per rank? Found out by asking.
+
+Every rank leaves a file of its own under the path, all meet, and every rank says whose files it sees. What is seen is
+proof: the names are random. What is not seen is believed only after a grace, because network clients are slow to show
+it; unless no grace can help: a local file system of one kernel and any of another are two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import FsError
+from .barriers import barrier, exchange
+from .calls import persist
+from .dirs import ensure_dir
+from .facts import mount_of
+from .group import Group, default_group
+from .identity import Identity
+from .process import boot_id
+from .waiting import pauses, refresh
+
+Kind = Literal["job", "node", "rank", "mixed"]
+
+GRACE_S = 75.0
+"""Longer than the 60 s for which NFS and parallel file systems have been seen to hide a new name."""
+
+
+@dataclass(frozen=True)
+class SharedScope:
+    """Who shares the file system under a path.
+
+    Args:
+        kind: "job": one for all ranks; "node": one per node; "rank": one per rank; "mixed": none of these.
+        parts: the ranks that share, as disjoint tuples in ascending order.
+        path: what was asked about.
+        rank: who asked.
+    """
+
+    kind: Kind
+    parts: tuple[tuple[int, ...], ...]
+    path: Path
+    rank: int
+
+    @property
+    def part(self) -> int:
+        """The index of the caller's part."""
+        return next(index for index, ranks in enumerate(self.parts) if self.rank in ranks)
+
+    @property
+    def leader(self) -> int:
+        """The rank that acts for the caller's part: its lowest."""
+        return self.parts[self.part][0]
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader == self.rank
+
+
+def shared_scope(
+    path: str | os.PathLike[str],
+    *,
+    declared: Literal["job", "node", "rank"] | None = None,
+    timeout: float | None = None,
+    grace: float = GRACE_S,
+    group: Group | None = None,
+) -> SharedScope:
+    """Find out who shares the directory ``path``; every rank must call it, at the same point.
+
+    Args:
+        path: a directory; made if it is not there.
+        declared: the user's own word, which wins: nothing is probed.
+        timeout: seconds for the ranks to come together; see ``barrier``.
+        grace: seconds to wait for the files of ranks that might share a slow network file system. They are spent
+            only where such files stay away: on separate mounts of network file systems.
+        group: the ranks; without it ``default_group()``.
+
+    Raises:
+        FsError: a rank could not make or write the directory. All ranks get it, naming that rank.
+        FsTimeoutError: a rank did not come.
+    """
+    place = Path(path)
+    group = group or default_group()
+    me = group.identity
+    if me.single:
+        return SharedScope("job", ((0,),), place, 0)
+    if declared is not None:
+        return _declared(declared, place, group, timeout)
+    turn = group.turn("scope")
+    token = group.board.put_once(f"scope/{turn}/token", secrets.token_hex(8))
+    probe = place / f".safedist-scope-{token}-{me.rank}"
+    try:
+        report = {"node": me.node_rank, **_leave(place, probe)}
+        tables = _all(exchange("scope/place", json.dumps(report), timeout=timeout, group=group), place)
+        seen = _look(place, token, tables, me, grace)
+        views = [json.loads(text) for text in exchange("scope/seen", json.dumps(seen), timeout=timeout, group=group)]
+        barrier("scope/read", timeout=timeout, group=group)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    parts = partition(views)
+    return SharedScope(kind_of(parts, [table["node"] for table in tables]), parts, place, me.rank)
+
+
+def _leave(place: Path, probe: Path) -> dict[str, Any]:
+    try:
+        ensure_dir(place)
+        persist(probe.touch, probe, "leave a probe")
+    except FsError as error:
+        return {"error": str(error)}
+    return {"local": mount_of(place).is_local, "boot": boot_id()}
+
+
+def _all(texts: Sequence[str], place: Path) -> list[dict[str, Any]]:
+    tables: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    broken = {rank: table["error"] for rank, table in enumerate(tables) if "error" in table}
+    if broken:
+        rank, error = next(iter(broken.items()))
+        others = f" (and {len(broken) - 1} more ranks)" if len(broken) > 1 else ""
+        raise FsError(f"rank {rank}{others} cannot use the directory", where={"path": place}, seen=error)
+    return tables
+
+
+def _look(place: Path, token: str, tables: Sequence[Mapping[str, Any]], me: Identity, grace: float) -> list[int]:
+    """The ranks whose probes this rank sees, after all the patience that can help."""
+    mine = tables[me.rank]
+    may_be_late = {rank for rank, table in enumerate(tables) if not (mine["local"] or table["local"])}
+    deadline = time.monotonic() + grace
+    prefix = f".safedist-scope-{token}-"
+    for pause in pauses(me.world_size):
+        refresh(place / prefix)
+        names = persist(lambda: os.listdir(place), place, "list the probes")  # noqa: PTH208
+        seen = {int(name[len(prefix) :]) for name in names if name.startswith(prefix)} | {me.rank}
+        left = deadline - time.monotonic()
+        if may_be_late <= seen or left <= 0:
+            break
+        time.sleep(min(pause, left))
+    return sorted(seen)
+
+
+def partition(views: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Who shares with whom, if rank i sees the ranks ``views[i]``. Pure.
+
+    One sighting is proof of sharing, in both directions, and through third ranks.
+    """
+    parent = list(range(len(views)))
+
+    def root(rank: int) -> int:
+        while parent[rank] != rank:
+            rank = parent[rank]
+        return rank
+
+    for rank, seen in enumerate(views):
+        for other in seen:
+            low, high = sorted((root(rank), root(other)))
+            parent[high] = low
+    parts: dict[int, list[int]] = {}
+    for rank in range(len(views)):
+        parts.setdefault(root(rank), []).append(rank)
+    return tuple(tuple(parts[first]) for first in sorted(parts))
+
+
+def kind_of(parts: Sequence[Sequence[int]], nodes: Sequence[int]) -> Kind:
+    """The name of a partition, given each rank's node. Pure."""
+    if len(parts) == 1:
+        return "job"
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    found = {tuple(part) for part in parts}
+    if found == {tuple(ranks) for ranks in by_node.values()}:
+        return "node"
+    if all(len(part) == 1 for part in parts):
+        return "rank"
+    return "mixed"
+
+
+def _declared(kind: Literal["job", "node", "rank"], place: Path, group: Group, timeout: float | None) -> SharedScope:
+    me = group.identity
+    if kind == "job":
+        parts: tuple[tuple[int, ...], ...] = (tuple(range(me.world_size)),)
+    elif kind == "rank":
+        parts = tuple((rank,) for rank in range(me.world_size))
+    else:
+        nodes = [int(text) for text in exchange("scope/declared", str(me.node_rank), timeout=timeout, group=group)]
+        parts = tuple(tuple(r for r, n in enumerate(nodes) if n == node) for node in sorted(set(nodes)))
+    return SharedScope(kind, parts, place, me.rank)

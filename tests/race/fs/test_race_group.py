@@ -1,0 +1,481 @@
+"""once_*, barrier, shared_scope, publish and download_once among real processes, over files and over a torch store.
+
+"Nodes" are simulated here: groups of processes of one machine with different GROUP_RANK, and FUSE mounts as their
+file systems. The containers tests do it with machines' worth of isolation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.errors import (
+    DownloadError,
+    FsError,
+    FsTimeoutError,
+    PublishError,
+    WorkerLostError,
+    WorkFailedError,
+)
+from flytekitplugins_safedist.fs import (
+    atomic_dir,
+    barrier,
+    download_once,
+    exchange,
+    file_group,
+    identity_from_env,
+    is_published,
+    once,
+    once_per_job,
+    once_per_node,
+    process,
+    publish,
+    shared_scope,
+    torch_group,
+    use_group,
+)
+from tests.fusefs import FuseMount, require
+from tests.race.fs.ranks import pause, processes, rank_env
+
+LONG = 3600.0  # no test waits for this: an outcome within its own bound shows that nothing waited for a time-out
+
+
+@pytest.fixture(params=["files", "store"])
+def meet(request, tmp_path):
+    """A function that gives the calling rank its group."""
+    if request.param == "files":
+        yield lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))
+        return
+    import torch.distributed as dist
+
+    def serve() -> None:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+        pause(str(store.port))
+
+    # In a process of its own: to fork one that has the store's threads can deadlock the child.
+    with processes([(serve,)]) as (server,):
+        port = int(str(server.next_message()))
+
+        def connect() -> None:
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+            use_group(torch_group(store, identity=identity_from_env(os.environ)))
+
+        yield connect
+
+
+@contextmanager
+def ranks(count, work, *, meet=None, per_node=None):
+    """``work(rank)`` in ``count`` processes with torchrun's environment."""
+
+    def start(rank):
+        if meet is not None:
+            meet()
+        return work(rank)
+
+    envs = [rank_env(rank, count, per_node) for rank in range(count)]
+    with processes([(start, rank) for rank in range(count)], envs) as started:
+        yield started
+
+
+def _values(started):
+    return [one.outcome(within=60).get() for one in started]
+
+
+def _note(place: Path, text: str) -> None:
+    handle = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.write(handle, text.encode() + b"\n")
+    os.close(handle)
+
+
+# --- once ----------------------------------------------------------------------------------------------------------
+def test_one_of_16_works_and_all_have_its_result(meet, tmp_path):
+    def work(rank):
+        def once_only():
+            _note(tmp_path / "worked", str(rank))
+            return {"path": tmp_path / "model", "bytes": b"\0", "by": rank}
+
+        return once_per_job("load", once_only, timeout=LONG), once_per_job("load", once_only, timeout=LONG)
+
+    with ranks(16, work, meet=meet) as started:
+        results = _values(started)
+    (worked,) = (tmp_path / "worked").read_text().split()
+    assert all(result == ({"path": tmp_path / "model", "bytes": b"\0", "by": int(worked)},) * 2 for result in results)
+
+
+def test_once_per_node_works_once_on_each_node(meet, tmp_path):
+    def work(rank):
+        return once_per_node("load", lambda: _note(tmp_path / "worked", str(rank)) or rank // 2, timeout=LONG)
+
+    with ranks(4, work, meet=meet, per_node=2) as started:
+        assert _values(started) == [0, 0, 1, 1]
+    assert sorted(int(rank) // 2 for rank in (tmp_path / "worked").read_text().split()) == [0, 1]
+
+
+def test_an_error_reaches_everyone_with_its_traceback(meet):
+    def work(rank):
+        def fails():
+            raise FileNotFoundError("no such bucket")
+
+        return once_per_job("load", fails, timeout=LONG)
+
+    with ranks(4, work, meet=meet) as started:
+        errors = [one.outcome(within=60).error() for one in started]
+    assert {type(error) for error in errors} == {WorkFailedError}
+    assert all("FileNotFoundError: no such bucket" in str(error) and "in fails" in str(error) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+
+
+def _stopping_work(rank):
+    pause("working")
+    return rank
+
+
+@pytest.mark.parametrize("on_death", ["fail", "takeover"])
+def test_a_worker_killed_in_the_middle_is_noticed_by_all(meet, on_death):
+    def work(rank):
+        if rank != 0:
+            pause("ready")
+        return once_per_job("load", lambda: _stopping_work(rank), on_death=on_death, timeout=LONG)
+
+    with ranks(4, work, meet=meet) as started:
+        started[0].until("working")
+        for other in started[1:]:
+            other.until("ready")
+            other.resume()
+        started[0].kill()
+        if on_death == "fail":
+            errors = [other.outcome(within=60).error() for other in started[1:]]
+            assert {type(error) for error in errors} == {WorkerLostError}
+            assert all("rank 0 (pid" in str(error) and "has died" in str(error) for error in errors)
+        else:
+            heir = next(other for other in _whoever_is_at(started[1:], "working"))
+            heir.resume()
+            values = _values(started[1:])
+            assert len(set(values)) == 1
+            assert values[0] in (1, 2, 3)
+
+
+def _whoever_is_at(started, point):
+    from multiprocessing.connection import wait
+
+    for channel in wait([one._here for one in started], timeout=60):
+        one = next(one for one in started if one._here is channel)
+        one.until(point)
+        yield one
+
+
+def test_a_worker_killed_before_the_work_and_one_killed_after_it(meet):
+    """Before: another one works. After: the result stands."""
+
+    def work(rank):
+        pause("before")
+        value = once_per_job("load", lambda: rank, timeout=LONG)
+        pause("after")
+        return value
+
+    with ranks(3, work, meet=meet) as started:
+        for one in started:
+            one.until("before")
+        started[0].kill()
+        started[1].resume()
+        started[1].until("after")
+        started[1].kill()
+        started[2].resume()
+        started[2].until("after")
+        started[2].resume()
+        assert started[2].outcome(within=60).get() == 1
+
+
+def test_a_frozen_worker_elsewhere_is_given_up_after_the_lease_and_its_late_result_is_void(meet):
+    def work(rank):
+        from flytekitplugins_safedist.fs import default_group
+
+        default_group().board.lease_s = 0.3
+        once.LOOK_S, once.PULSE_S = 0.05, 0.05
+        process.boot_id = once.boot_id = lambda: f"machine-{rank}"  # nobody can judge anybody: another machine
+        if rank == 1:
+            pause("ready")
+        return once_per_job("load", lambda: _stopping_work(rank), timeout=LONG)
+
+    with ranks(2, work, meet=meet) as started:
+        started[0].until("working")
+        started[1].until("ready")
+        os.kill(started[0].pid, signal.SIGSTOP)
+        started[1].resume()
+        error = started[1].outcome(within=60).error()
+        assert isinstance(error, WorkerLostError)
+        assert "no sign of life" in str(error)
+        os.kill(started[0].pid, signal.SIGCONT)
+        started[0].resume()
+        late = started[0].outcome(within=60).error()
+        assert isinstance(late, WorkerLostError)
+        assert "its result is void" in str(late)
+
+
+def test_work_that_waits_for_itself_is_told_so(meet):
+    with ranks(2, lambda rank: once_per_job("k", lambda: once_per_job("k", int), timeout=LONG), meet=meet) as started:
+        errors = [one.outcome(within=60).error() for one in started]
+    assert all("waits for itself" in str(error) for error in errors)
+
+
+# --- barrier -------------------------------------------------------------------------------------------------------
+def test_nobody_passes_a_barrier_before_all_have_come(meet, tmp_path):
+    def work(rank):
+        for turn in range(20):
+            _note(tmp_path / f"came-{turn}", str(rank))
+            barrier(timeout=LONG)
+            if len((tmp_path / f"came-{turn}").read_text().split()) != 8:
+                return f"turn {turn}"
+            barrier("second", timeout=LONG)
+        return exchange("names", f"rank {rank}", timeout=LONG)
+
+    with ranks(8, work, meet=meet) as started:
+        assert _values(started) == [[f"rank {rank}" for rank in range(8)]] * 8
+
+
+def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
+    def work(rank):
+        if rank in (1, 3):
+            pause("absent")
+        barrier(timeout=LONG if rank == 2 else 0.2)
+
+    with ranks(4, work, meet=meet) as started:
+        errors = [started[rank].outcome(within=60).error() for rank in (0, 2)]
+        started[1].until("absent")
+        started[1].resume()
+        errors.append(started[1].outcome(within=60).error())
+    for error in errors:
+        assert isinstance(error, FsTimeoutError)
+        assert "did not come to the meeting point: 1, 3" in str(error)
+
+
+# --- shared_scope --------------------------------------------------------------------------------------------------
+def _scopes(count, per_node, places, meet, **options):
+    def work(rank):
+        found = shared_scope(places[rank], timeout=LONG, **options)
+        return found.kind, found.parts, found.leader
+
+    with ranks(count, work, meet=meet, per_node=per_node) as started:
+        found = _values(started)
+    for place in places:
+        assert [name for name in os.listdir(place) if "safedist" in name] == []
+    assert len({(kind, parts) for kind, parts, _ in found}) == 1
+    return found[0][0], [leader for _, _, leader in found]
+
+
+def test_one_directory_for_all_is_the_jobs(meet, tmp_path):
+    assert _scopes(4, 2, [tmp_path / "d"] * 4, meet) == ("job", [0, 0, 0, 0])
+
+
+def test_a_directory_for_each_node_is_the_nodes(meet, tmp_path):
+    places = [tmp_path / f"node{rank // 2}" for rank in range(4)]
+    assert _scopes(4, 2, places, meet) == ("node", [0, 0, 2, 2])
+
+
+def test_a_directory_for_each_rank_is_the_ranks(meet, tmp_path):
+    assert _scopes(4, 2, [tmp_path / f"rank{rank}" for rank in range(4)], meet) == ("rank", [0, 1, 2, 3])
+
+
+def test_the_users_word_wins_and_nothing_is_probed(meet, tmp_path):
+    (tmp_path / "d").mkdir()
+    assert _scopes(4, 2, [tmp_path / "d"] * 4, meet, declared="node") == ("node", [0, 0, 2, 2])
+
+
+def test_one_slow_file_system_is_still_known_as_one(tmp_path):
+    require()
+    with ExitStack() as stack:
+        mounts = [
+            stack.enter_context(FuseMount(tmp_path / "server", tmp_path / f"node{node}", late=[0.5, 2], seed=node))
+            for node in range(2)
+        ]
+        meet = lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))  # noqa: E731
+        places = [mounts[rank // 2].path / "data" for rank in range(4)]
+        assert _scopes(4, 2, places, meet)[0] == "job"
+
+
+def test_two_network_file_systems_are_told_apart_after_the_grace(tmp_path):
+    require()
+    with ExitStack() as stack:
+        mounts = [
+            stack.enter_context(FuseMount(tmp_path / f"server{node}", tmp_path / f"node{node}")) for node in range(2)
+        ]
+        meet = lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))  # noqa: E731
+        places = [mounts[rank // 2].path / "data" for rank in range(4)]
+        assert _scopes(4, 2, places, meet, grace=0.5) == ("node", [0, 0, 2, 2])
+
+
+def test_a_rank_that_cannot_write_there_is_named_to_all(meet, tmp_path):
+    (tmp_path / "blocked").write_text("a file")
+
+    def work(rank):
+        shared_scope(tmp_path / ("blocked" if rank == 1 else "fine"), timeout=LONG)
+
+    with ranks(3, work, meet=meet) as started:
+        errors = [one.outcome(within=60).error() for one in started]
+    assert all(isinstance(error, FsError) and "rank 1 cannot use the directory" in str(error) for error in errors)
+
+
+# --- publish -------------------------------------------------------------------------------------------------------
+def _publish_part(target, rank, **options):
+    with publish(target, timeout=LONG, **options) as part:
+        (part / f"shard-{rank}").write_text("whole")
+        (part / "meta").mkdir(exist_ok=True)
+        (part / "meta" / f"{rank}.json").write_text("{}")
+    return sorted(os.listdir(target)), len(os.listdir(target / "meta"))
+
+
+@pytest.mark.parametrize("commit", ["rename", "marker"])
+def test_parts_of_all_ranks_become_one_directory(meet, tmp_path, commit):
+    target = tmp_path / "out" / "ckpt"
+    with ranks(6, lambda rank: _publish_part(target, rank, commit=commit), meet=meet) as started:
+        seen = _values(started)
+    names = ["meta", *(f"shard-{rank}" for rank in range(6))]
+    assert seen == [((names if commit == "rename" else [".safedist-published", *names]), 6)] * 6
+    assert is_published(target) == (commit == "marker")
+    assert os.listdir(tmp_path / "out") == ["ckpt"]
+
+
+def test_one_failing_rank_keeps_everything_back_and_is_named(meet, tmp_path):
+    target = tmp_path / "ckpt"
+
+    def work(rank):
+        with publish(target, timeout=LONG) as part:
+            (part / f"shard-{rank}").write_text("whole")
+            if rank == 2:
+                raise ValueError("nan in the weights")
+
+    with ranks(4, work, meet=meet) as started:
+        errors = [one.outcome(within=60).error() for one in started]
+    assert isinstance(errors[2], ValueError)
+    others = [error for rank, error in enumerate(errors) if rank != 2]
+    assert {type(error) for error in others} == {PublishError}
+    assert all("first_failed_rank=2" in str(error) and "nan in the weights" in str(error) for error in others)
+    assert not target.exists()
+    assert [name for name in os.listdir(tmp_path) if "ckpt" in name] == []
+
+
+def test_two_ranks_with_the_same_file_name_are_told(meet, tmp_path):
+    def work(rank):
+        with publish(tmp_path / "ckpt", timeout=LONG) as part:
+            (part / "model.pt").write_text(str(rank))
+
+    with ranks(2, work, meet=meet) as started:
+        errors = [one.outcome(within=60).error() for one in started]
+    assert any("same name" in str(error) and "model.pt" in str(error) for error in errors)
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_separate_file_systems_are_refused_before_anything_is_written(meet, tmp_path):
+    with ranks(2, lambda rank: _publish_part(tmp_path / f"r{rank}" / "ckpt", rank), meet=meet) as started:
+        errors = [one.outcome(within=60).error() for one in started]
+    assert all(isinstance(error, PublishError) and "do not share" in str(error) for error in errors)
+
+
+def test_a_rank_killed_while_it_writes_leaves_nothing_visible(meet, tmp_path):
+    def work(rank):
+        with publish(tmp_path / "ckpt", timeout=1, shared="yes") as part:
+            (part / f"shard-{rank}").write_text("half")
+            if rank == 1:
+                pause("writing")
+
+    with ranks(3, work, meet=meet) as started:
+        started[1].until("writing")
+        started[1].kill()
+        errors = [started[rank].outcome(within=60).error() for rank in (0, 2)]
+    assert all(isinstance(error, FsTimeoutError) and "meeting point: 1 [" in str(error) for error in errors)
+    assert not (tmp_path / "ckpt").exists()
+
+
+# --- download_once -------------------------------------------------------------------------------------------------
+def test_a_directory_is_fetched_once_per_shared_file_system(meet, tmp_path):
+    with atomic_dir(tmp_path / "bucket") as source:
+        (source / "a").write_text("1")
+        (source / "sub").mkdir()
+        (source / "sub" / "b").write_text("2")
+
+    def work(rank):
+        from flytekitplugins_safedist.fs import downloads
+
+        plain = downloads._by_fsspec
+        downloads._by_fsspec = lambda *args, **kw: _note(tmp_path / "fetched", str(rank)) or plain(*args, **kw)
+        place = download_once(tmp_path / "bucket", tmp_path / f"node{rank // 2}" / "data")
+        return (place / "a").read_text() + (place / "sub" / "b").read_text()
+
+    with ranks(4, work, meet=meet, per_node=2) as started:
+        assert _values(started) == ["12"] * 4
+    assert sorted(int(rank) // 2 for rank in (tmp_path / "fetched").read_text().split()) == [0, 1]
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    body, promised = b"x" * 200_000, 200_000
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.promised))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def web():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/model?signature=secret"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_url_is_fetched_whole_with_progress_and_no_secrets_in_names(tmp_path, web):
+    seen = []
+    digest = hashlib.sha256(_Server.body).hexdigest()
+    place = download_once(web, tmp_path / "model", sha256=digest, progress=seen.append)
+    assert place.read_bytes() == _Server.body
+    assert (seen[-1].done, seen[-1].total) == (200_000, 200_000)
+    with pytest.raises(WorkFailedError) as caught:
+        download_once(web, tmp_path / "other", sha256="0" * 64)
+    assert "not what was expected" in str(caught.value)
+    assert isinstance(caught.value.__cause__, DownloadError)
+    assert "secret" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_connection_that_ends_early_is_an_error_not_a_short_file(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(_Server, "promised", 300_000)
+    with pytest.raises(WorkFailedError, match="download"):
+        download_once(web, tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_fetching_rank_that_is_killed_is_replaced_and_no_half_file_is_seen(meet, tmp_path):
+    (tmp_path / "source").write_bytes(b"y" * 100_000)
+
+    def work(rank):
+        from flytekitplugins_safedist.fs import downloads
+
+        def half_then_stop(uri, draft, *, is_dir):
+            draft.write_bytes(b"y" * 50_000)
+            pause("half")
+            draft.write_bytes(Path(uri).read_bytes())
+
+        downloads._by_fsspec = half_then_stop
+        return len(download_once(tmp_path / "source", tmp_path / "data" / "copy", scope="job").read_bytes())
+
+    with ranks(3, work, meet=meet) as started:
+        (first,) = _whoever_is_at(started, "half")
+        assert os.path.exists(tmp_path / "data")
+        assert not (tmp_path / "data" / "copy").exists()
+        first.kill()
+        (second,) = _whoever_is_at([one for one in started if one is not first], "half")
+        second.resume()
+        assert _values([one for one in started if one is not first]) == [100_000] * 2

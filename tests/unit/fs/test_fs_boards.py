@@ -1,0 +1,120 @@
+"""Every board keeps the same promises: memory, files, and a torch store (a real TCPStore on loopback)."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from flytekitplugins_safedist.errors import FsError, FsIoError, FsTimeoutError, FsUnsupportedError
+from flytekitplugins_safedist.fs.boards import MemoryBoard
+from flytekitplugins_safedist.fs.file_board import FileBoard
+from flytekitplugins_safedist.fs.store_board import StoreBoard
+from tests.fusefs import FuseMount, require
+
+
+def _tcp_store():
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+
+
+@pytest.fixture(params=["memory", "files", "store"])
+def board(request, tmp_path):
+    if request.param == "memory":
+        return MemoryBoard()
+    if request.param == "files":
+        return FileBoard(tmp_path / "board")
+    return StoreBoard(_tcp_store(), "a store")
+
+
+def test_a_note_is_there_after_it_was_left(board):
+    assert board.get("a/b") is None
+    board.put("a/b", "x\n÷")
+    assert board.get("a/b") == "x\n÷"
+    board.put("a/b", "y")
+    assert board.get("a/b") == "y"
+    assert board.wait("a/b", 0.001) == "y"
+    assert board.wait("a/c", 0.01) is None
+
+
+def test_keys_of_any_shape_are_apart(board):
+    keys = ["a", "a/b", "a.note", "a.note/b", "..", "a/../b", "A", "", "x" * 400, "x" * 401, "a b", "\u00fc"]
+    for number, key in enumerate(keys):
+        board.put(f"k/{key}", str(number))
+    assert [board.get(f"k/{key}") for key in keys] == [str(number) for number in range(len(keys))]
+
+
+def test_the_first_wins_and_all_are_told_who(board):
+    told: list[str] = []
+    threads = [threading.Thread(target=lambda i=i: told.append(board.put_once("k", f"by {i}"))) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 16
+    assert set(told) == {board.get("k")}
+
+
+def test_a_waiter_is_woken(board):
+    got: list[str | None] = []
+    thread = threading.Thread(target=lambda: got.append(board.wait("k", 60)))
+    thread.start()
+    board.put("k", "v")
+    thread.join()
+    assert got == ["v"]
+
+
+def test_arrivals_count_each_member_once(board):
+    assert board.count("b") == 0
+    assert [board.arrive("b", 3), board.arrive("b", 0), board.arrive("b", 3)] == [1, 2, 2]
+    assert board.count("b") == 2
+    assert board.members("b", range(5)) == {0, 3}
+    board.put("b/end", "ok")
+    for member in (3, 0):
+        board.forget("b", member)
+    assert board.count("b") == 0
+    assert board.get("b/end") is None
+
+
+def test_files_without_hard_links_are_refused(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client", links=False) as client:
+        board = FileBoard(client.path / "board")
+        with pytest.raises(FsUnsupportedError, match="SAFEDIST_COORDINATION_DIR"):
+            board.put_once("k", "v")
+
+
+class _Frozen:
+    """A store whose host is frozen: no call returns. (A fake: freezing a real host would freeze this test too.)"""
+
+    def __init__(self) -> None:
+        self.thaw = threading.Event()
+
+    def check(self, keys):
+        self.thaw.wait()
+        return False
+
+
+def test_a_frozen_store_is_an_error_and_the_next_call_does_not_wait_again():
+    store = _Frozen()
+    board = StoreBoard(store, "node 0")
+    with pytest.raises(FsTimeoutError, match="does not answer"):
+        board.get("k", within=0.01)
+    with pytest.raises(FsTimeoutError, match="frozen or cut off"):
+        board.get("k", within=3600)
+    store.thaw.set()
+
+
+def test_a_store_that_is_gone_is_our_error():
+    import torch.distributed as dist
+
+    server = _tcp_store()
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=2))
+    board = StoreBoard(client, "node 0")
+    board.put("k", "v")
+    del server
+    with pytest.raises(FsError) as caught:
+        board.put_once("k2", "v")
+    assert isinstance(caught.value, (FsIoError, FsTimeoutError))
