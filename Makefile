@@ -18,7 +18,7 @@ IMAGE_OPTIONS ?=
 # The one line that `make demo` is about.
 DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
 # What CI runs besides, in the shell's words.
-EXAMPLES = $(BIN)/pyflyte run examples/digits_ddp.py digits
+EXAMPLES = $(BIN)/pyflyte run examples/digits_ddp.py digits && $(BIN)/python examples/fs_races.py
 
 BIN := $(VENV)/bin
 CONSTRAINTS := requirements/constraints.txt

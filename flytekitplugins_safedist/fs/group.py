@@ -261,8 +261,8 @@ def _files_from_env(env: Mapping[str, str], identity: Identity, *, per_node: boo
             f"{identity.world_size} ranks have nothing to coordinate over",
             seen="no torch process group, no agent store (or torch not imported), no Horovod, "
             + ("no name of this run" if name is None else f"no {envvars.COORDINATION_DIR}"),
-            hint="call this after torch.distributed or Horovod is initialised, or say use_group(file_group(DIR)); or "
-            f"set {envvars.JOB_ID} (new for each run) and {envvars.COORDINATION_DIR} (a directory that all ranks share)",
+            hint="call this after torch.distributed or Horovod is initialised, or say use_group(file_group(DIR)), or "
+            f"set {envvars.JOB_ID} (new for each run) and {envvars.COORDINATION_DIR} (shared by all ranks)",
         )
     base = Path(root) if root else _own_tmp()
     return file_group(
