@@ -7,7 +7,6 @@ inputs and outputs travel as Flyte literals, converted in the rank itself, so th
 from __future__ import annotations
 
 import faulthandler
-import inspect
 import json
 import os
 import signal
@@ -124,21 +123,10 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
         inputs = payload.native_inputs(job, task, ctx)
         phase_ended("inputs")
         returned = task.task_function(**inputs)
-        if inspect.isawaitable(returned):
-            returned = _await(returned)
         phase_ended("function")
         if order.context.rank == 0:
             payload.write_outputs(task, inputs, returned, order.result)
         phase_ended("outputs")
-
-
-def _await(awaitable: Any) -> Any:
-    import asyncio
-
-    async def wait() -> Any:
-        return await awaitable
-
-    return asyncio.run(wait())
 
 
 def _die_with(parent: int) -> None:
