@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from . import codepath, context, descendants, flytecontext, payload, preload
 from .context import RankContext
