@@ -83,6 +83,7 @@ def publish(
     draft = _agree_on_draft(target, group, commit)
     part = draft if commit == "marker" else draft / f".part-{group.identity.rank}-{secrets.token_hex(4)}"
     trouble: BaseException | None = None
+    inode = 0
     try:
         ensure_dir(part)
         yield part
@@ -90,9 +91,12 @@ def publish(
             fsync_tree(part)
         if commit == "rename":
             _merge(part, draft)
+            # By this a second committer, after the death of the first, knows the deed as done. Looked up before this
+            # rank says that it is ready: after that, another may rename the draft at any moment.
+            inode = persist(lambda: draft.stat().st_ino, draft, "look at the draft")
     except BaseException as error:
         trouble = error
-    _finish(target, draft, trouble, commit=commit, exists=exists, durable=durable, timeout=timeout, group=group)
+    _finish(target, draft, inode, trouble, commit=commit, exists=exists, durable=durable, timeout=timeout, group=group)
 
 
 def is_published(path: str | os.PathLike[str]) -> bool:
@@ -111,6 +115,7 @@ def _agree_on_draft(target: Path, group: Group, commit: str) -> Path:
 def _finish(
     target: Path,
     draft: Path,
+    inode: int,
     trouble: BaseException | None,
     *,
     commit: str,
@@ -145,9 +150,6 @@ def _finish(
             hint="see that rank's own error",
         )
     turn = group.turn("publish/commit")
-    # The inode is looked up by all before anyone renames (else it could be gone): a second committer, after the death
-    # of the first, recognises the deed as done by it.
-    inode = 0 if commit == "marker" else int(_agreed_inode(draft, group, turn))
     once_per_part(
         "publish",
         f"commit/{turn}",
@@ -157,11 +159,6 @@ def _finish(
         group=group,
     )
     wait_for(target / MARKER if commit == "marker" else target, timeout=timeout)
-
-
-def _agreed_inode(draft: Path, group: Group, turn: int) -> str:
-    inode = persist(lambda: draft.stat().st_ino, draft, "look at the draft")
-    return group.board.put_once(f"publish/{turn}/inode", str(inode))
 
 
 def _commit(target: Path, draft: Path, inode: int, commit: str, *, exists: Exists, durable: bool) -> None:

@@ -343,6 +343,28 @@ def test_parts_of_all_ranks_become_one_directory(meet, tmp_path, commit):
     assert os.listdir(tmp_path / "out") == ["ckpt"]
 
 
+def test_a_rank_that_dawdles_after_all_are_ready_finds_it_published(meet, tmp_path):
+    def work(rank):
+        from flytekitplugins_safedist.fs import publishing
+
+        everyone_ready = publishing.exchange
+
+        def dawdle(*args, **options):
+            reports = everyone_ready(*args, **options)
+            if rank == 1:
+                pause("all are ready")
+            return reports
+
+        publishing.exchange = dawdle
+        return _publish_part(tmp_path / "ckpt", rank)
+
+    with ranks(2, work, meet=meet) as started:
+        started[1].until("all are ready")
+        assert started[0].outcome(within=60).get() == (["meta", "shard-0", "shard-1"], 2)
+        started[1].resume()
+        assert started[1].outcome(within=60).get() == (["meta", "shard-0", "shard-1"], 2)
+
+
 def test_one_failing_rank_keeps_everything_back_and_is_named(meet, tmp_path):
     target = tmp_path / "ckpt"
 
