@@ -322,6 +322,7 @@ def main() -> None:
     if options.worker:
         worker()
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwind, so that no rank is left behind
     with tempfile.TemporaryDirectory(prefix="race-project-") as name:
         root = Path(name)
         project = write_project(root / "project")
