@@ -37,7 +37,7 @@ from .jobwide import JobWide
 from .launcher import RankServer
 from .outcome import RankOutcome, root_cause
 from .ranks import Ranks, plan_orders
-from .rendezvous.handler import SafedistHandler
+from .rendezvous.membership import Meeting
 from .restart import Action
 from .scratch import JobScratch
 from .topology import Topology
@@ -92,7 +92,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         *,
         server: RankServer,
         backend: RankBackend,
-        handler: SafedistHandler,
+        handler: Meeting,
         show: Callable[[str], object],
         say: Callable[[str], object],
     ) -> None:
@@ -126,7 +126,6 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._usage_checked = time.monotonic()
         self._job = JobWide(
             handler,
-            nnodes=plan.topology.max_nodes,
             max_restarts=settings.max_restarts,
             stop_seconds=settings.timeouts.stop,
             heartbeat=settings.timeouts.heartbeat,
@@ -140,7 +139,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             JobInterruptedError: a signal told this process to stop; every rank is gone.
             LaunchError, ScratchError, RendezvousError: the ranks could not be started.
         """
-        with _signals_as_exceptions(), _identical_nodes():
+        with _signals_as_exceptions(), _torch_settings():
             started = time.monotonic()
             try:
                 self.run()
@@ -152,7 +151,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             except SignalException as stop:
                 raise JobInterruptedError(
                     f"told to stop by {signal.Signals(stop.sigval).name}; every rank has been ended",
-                    where={"node_rank": self.plan.topology.node_rank},
+                    where={"node_rank": self._handler.node_rank},
                     hint="nothing is wrong with the task; Flyte retries when this was a preemption or an eviction",
                 ) from stop
             finally:
@@ -172,6 +171,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=self._say)
         self._ranks = ranks
         self.report.rounds += 1
+        self.report.result = None
         return ranks.start(fork=self.plan.fork)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -184,11 +184,14 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             ranks.stop()
             return self._decided(ranks, excess)
         self._job.watch_nodes()
-        # Until every node is done this one goes on watching: a failure elsewhere still means a new round here.
-        if not ranks.finished or not self._job.all_done():
+        if not ranks.finished:
             return RunResult(state=WorkerState.HEALTHY)
         self._note_phases(ranks.outcomes())
+        # Before the others are asked: the last of them may end the job before this one looks again.
         self.report.result = ranks.result()
+        # Until every node is done this one goes on watching: a failure elsewhere still means a new round here.
+        if not self._job.all_done():
+            return RunResult(state=WorkerState.HEALTHY)
         values = {worker.global_rank: None for worker in worker_group.workers}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 
@@ -309,19 +312,28 @@ def _signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+_TORCH_SETTINGS: Mapping[str, str] = {
+    # Every node runs the same number of ranks: torch elastic then computes ranks without a word to the store.
+    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
+    # With its shared store, agents keep the address of a pod that was replaced
+    # (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). Only a range of nodes (c10d) reads it.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+
+
 @contextmanager
-def _identical_nodes() -> Iterator[None]:
-    """Every node runs the same number of ranks: torch elastic then computes ranks without a word to the store."""
-    name = "TORCH_ELASTIC_WORKER_IDENTICAL"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+def _torch_settings() -> Iterator[None]:
+    """What torch elastic takes from this process's own variables. Ranks do not inherit them."""
+    before = {name: os.environ.get(name) for name in _TORCH_SETTINGS}
+    os.environ.update(_TORCH_SETTINGS)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def to_stdout(text: str) -> None:

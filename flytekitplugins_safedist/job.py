@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
 
     from .agent import NodePlan, Report
-    from .rendezvous.handler import SafedistHandler
+    from .rendezvous.membership import Meeting
 
 
 @dataclass(frozen=True)
@@ -108,27 +108,34 @@ def run(
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
             preparing = time.monotonic() - started
             opened = open_handler(plan, backend)
-            handler: SafedistHandler | None = opened
+            handler: Meeting | None = opened
             try:
                 agent = NodeAgent(plan, server=running, backend=backend, handler=opened, show=to_stdout, say=say)
                 report = agent.drive()
-                say(_end_line(plan, report, preparing))
+                say(_end_line(report, preparing, opened.node_rank))
                 keep.succeeded = report.verdict is None
-                handler = _in_order(plan, report, opened, flyte)
+                uploads = _uploads(report, opened)
+                handler = _in_order(plan, report, opened, flyte, uploads=uploads)
             finally:
                 if handler is not None:
                     handler.shutdown()
-            return _result(plan, report)
+            return _result(report, uploads=uploads)
+
+
+def _uploads(report: Report, handler: Meeting) -> bool:
+    """Whether this node is the one to upload; for the platform's failures nobody is."""
+    infrastructure = report.verdict is not None and report.verdict.kind is Kind.INFRASTRUCTURE
+    return not infrastructure and handler.uploads
 
 
 def _in_order(
-    plan: NodePlan, report: Report, handler: SafedistHandler, flyte: flytecontext.FlyteSnapshot
-) -> SafedistHandler | None:
+    plan: NodePlan, report: Report, handler: Meeting, flyte: flytecontext.FlyteSnapshot, *, uploads: bool
+) -> Meeting | None:
     """With several nodes, leave when the upload is done; returns the handler where it is for the caller to close."""
     nothing_to_upload = report.verdict is not None and report.verdict.kind is Kind.INFRASTRUCTURE
     if plan.topology.max_nodes == 1 or nothing_to_upload:
         return handler
-    if plan.topology.node_rank == 0:
+    if uploads:
         leaving.stay(handler)
     else:
         say("done here; waiting until node 0 has uploaded")
@@ -136,10 +143,10 @@ def _in_order(
     return None
 
 
-def _result(plan: NodePlan, report: Report) -> Done | Elsewhere | Verdict:
-    if report.verdict is not None and (plan.topology.node_rank == 0 or report.verdict.kind is Kind.INFRASTRUCTURE):
+def _result(report: Report, *, uploads: bool) -> Done | Elsewhere | Verdict:
+    if report.verdict is not None and (uploads or report.verdict.kind is Kind.INFRASTRUCTURE):
         return report.verdict
-    if plan.topology.node_rank != 0:
+    if not uploads:
         return Elsewhere()
     if report.result is None:
         raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
@@ -236,9 +243,9 @@ def _start_line(plan: NodePlan, *, version: str) -> str:
     )
 
 
-def _end_line(plan: NodePlan, report: Report, preparing: float) -> str:
+def _end_line(report: Report, preparing: float, node_rank: int) -> str:
     how = "failed" if report.verdict is not None else "succeeded"
     phases = {"prepare": preparing, **report.seconds}
     total = phases.pop("total") + preparing
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
-    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {plan.topology.node_rank}"
+    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {node_rank}"

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 
 from .errors import NodeLostError
 from .outcome import RankOutcome, is_consequence
-from .rendezvous.handler import SafedistHandler
 from .rendezvous.jobstore import TEXT_LIMIT, Failure
+from .rendezvous.membership import Meeting
 from .restart import Action, Decision, decide, would_repeat
 
 REPORT_SECONDS = 15.0
@@ -83,9 +83,8 @@ class JobWide:
 
     def __init__(
         self,
-        handler: SafedistHandler,
+        handler: Meeting,
         *,
-        nnodes: int,
         max_restarts: int,
         stop_seconds: float,
         heartbeat: float,
@@ -94,14 +93,12 @@ class JobWide:
         """
         Args:
             handler: this node's rendezvous; its store holds all that is shared.
-            nnodes: nodes of the job.
             max_restarts: the job's budget.
             stop_seconds: how long a node may take to end its ranks.
             heartbeat: seconds of silence after which a node counts as lost.
             say: takes one sentence for the node's log.
         """
         self._handler = handler
-        self._nnodes = nnodes
         self._max_restarts = max_restarts
         self._patience = stop_seconds + REPORT_SECONDS
         self._say = say
@@ -132,8 +129,7 @@ class JobWide:
         """
         round_, jobs = self._handler.round, self._handler.jobs
         self.report(cause)
-        if self._nnodes > 1:
-            self._handler.request_round()
+        self._handler.request_round()
         found, silent = jobs.wait_reports(round_, self._patience)
         if found is not None:
             cause = RankOutcome.from_json(found.text)
@@ -150,12 +146,14 @@ class JobWide:
         return decision
 
     def _replace(self, round_: int, lost: tuple[int, ...], seen: str) -> Decision:
-        limit = self._handler.settings.max_replacements
+        limit = self._handler.max_replacements
         names = ", ".join(map(str, lost))
         granted = self._handler.jobs.spend_replacement(limit, round_no=round_)
         if granted is None:
+            text = f"node(s) {names} were lost, and {limit} replacements are used up"
+            self._handler.jobs.close("replacements", text)
             raise NodeLostError(
-                f"node(s) {names} were lost, and {limit} replacements are used up",
+                text,
                 where={"round": round_},
                 seen=seen,
                 hint="look at the pods of those nodes: evicted, out of memory, or their machine gone",
@@ -172,7 +170,7 @@ class JobWide:
         Raises:
             NodeLostError: the budget for lost nodes is spent.
         """
-        if self._nnodes == 1 or self._handler.settings.node_rank != 0 or not self._pulse.due():
+        if self._handler.nodes == 1 or self._handler.node_rank != 0 or not self._pulse.due():
             return
         silent = self._pulse.silent(self._handler.jobs.beats())
         if silent:
@@ -183,15 +181,10 @@ class JobWide:
     def all_done(self) -> bool:
         """Whether the ranks of every node have succeeded in this round. Call it once this node's have."""
         round_, jobs = self._handler.round, self._handler.jobs
-        if self._nnodes == 1:
-            return True
         if self._done != round_:
             self._done = round_
             jobs.mark_done(round_)
-        if not jobs.all_done(round_):
-            return False
-        jobs.close("done", "")
-        return True
+        return jobs.all_done(round_) and jobs.finish(round_)
 
     def over(self) -> bool:
         """Whether the job has come to its end, in success or in a failure that every node can read."""

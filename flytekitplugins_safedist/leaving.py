@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from .errors import GroupClosedError, NodeLostError, RendezvousError
 
 if TYPE_CHECKING:
-    from .rendezvous.handler import SafedistHandler
+    from .rendezvous.membership import Meeting
 
-_open: SafedistHandler | None = None
+_open: Meeting | None = None
 
 
-def stay(handler: SafedistHandler) -> None:
+def stay(handler: Meeting) -> None:
     """Node 0, when the task returns: keep the store open until :func:`leave`."""
     global _open  # noqa: PLW0603  (handed from the task to the entrypoint, with all of flytekit in between)
     _open = handler
@@ -43,7 +43,7 @@ def leave(*, uploaded: bool) -> None:
         handler.shutdown()
 
 
-def follow(handler: SafedistHandler, *, timeout: float, exists: Callable[[], bool]) -> None:
+def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> None:
     """Node r > 0, when its ranks are done: return when node 0 has uploaded.
 
     Args:
@@ -62,7 +62,7 @@ def follow(handler: SafedistHandler, *, timeout: float, exists: Callable[[], boo
         what = "node 0 ended the job without an upload" if isinstance(error, GroupClosedError) else "node 0 is gone"
         raise NodeLostError(
             f"{what}; this node's ranks had finished",
-            where={"node": handler.settings.node_rank},
+            where={"node": handler.node_rank},
             seen=str(error),
             expected="outputs.pb or error.pb at the output prefix",
             hint="look at node 0's pod: it was killed before its upload, or storage refused it",

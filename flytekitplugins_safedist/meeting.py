@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet: a rendezvous handler from torch elastic's registry."""
+"""Where the nodes of a job meet: a rendezvous handler, for a fixed number of nodes or for a range."""
 
 from __future__ import annotations
 
@@ -6,24 +6,39 @@ from typing import TYPE_CHECKING
 
 from . import rendezvous
 from .backends import RankBackend
+from .errors import TopologyError
 
 if TYPE_CHECKING:
     from .agent import NodePlan
-    from .rendezvous.handler import SafedistHandler
+    from .rendezvous.membership import Meeting
+
+_BEATS = 6
+"""Signs of life within the time after which their absence counts."""
+
+_LAST_CALL = 30.0
+"""Seconds, at most, that an elastic round waits for further nodes when the minimum is there: torch elastic's default
+(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py)."""
 
 
-def open_handler(plan: NodePlan, backend: RankBackend) -> SafedistHandler:
+def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
     """This node's handler; before each round, node 0 opens there what the backend's ranks meet at.
 
     Raises:
-        ConfigError: the topology and the rendezvous contradict each other.
+        ConfigError, TopologyError: the topology and the rendezvous contradict each other.
     """
+    handler = _range(plan) if plan.topology.is_elastic else _fixed(plan)
+    nproc = plan.settings.nproc_per_node
+    handler.lead = lambda _round: backend.open_round(nnodes=handler.nodes, nproc_per_node=nproc)
+    return handler
+
+
+def _fixed(plan: NodePlan) -> Meeting:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     rendezvous.register()
     place, settings = plan.topology, plan.settings
-    handler: SafedistHandler = get_rendezvous_handler(
+    handler: Meeting = get_rendezvous_handler(
         RendezvousParameters(
             backend=rendezvous.BACKEND,
             endpoint=str(place.endpoint) if place.endpoint is not None else "127.0.0.1:0",
@@ -35,5 +50,26 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> SafedistHandler:
             silence=settings.timeouts.heartbeat,
         )
     )
-    handler.lead = lambda _round: backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
     return handler
+
+
+def _range(plan: NodePlan) -> Meeting:
+    from .rendezvous.elastic import ElasticHandler
+    from .rendezvous.settings import RangeSettings
+
+    place, timeouts = plan.topology, plan.settings.timeouts
+    if place.endpoint is None:
+        raise TopologyError("nothing says where the nodes of this job meet", where={"source": place.source})
+    return ElasticHandler(
+        RangeSettings(
+            run_id=plan.run_id,
+            min_nodes=place.min_nodes,
+            max_nodes=place.max_nodes,
+            host=place.endpoint.host,
+            port=place.endpoint.port,
+            timeout=timeouts.rendezvous,
+            silence=timeouts.heartbeat,
+            beat=min(1.0, timeouts.heartbeat / _BEATS),
+            last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
+        )
+    )

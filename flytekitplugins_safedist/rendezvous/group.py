@@ -56,6 +56,29 @@ class Group:
         self.watch: Watch | None = None
 
     @property
+    def node_rank(self) -> int:
+        """This node."""
+        return self.settings.node_rank
+
+    @property
+    def nodes(self) -> int:
+        """Size of the group."""
+        return self.settings.nodes
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life after which a node counts as gone."""
+        return self.settings.silence
+
+    def beat_keys(self) -> tuple[str, ...]:
+        """The heartbeat counter of each node."""
+        return tuple(self.keys.beat(node) for node in range(self.settings.nodes))
+
+    def uploader_beat(self) -> str | None:
+        """None: node 0 uploads and holds the store, whose silence says the same."""
+        return None
+
+    @property
     def control(self) -> Connection:
         """The connection for short calls.
 
@@ -117,6 +140,12 @@ class Group:
                 return state.end
             state.check(self.settings.node_rank, self._incarnation)
             self._replace_generation(state.generation, wanted.text_value())
+
+    def finish(self, round_no: int) -> bool:
+        """End the group as done, unless it has moved on from ``round_no``; whether it has ended as done."""
+        self._replace_generation(round_no, End("done", self.node_rank, "").text_value())
+        end = self.read_end()
+        return end is not None and end.kind == "done"
 
     def read_end(self) -> End | None:
         """How the group ended, or None while it lives."""

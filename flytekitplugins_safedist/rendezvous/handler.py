@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from . import BACKEND
 from .client import ReservedPort
 from .group import Group
 from .jobstore import JobStore
+from .membership import Lead
 from .settings import GroupSettings
 
 MASTER_ADDR = "MASTER_ADDR"
@@ -27,8 +28,6 @@ MASTER_PORT = "MASTER_PORT"
 
 DEFAULT_PORT = 29400
 """Where the endpoint names no port: torch elastic's own default (torch/distributed/run.py)."""
-
-Lead = Callable[[int], Mapping[str, str]]
 
 
 class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any to mypy here
@@ -68,6 +67,26 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
     def values(self) -> Mapping[str, str]:
         """What node 0's ``lead`` offered to this round, with MASTER_ADDR and MASTER_PORT."""
         return self._values
+
+    @property
+    def node_rank(self) -> int:
+        """This node."""
+        return self.settings.node_rank
+
+    @property
+    def nodes(self) -> int:
+        """Size of the group."""
+        return self.settings.nodes
+
+    @property
+    def max_replacements(self) -> int:
+        """How often nodes may be lost in the whole job."""
+        return self.settings.max_replacements
+
+    @property
+    def uploads(self) -> bool:
+        """Whether this is the one node that uploads how the job ended: node 0."""
+        return self.settings.node_rank == 0
 
     @property
     def jobs(self) -> JobStore:

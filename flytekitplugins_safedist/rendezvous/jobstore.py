@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from ..errors import GroupClosedError, RendezvousError, RendezvousTimeoutError
+from ..errors import GroupClosedError, NodeLostError, RendezvousError, RendezvousTimeoutError
+from .membership import Membership
 from .protocol import End
-
-if TYPE_CHECKING:
-    from .group import Group
 
 T = TypeVar("T")
 
@@ -64,13 +62,13 @@ class JobStore:
     """What the agents of one job share besides the rendezvous.
 
     Every method may raise :class:`~flytekitplugins_safedist.errors.StoreLostError`. Get it from
-    :attr:`.handler.SafedistHandler.jobs`.
+    :attr:`.membership.Meeting.jobs`.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Membership) -> None:
         self._group = group
         self._keys = group.keys
-        self._node = group.settings.node_rank
+        self._node = group.node_rank
 
     # --- budgets -------------------------------------------------------------------------------------------------
 
@@ -146,20 +144,25 @@ class JobStore:
 
         Returns the root cause, and the nodes that have not reported. Expiry is an answer here, not an error.
         """
-        key, nodes = self._keys.job(f"reports/{round_no}"), self._group.settings.nodes
+        key, nodes = self._keys.job(f"reports/{round_no}"), self._group.nodes
         with_all = self._poll(lambda store: store.add(key, 0) >= nodes or None, timeout)
         silent = () if with_all else self._call("reading reports", lambda store: self._unreported(store, round_no))
         return self.root_cause(round_no), silent
 
     def _unreported(self, store: Any, round_no: int) -> tuple[int, ...]:
-        nodes = range(self._group.settings.nodes)
+        nodes = range(self._group.nodes)
         return tuple(node for node in nodes if not store.check([self._keys.job(f"reported/{round_no}/{node}")]))
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def close(self, kind: Literal["done", "failed"], outcome: str) -> End:
+    def close(self, kind: Literal["done", "failed", "replacements"], outcome: str) -> End:
         """End the job for every node, with its outcome as text; the first one to end it decides. Returns that end."""
         return self._group.close(kind, _bounded(outcome, self._node))
+
+    def finish(self, round_no: int) -> bool:
+        """End the job as done, when every node's ranks have succeeded in ``round_no``. Whether it has ended so: no,
+        when a new round was asked for before."""
+        return self._group.finish(round_no)
 
     def end(self) -> End | None:
         """How the job ended, or None while it runs."""
@@ -179,7 +182,7 @@ class JobStore:
         """Whether every node's ranks have succeeded in ``round_no``."""
         key = self._keys.job(f"done/{round_no}")
         done: int = self._call("asking who is done", lambda store: store.add(key, 0))
-        return done >= self._group.settings.nodes
+        return done >= self._group.nodes
 
     def set_uploaded(self, note: str = "") -> None:
         """Node 0: the outputs (or the one error) are safely uploaded; the other nodes may leave."""
@@ -198,14 +201,28 @@ class JobStore:
 
         Raises:
             GroupClosedError: node 0 says that nothing is uploaded.
+            NodeLostError: node 0 has fallen silent, while the store is still there.
             RendezvousTimeoutError: not within ``timeout`` seconds.
         """
         yes, no = self._keys.job("uploaded"), self._keys.job("not-uploaded")
+        beat = self._group.uploader_beat()
+        last, since = -1, time.monotonic()
 
         def look(store: Any) -> tuple[bool, bytes] | None:
+            nonlocal last, since
             for key in (yes, no):
                 if store.check([key]):
                     return key == yes, bytes(store.get(key))
+            count = last if beat is None else int(store.add(beat, 0))
+            if beat is None or count != last:
+                last, since = count, time.monotonic()
+            elif time.monotonic() - since > self._group.silence:
+                raise NodeLostError(
+                    "node 0 has fallen silent before its upload",
+                    where={"node": self._node},
+                    seen=f"no sign of life for {self._group.silence:g} s",
+                    hint="look at the pod of that node: killed, evicted, paused, or cut off by the network",
+                )
             return None
 
         found = self._poll(look, timeout, past_the_end=True)
@@ -256,8 +273,8 @@ class JobStore:
 
     def beats(self) -> tuple[int, ...]:
         """Heartbeat counter of every node, 0 for a node that never came. Meant for node 0, where it is local."""
-        keys, nodes = self._keys, self._group.settings.nodes
-        return self._call("reading heartbeats", lambda s: tuple(int(s.add(keys.beat(n), 0)) for n in range(nodes)))
+        keys = self._group.beat_keys()
+        return self._call("reading heartbeats", lambda s: tuple(int(s.add(key, 0)) for key in keys))
 
     # --- small things --------------------------------------------------------------------------------------------
 

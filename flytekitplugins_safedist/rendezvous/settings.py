@@ -1,4 +1,4 @@
-"""Who a node is in its group, and how long it waits."""
+"""Who a node is among the others, and how long it waits."""
 
 from __future__ import annotations
 
@@ -44,3 +44,33 @@ class GroupSettings:
     def describe(self, nodes: tuple[int, ...]) -> str:
         """Nodes as text, with their names where they are known."""
         return describe_nodes(nodes, self.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeSettings:
+    """Who this node is and how long it waits.
+
+    Attributes:
+        run_id: tells two jobs apart that meet on one address by mistake.
+        min_nodes, max_nodes: the range.
+        host, port: where the store is; the node whose address this is holds it.
+        timeout: seconds for ``min_nodes`` nodes to arrive, for each round anew.
+        silence: seconds without a sign of life after which a node, or the store, counts as lost.
+        beat: seconds between two heartbeats.
+        last_call: seconds that a round waits for further nodes once ``min_nodes`` are there.
+        max_replacements: how many processes may join beyond ``max_nodes``, in the whole job; and how often nodes may
+            be lost.
+        linger: seconds that the store's host stays at most after the end, so that others can read how it ended.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    host: str
+    port: int
+    timeout: float = 900.0
+    silence: float = 60.0
+    beat: float = 1.0
+    last_call: float = 30.0
+    max_replacements: int = 10
+    linger: float = 10.0

@@ -1,0 +1,100 @@
+"""What the parts of a job share about the nodes, whether their number is fixed or a range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from .client import Connection
+from .protocol import End, EndKind, Keys
+
+if TYPE_CHECKING:
+    from .jobstore import JobStore
+
+Lead = Callable[[int], Mapping[str, str]]
+"""Called on node 0 of a round with the round's number, before the round starts; returns what every node is to find in
+:attr:`Meeting.values`, such as the address of Horovod's key-value server."""
+
+
+class Membership(Protocol):
+    """A node's place among the others, as :class:`~.jobstore.JobStore` needs it."""
+
+    keys: Keys
+
+    @property
+    def control(self) -> Connection:
+        """The connection for short calls."""
+
+    @property
+    def node_rank(self) -> int:
+        """This node in the current round; -1 when it is in none."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the current round."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life after which a node counts as gone."""
+
+    def beat_keys(self) -> tuple[str, ...]:
+        """The heartbeat counter of each node of the current round, by node rank."""
+
+    def uploader_beat(self) -> str | None:
+        """The heartbeat counter of the node that uploads, once the job has ended; None where that node holds the
+        store, whose silence says the same."""
+
+    def finish(self, round_no: int) -> bool:
+        """End the job as done, if ``round_no`` is still the round that counts; whether the job has ended as done."""
+
+    def close(self, kind: EndKind, text: str) -> End:
+        """End the job; the first one to end it decides. Returns the end that counts."""
+
+    def read_end(self) -> End | None:
+        """How the job ended, or None while it runs."""
+
+
+class Meeting(Protocol):
+    """A rendezvous handler, as agents and those around them need it."""
+
+    lead: Lead | None
+
+    @property
+    def round(self) -> int:
+        """Number of the round this node is in: the same on every node, and never used twice in one job."""
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """What node 0's ``lead`` offered to this round, with MASTER_ADDR and MASTER_PORT."""
+
+    @property
+    def node_rank(self) -> int:
+        """This node in the current round; -1 when it is in none."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the current round."""
+
+    @property
+    def max_replacements(self) -> int:
+        """How often nodes may be lost in the whole job."""
+
+    @property
+    def uploads(self) -> bool:
+        """Whether this is the one node that uploads how the job ended. Ask when it has ended."""
+
+    @property
+    def jobs(self) -> JobStore:
+        """Counters and notes of the whole job."""
+
+    def request_round(self) -> None:
+        """Ask every node to restart, without joining the next round yet."""
+
+    def num_nodes_waiting(self) -> int:
+        """Torch elastic's question, whether ranks are to be restarted. Never blocks."""
+
+    def shutdown(self) -> bool:
+        """Leave, at the end of the job."""
+
+    def leave(self) -> None:
+        """Leave, whatever becomes of the job."""

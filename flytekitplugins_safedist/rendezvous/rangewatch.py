@@ -1,0 +1,118 @@
+"""The watcher of a node in a range: heartbeats, and what an agent may ask without ever blocking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousError as TorchRendezvousError
+
+from ..errors import RendezvousError, StoreLostError
+from .client import Connection
+from .protocol import Keys
+from .standing import Standing
+
+
+class RangeWatch:
+    """A thread that beats every ``beat`` seconds and looks where the job stands and who wants to join.
+
+    Args:
+        control: connection for short calls.
+        keys: names of the job's keys.
+        beat: seconds between two looks.
+        number: process number of this node, under which it beats.
+        move_on: asks the nodes of a round to leave it.
+    """
+
+    def __init__(
+        self, control: Connection, keys: Keys, *, beat: float, number: int, move_on: Callable[[int], None]
+    ) -> None:
+        self._control = control
+        self._keys = keys
+        self._beat = beat
+        self._number = number
+        self._move_on = move_on
+        self._dynamic: Any = None
+        # Torch elastic's handler is not for two threads: nobody asks it who waits while it waits itself.
+        self._asking = threading.Lock()
+        self._settled: int | None = None
+        self._stopped = threading.Event()
+        # Written by the watcher's thread only, read by any: single references, so no lock.
+        self._seen = Standing()
+        self._trouble: RendezvousError | None = None
+
+    def start(self, dynamic: Any) -> None:
+        """Begin to beat; ``dynamic`` is torch elastic's handler."""
+        self._dynamic = dynamic
+        threading.Thread(target=self._run, name="safedist-watch", daemon=True).start()
+
+    def settle(self, round_no: int) -> None:
+        """The node now runs in ``round_no``."""
+        with self._asking:
+            self._settled = round_no
+
+    def unsettle(self) -> None:
+        """The node is between two rounds: torch elastic's handler is busy."""
+        with self._asking:
+            self._settled = None
+
+    def moved(self) -> bool:
+        """Whether the round that the node runs in is to be left, or has been left by the others."""
+        seen, settled = self._seen, self._settled
+        return settled is not None and (seen.round > settled or (seen.round == settled and seen.moving))
+
+    def check(self) -> None:
+        """Raise what the watcher found out; never blocks.
+
+        Raises:
+            GroupClosedError, RendezvousTimeoutError: the job has ended.
+            StoreLostError: the store's host is gone, or has not replied for so long that a heartbeat was given up.
+        """
+        trouble = self._trouble
+        if trouble is not None:
+            raise trouble
+
+    def stop(self) -> None:
+        """Stop beating. Returns at once; a call that hangs is abandoned."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._look()
+            except RendezvousError as error:
+                if not self._stopped.is_set():
+                    self._trouble = error
+                return
+            self._stopped.wait(self._beat)
+
+    def _look(self) -> None:
+        keys, number = self._keys, self._number
+
+        def look(store: Any) -> Standing:
+            store.add(keys.beat(number), 1)
+            return Standing.parse(bytes(store.compare_set(keys.generation, "", "")))
+
+        seen = self._control.call("beating", look)
+        self._seen = seen
+        if seen.end is not None and self._trouble is None:
+            # It goes on beating: the others wait for the upload for as long as its node is alive.
+            self._trouble = seen.end.error(number)
+        if seen.end is None and not seen.moving and self._someone_waits(seen.round):
+            self._move_on(seen.round)
+
+    def _someone_waits(self, round_no: int) -> bool:
+        with self._asking:
+            if self._settled != round_no:
+                return False
+            try:
+                return bool(self._dynamic.num_nodes_waiting())
+            except TorchRendezvousError as error:
+                raise StoreLostError(
+                    "the job's store does not answer",
+                    where={"while": "asking who wants to join"},
+                    seen=str(error),
+                    expected="a reply from the agent that holds it",
+                    hint="look at worker 0's pod first: killed, evicted, paused, or cut off by the network",
+                ) from error

@@ -1,0 +1,65 @@
+"""Where a job with a range of nodes stands: one small value in the store, moved only by compare_set. Pure.
+
+The same key as in a group of fixed size (``Keys.generation``) decides everything: which round counts, who is in it,
+whether it is to be left, and how the job ended. Being one value, "all are done" and "somebody wants to join" cannot
+both win, and a node that slept through a round change can neither end the job nor believe that it is to upload.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+
+from .protocol import End
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One reading of the job.
+
+    Attributes:
+        round: the round that counts; -1 before the first.
+        members: process numbers of its nodes, by node rank.
+        moving: its nodes are asked to leave it for a new one.
+        end: how the job ended, in this round; or None.
+    """
+
+    round: int = -1
+    members: tuple[int, ...] = ()
+    moving: bool = False
+    end: End | None = None
+
+    @property
+    def uploader(self) -> int:
+        """Process number of the node that uploads: node 0 of the round in which the job ended. -1: there is none."""
+        return self.members[0] if self.end is not None and self.members else -1
+
+    def next(self, members: tuple[int, ...]) -> Standing:
+        """The round after this one."""
+        return Standing(self.round + 1, members)
+
+    def asked_to_move(self) -> Standing:
+        """The same round, to be left."""
+        return replace(self, moving=True)
+
+    def ended(self, end: End) -> Standing:
+        """The end of the job, in this round."""
+        return replace(self, end=end)
+
+    def text(self) -> str:
+        """As stored; "" is what a store without the key says."""
+        return "" if self == Standing() else json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Standing:
+        """Read a stored value."""
+        if not raw:
+            return cls()
+        data = json.loads(raw)
+        end = data["end"]
+        return cls(
+            int(data["round"]),
+            tuple(int(member) for member in data["members"]),
+            bool(data["moving"]),
+            None if end is None else End(**{**end, "missing": tuple(end["missing"])}),
+        )

@@ -1,0 +1,66 @@
+"""Tasks of two or three nodes with two ranks each; ``$TEST_HOW`` says what happens to the last rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from tests.procs import say, wait_for_word
+
+TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=6, rendezvous=90, upload=60)
+
+
+def happen(how: str) -> None:
+    """What becomes of this rank; the others are on their way into a collective."""
+    me = current_rank()
+    if how == "gate":
+        say(f"round {me.round} rank {me.rank} of {me.world_size} pod {os.environ['TEST_POD']} pid {os.getpid()}")
+        wait_for_word()
+    if me.rank != me.world_size - 1:
+        return
+    if how == "raise" or (how == "raise once" and me.round == 0):
+        raise ValueError("no learning rate")
+    if how == "recoverable":
+        raise FlyteRecoverableException("try me again")
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told(total: float, size: int) -> str:
+    """What the task returns."""
+    me = current_rank()
+    return f"{total:g} from {size} of {me.world_size} ranks on {me.nnodes} nodes in round {me.round}"
+
+
+@task(task_config=SafeHorovod(nodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def horovod() -> str:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    happen(os.environ["TEST_HOW"])
+    total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum)
+    return told(total.item(), hvd.size())
+
+
+@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def torch() -> str:
+    import torch as pytorch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    happen(os.environ["TEST_HOW"])
+    total = pytorch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    return told(total.item(), size)
+
+
+@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=Timeouts(rendezvous=1, heartbeat=6)))
+def torch_impatient() -> str:
+    return "never"

@@ -1,0 +1,195 @@
+"""A range of nodes: who is there takes part, one node uploads, and nobody exits 0 before it has.
+
+The nodes are real agents in processes of their own that meet over loopback, with the variables that a PyTorchJob with
+an elastic policy gives its pods. What is not real here is the network between them; container tests have that.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, literals_pb2
+
+from tests.procs import KILL, Ended, Gate, Running, Warm, until
+
+BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+
+
+class Job:
+    """Pods of one PyTorchJob with an elastic policy of 2 to 3 workers."""
+
+    def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.warm, self.directory, self.task = warm, directory, task
+        self.environment = {"TEST_HOW": how, **(more or {})}
+        self.started = 0
+
+    def start(self, pod: int) -> Running:
+        """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/elastic.go)."""
+        variables = {
+            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
+            "SAFEDIST_NODES": "2:3",
+            "SAFEDIST_NPROC_PER_NODE": "2" if self.task != "torch_impatient" else "1",
+            "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_NNODES": "2:3",
+            "PET_NPROC_PER_NODE": "2" if self.task != "torch_impatient" else "1",
+            "PET_MAX_RESTARTS": "1",
+            "TEST_POD": str(pod),
+        }
+        self.started += 1
+        files = self.directory / f"pod-{pod}-{self.started}"
+        everything = {**variables, **self.environment}
+        return self.warm.start(f"job_elastic:{self.task}", files, environment=everything, kind="execute")
+
+    def listening(self) -> bool:
+        """Whether a pod holds the store."""
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def start_host(self) -> Running:
+        """Start the pod that holds the store. On one machine, the first that listens does."""
+        host = self.start(0)
+        until(self.listening, "the first pod listens")
+        return host
+
+    def start_two(self) -> tuple[Running, Running]:
+        """A store's host, and a second pod that is node 0 of the round: torch elastic sorts by process id."""
+        first = self.start(1)
+        first.signal(signal.SIGSTOP)
+        host = self.start_host()
+        first.signal(signal.SIGCONT)
+        return host, first
+
+    def run_two(self) -> tuple[Ended, Ended]:
+        """The host and the other, ended."""
+        host, other = self.start_two()
+        ended = host.wait(), other.wait()
+        assert [pod.left for pod in ended] == [[], []]
+        assert [pod.scratch for pod in ended] == [[], []]
+        return ended
+
+
+def output(pod: Ended) -> str:
+    literals = literals_pb2.LiteralMap()
+    literals.ParseFromString((pod.files / "outputs" / "outputs.pb").read_bytes())
+    value: str = literals.literals["o0"].scalar.primitive.string_value
+    return value
+
+
+def error(pod: Ended) -> errors_pb2.ContainerError:
+    document = errors_pb2.ErrorDocument()
+    document.ParseFromString((pod.files / "outputs" / "error.pb").read_bytes())
+    return document.error
+
+
+def all_output(*pods: Ended) -> str:
+    return "\n".join(pod.err for pod in pods)
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_two_nodes_of_two_to_three_meet_and_one_uploads_though_the_other_holds_the_store(warm, tmp_path, task):
+    host, other = Job(warm, tmp_path, task, "nothing").run_two()
+    assert (host.code, other.code) == (0, 0), all_output(host, other)
+    assert (host.uploaded, other.uploaded) == ([], ["outputs.pb"])
+    assert output(other) == "6 from 4 of 4 ranks on 2 nodes in round 0"
+    assert "waiting until node 0 has uploaded" in host.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(warm, tmp_path, task):
+    host, other = Job(warm, tmp_path, task, "raise once").run_two()
+    assert (host.code, other.code) == (0, 0), all_output(host, other)
+    assert sorted(host.uploaded + other.uploaded) == ["outputs.pb"]
+    assert output(other if other.uploaded else host) == "6 from 4 of 4 ranks on 2 nodes in round 1"
+    assert "all ranks start again: restart 1 of 1" in all_output(host, other)
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_an_exception_on_node_1_is_the_one_error_when_the_budget_is_spent(warm, tmp_path, task):
+    ended = Job(warm, tmp_path, task, "raise").run_two()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
+    told = error(next(pod for pod in ended if pod.uploaded))
+    assert told.kind == NON_RECOVERABLE
+    assert "rank 3 (local_rank 1) on node 1" in told.message
+    assert "raised ValueError: no learning rate" in told.message
+    assert "all 1 restart(s) of max_restarts are spent" in told.message
+
+
+def test_a_recoverable_exception_stays_recoverable(warm, tmp_path):
+    ended = Job(warm, tmp_path, "torch", "recoverable").run_two()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
+    assert error(next(pod for pod in ended if pod.uploaded)).kind == RECOVERABLE
+
+
+def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(warm, tmp_path):
+    ended = Job(warm, tmp_path, "torch", "killed").run_two()
+    assert all(pod.code != 0 for pod in ended)
+    assert [pod.uploaded for pod in ended] == [[], []]
+    for pod in ended:
+        assert "rank 3 (local_rank 1) on node 1" in pod.err
+        assert "was killed by SIGKILL" in pod.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm, tmp_path, task, ranks_gate: Gate):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
+    ranks_gate.let_go(4)  # at least one rank of another pod waits in the collective for the killed one's
+    pods[2].signal(KILL)
+    assert pods[2].wait().code == -KILL
+    # Words that ranks of the killed pod did not take are taken by others.
+    while "of 4" not in (line := ranks_gate.heard(1)[0]):
+        pass
+    ranks_gate.let_go(8)
+    ended = [pod.wait() for pod in pods[:2]]
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
+    assert output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
+    assert "round 0" not in line
+    assert "restart 1 of 1" not in all_output(*ended)
+
+
+def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1)]
+    assert all("round 0 " in line and "of 4" in line for line in ranks_gate.heard(4))
+    pods.append(job.start(2))
+    heard = ranks_gate.heard(6)
+    assert all("of 6" in line and "round 0 " not in line for line in heard)
+    ranks_gate.let_go(10)
+    ended = [pod.wait() for pod in pods]
+    assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
+    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
+    assert output(next(pod for pod in ended if pod.uploaded)).startswith("15 from 6 of 6 ranks on 3 nodes")
+    assert "start again" not in all_output(*ended)
+
+
+def test_the_loss_of_the_stores_host_ends_every_pod_without_an_upload(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    host, other = job.start_two()
+    ranks_gate.heard(4)
+    host.signal(KILL)
+    assert host.wait().code == -KILL
+    ended = other.wait()
+    assert ended.code not in (0, -KILL)
+    assert ended.uploaded == []
+    assert ended.left == []
+    assert ended.scratch == []
+
+
+def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):
+    ended = Job(warm, tmp_path, "torch_impatient", "nothing").start(0).wait()
+    assert ended.code != 0
+    assert ended.uploaded == []
+    assert "fewer than 2 nodes came together within 1 s" in ended.err
+    assert "1 process(es) have joined" in ended.err
