@@ -37,7 +37,8 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
     try:
         os.mkdir(target, mode)  # noqa: PTH102  (the common case, at the price of one system call)
     except OSError as error:
-        _settle(target, mode, error, timeout_s(timeout))
+        if not _is_dir_now(target, error):
+            _settle(target, mode, error, timeout_s(timeout))
     return Path(target)
 
 
