@@ -73,8 +73,7 @@ def run(
     """
     backend = backends.create(settings.backend)
     backend.check()
-    from .agent import NodeAgent, NodePlan, to_stdout  # torch elastic: only now is it known to be there
-    from .meeting import open_handler
+    from .agent import NodePlan  # torch elastic: only now is it known to be there
 
     place = topology.from_env(environment, settings)
     for note in place.notes:
@@ -106,20 +105,38 @@ def run(
                 fork=fork,
             )
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
-            preparing = time.monotonic() - started
-            opened = open_handler(plan, backend)
-            handler: Meeting | None = opened
-            try:
-                agent = NodeAgent(plan, server=running, backend=backend, handler=opened, show=to_stdout, say=say)
-                report = agent.drive()
-                say(_end_line(report, preparing, opened.node_rank))
-                keep.succeeded = report.verdict is None
-                uploads = _uploads(report, opened)
-                handler = _in_order(plan, report, opened, flyte, uploads=uploads)
-            finally:
-                if handler is not None:
-                    handler.shutdown()
+            report, uploads = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
+            keep.succeeded = report.verdict is None
             return _result(report, uploads=uploads)
+
+
+def _attend(
+    plan: NodePlan,
+    server: RankServer,
+    backend: backends.RankBackend,
+    flyte: flytecontext.FlyteSnapshot,
+    *,
+    preparing: float,
+) -> tuple[Report, bool]:
+    """Meet the other nodes, drive this one's ranks, and leave in order; whether this node is the one to upload."""
+    from .agent import NodeAgent, to_stdout
+    from .meeting import open_handler
+
+    opened = open_handler(plan, backend)
+    try:
+        agent = NodeAgent(plan, server=server, backend=backend, handler=opened, show=to_stdout, say=say)
+        report = agent.drive()
+        say(_end_line(report, preparing, opened.node_rank))
+        uploads = _uploads(report, opened)
+        open_still = _in_order(plan, report, opened, flyte, uploads=uploads)
+    except BaseException:
+        # Not shutdown, which ends the job for every node: this place stays free for the pod that takes it.
+        with contextlib.suppress(SafedistError):
+            opened.leave()
+        raise
+    if open_still is not None:
+        open_still.shutdown()
+    return report, uploads
 
 
 def _uploads(report: Report, handler: Meeting) -> bool:

@@ -264,3 +264,4 @@ def alive(pid: int) -> bool:
 
 
 KILL = signal.SIGKILL
+TERM = signal.SIGTERM

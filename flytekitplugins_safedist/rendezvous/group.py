@@ -155,8 +155,14 @@ class Group:
         """Say goodbye and let go of every connection; node 0 stays, at most ``linger`` seconds, until all have left."""
         if self.watch is not None:
             self.watch.stop()
+        said = self.keys.bye(self.settings.node_rank, self._incarnation)
+
+        def say(store: Any) -> int:
+            store.set(said, "1")
+            return int(store.add(self.keys.byes, 1))
+
         with suppress(RendezvousError):
-            byes = self.control.call("leaving", lambda store: store.add(self.keys.byes, 1), timeout=2.0)
+            byes = self.control.call("leaving", say, timeout=2.0)
             if self.links.hosting:
                 self._await_byes(byes)
             elif self.settings.nodes == 1:
@@ -181,7 +187,15 @@ class Group:
     def _replace(self) -> None:
         """This process takes a dead one's place: everyone must start over, and that costs the replacement budget."""
         settings = self.settings
-        count: int = self.control.call("replacing", lambda store: store.add(self.keys.replacements, 1))
+        said = self.keys.bye(settings.node_rank, self._incarnation - 1)
+
+        def replace(store: Any) -> int:
+            # A process that was stopped in good order has said goodbye, and now counts among the replaced as well.
+            if store.check([said]):
+                store.add(self.keys.byes, -1)
+            return int(store.add(self.keys.replacements, 1))
+
+        count: int = self.control.call("replacing", replace)
         logger.warning(
             "this is process %d of node %d; the group starts a new round", self._incarnation, settings.node_rank
         )

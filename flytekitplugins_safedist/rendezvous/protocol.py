@@ -54,6 +54,10 @@ class Keys:
         """How many processes left in good order."""
         return self._key("byes")
 
+    def bye(self, node: int, incarnation: int) -> str:
+        """Whether this process of a node has left in good order."""
+        return self._key(f"bye/{node}/{incarnation}")
+
     @property
     def replacements(self) -> str:
         """How many times a node's place was taken by a new process."""

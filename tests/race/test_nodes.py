@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2, literals_pb2
 
-from tests.procs import KILL, Ended, Gate, Running, Warm
+from tests.procs import KILL, TERM, Ended, Gate, Running, Warm
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
@@ -145,6 +145,22 @@ def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds
     assert [node.code for node in ended] == [0, 0]
     assert [node.uploaded for node in ended] == [["outputs.pb"], []]
     assert "6 from 4 ranks" in output(ended[0])
+
+
+def test_a_pod_that_is_told_to_stop_leaves_its_place_to_the_next_and_ends_nothing(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    first, stopped = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    stopped.signal(TERM)
+    gone = stopped.wait()
+    assert gone.code not in (0, -TERM)
+    assert gone.uploaded == []
+    again = job.start(1)
+    ranks_gate.heard(4)
+    ranks_gate.let_go(8)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
 
 
 def test_the_loss_of_node_0_ends_the_other_pod_without_an_upload(warm, tmp_path, ranks_gate: Gate):
