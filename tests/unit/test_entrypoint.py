@@ -40,6 +40,12 @@ def recoverable() -> str:
     raise FlyteRecoverableException("try again")
 
 @task
+def imports_late() -> str:
+    open("go").read()
+    import late
+    return json.dumps({"late": late.WHO})
+
+@task
 def leaves() -> str:
     raise SystemExit(17)
 """
@@ -148,6 +154,24 @@ def test_code_baked_into_the_image_runs_with_the_same_command(pod):
 def test_a_restart_uses_what_is_there(pod):
     pod.fast("report")
     assert "found on this node" in pod.fast("report").stderr
+
+
+def test_tasks_that_share_a_destination_run_each_the_code_of_its_own_archive(pod):
+    pod.archive.write_bytes(project({**FILES, "late.py": "WHO = 'first'"}))
+    (pod.root / "other").mkdir()
+    other = Pod(pod.root / "other")
+    other.archive.write_bytes(project({**FILES, "lib.py": "WHO = 'second'", "late.py": "WHO = 'second'"}))
+    other.cwd = pod.cwd
+    os.mkfifo(pod.cwd / "go")
+    arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", ".", "--"]
+    first = pod.start(*arguments, *pod.command("imports_late"))
+    with open(pod.cwd / "go", "w"):  # opens when the first task is in its function; it goes on when this is closed
+        second = other.fast("report")
+    _, err = first.communicate()
+    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
+    assert other.output()["lib"] == "second"
+    assert (pod.cwd / "late.py").read_text() == "WHO = 'second'"
+    assert pod.output()["late"] == "first"
 
 
 def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
