@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import backends, envvars, flytecontext, leaving, payload, scratch, topology
 from .config import Resolved
-from .errors import SafedistError, ScratchError
+from .errors import NodeLostError, SafedistError, ScratchError
 from .launcher import RankServer
 from .payload import JobOrder
 from .scratch import JobScratch
-from .verdict import Kind, Verdict
+from .verdict import Kind, Verdict, is_infrastructure
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -84,7 +84,7 @@ def run(
     # write there any more.
     running = server or RankServer.spawn(_server_environment(settings, environment))
     scratched = _scratch(settings, environment, execution=flyte.execution_id[2], attempt=attempt)
-    with running, scratched as (job, keep):
+    with _one_voice(place), running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
         running.guard([job.path if settings.scratch.keep == "never" else job.orders])
         order = _job_order(task, inputs, flyte, job)
@@ -108,6 +108,20 @@ def run(
             report, uploads = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
             keep.succeeded = report.verdict is None
             return _result(report, uploads=uploads)
+
+
+@contextlib.contextmanager
+def _one_voice(place: Topology) -> Iterator[None]:
+    """Errors of a node other than node 0 are told in its log and by its exit code: one error is uploaded, not two."""
+    try:
+        yield
+    except SafedistError as error:
+        if not place.node_rank or is_infrastructure(error):
+            raise
+        raise NodeLostError(
+            f"node {place.node_rank} cannot do its part: {type(error).__name__}: {error}",
+            hint="repair that on this node; node 0 waits for it until timeouts.rendezvous",
+        ) from error
 
 
 def _attend(

@@ -29,7 +29,7 @@ class Job:
         self.environment = {"TEST_HOW": how, **(more or {})}
         self.started = 0
 
-    def start(self, node: int) -> Running:
+    def start(self, node: int, more: dict[str, str] | None = None) -> Running:
         """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/envvar.go)."""
         pod = {
             "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
@@ -47,7 +47,9 @@ class Job:
         }
         self.started += 1
         files = self.directory / f"node-{node}-{self.started}"
-        return self.warm.start(f"job_nodes:{self.task}", files, environment={**pod, **self.environment}, kind="execute")
+        return self.warm.start(
+            f"job_nodes:{self.task}", files, environment={**pod, **self.environment, **(more or {})}, kind="execute"
+        )
 
     def run(self) -> tuple[Ended, Ended]:
         """Start node 1, then node 0, and wait for both."""
@@ -182,3 +184,13 @@ def test_a_node_that_never_comes_is_named_by_the_one_that_waits(warm, tmp_path):
     assert ended.code != 0
     assert ended.uploaded == []
     assert "node 1 of 2 did not arrive within 1 s" in ended.err
+
+
+def test_what_only_node_1_cannot_do_is_no_second_error_upload(warm, tmp_path):
+    job = Job(warm, tmp_path, "torch_impatient", "nothing")
+    second = job.start(1, {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "nowhere")})
+    ended = second.wait()
+    assert ended.code != 0
+    assert ended.uploaded == []
+    assert "node 1 cannot do its part: ScratchError" in ended.err
+    assert "nowhere" in ended.err
