@@ -25,7 +25,7 @@ from .waiting import wait_for
 
 Exists = Literal["fail", "keep", "replace"]
 
-_BUFFER = 1 << 20
+_BUFFER = 1 << 17  # larger writes go past it, without a copy
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
 
