@@ -111,7 +111,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _one_voice(place: Topology) -> Iterator[None]:
+def _one_voice(place: topology.Topology) -> Iterator[None]:
     """Errors of a node other than node 0 are told in its log and by its exit code: one error is uploaded, not two."""
     try:
         yield

@@ -46,6 +46,7 @@ class Job:
             "PET_NPROC_PER_NODE": "auto",
         }
         self.started += 1
+        environment = {**pod, **self.environment, **(more or {})}
         files = self.directory / f"node-{node}-{self.started}"
         return self.warm.start(
             f"job_nodes:{self.task}", files, environment={**pod, **self.environment, **(more or {})}, kind="execute"
