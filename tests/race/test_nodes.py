@@ -48,9 +48,7 @@ class Job:
         self.started += 1
         environment = {**pod, **self.environment, **(more or {})}
         files = self.directory / f"node-{node}-{self.started}"
-        return self.warm.start(
-            f"job_nodes:{self.task}", files, environment={**pod, **self.environment, **(more or {})}, kind="execute"
-        )
+        return self.warm.start(f"job_nodes:{self.task}", files, environment=environment, kind="execute")
 
     def run(self) -> tuple[Ended, Ended]:
         """Start node 1, then node 0, and wait for both."""
