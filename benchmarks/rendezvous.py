@@ -194,6 +194,8 @@ class Steps:
 def host(run: tuple[str, int, int], mine: range, barrier: Any, pipe: Any) -> None:
     """One process of the simulation."""
     threading.stack_size(512 * 1024)
+    # Thousands of threads that wait for Python's lock wake up this often just to ask again; that is not the rendezvous.
+    sys.setswitchinterval(1.0)
     kind, nodes, port = run
     if mine.start > 0:
         os.nice(10)  # these would be other machines; the store is not to wait for them

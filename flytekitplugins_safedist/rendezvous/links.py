@@ -136,8 +136,8 @@ class Links:
         # fail slowly stop the whole group.
         logger.warning(
             "node %d needed %.1f s to connect to a store that was up; looking up the name of its address takes %.1f s. "
-            "The store makes one such look-up for every connection of the %d nodes. Next step: if they are slow, give "
-            "the pod network a working reverse zone, or let failing look-ups fail at once",
+            "The store makes one such look-up for every connection of the %d nodes. Next step: if they are slow or "
+            "get lost, give the pod network a working reverse zone, or let failing look-ups fail at once",
             self._settings.node_rank,
             took,
             time.monotonic() - started,

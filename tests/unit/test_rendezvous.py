@@ -303,6 +303,17 @@ def test_the_store_given_to_the_agent_is_shared_within_a_round_and_fresh_in_the_
     assert not new[1].store.check(["key"])
 
 
+def test_rounds_form_even_when_the_connection_that_waits_hears_nothing_any_more(pair):
+    first, second = pair
+    before = first.round
+    second._group.links.bell.wait_for_key("a key that nobody writes")
+    for step in (1, 2):
+        first.request_round()
+        until_moved(second)
+        together(first.next_rendezvous, second.next_rendezvous)
+        assert (first.round, second.round) == (before + step, before + step)
+
+
 def test_asking_for_a_new_round_is_seen_by_the_other_node_and_moves_once(pair):
     first, second = pair
     before = first.round
