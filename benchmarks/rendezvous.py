@@ -1,6 +1,6 @@
 """How long N nodes need to come together, and to come together again after one failure: ours against torch's c10d.
 
-    python benchmarks/rendezvous.py [--nodes 2,8,32,64,128] [--alone 256,1024,4096] [--repeats 3]
+    python benchmarks/rendezvous.py [--nodes 2,8,32,64,128] [--alone 256,1024,4096] [--repeats 3] [--beat 5]
 
 What is simulated: a node is one member of the group with the connections, heartbeats and watcher of a real agent, but
 without ranks; nodes share a few processes, except node 0, which holds the store and has its own. The loop is the one of
@@ -12,7 +12,8 @@ harness, interleaved.
 
 Columns: ``connect`` opens the node's connections (c10d: creates the handler), all nodes at once, node 0 among them;
 then the first round; then the round after one node has failed, from its call to the last node's return. Bytes are what
-crossed the loopback device of a network namespace of our own, TCP headers and heartbeats included. In that namespace
+crossed the loopback device of a network namespace of our own, TCP headers and heartbeats included;
+``--beat 600`` leaves the heartbeats out, whose number is a matter of time, not of nodes. In that namespace
 look-ups of peers' names fail at once; see docs/rendezvous.md for what slow look-ups do.
 """
 
@@ -62,12 +63,19 @@ class Member(Protocol):
 class Ours:
     """A node of our rendezvous, with everything a real agent has."""
 
-    def __init__(self, nodes: int, node: int, port: int) -> None:
+    def __init__(self, nodes: int, node: int, port: int, beat: float) -> None:
         from flytekitplugins_safedist.rendezvous.group import Group
         from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 
         settings = GroupSettings(
-            run_id="bench", nodes=nodes, node_rank=node, host="127.0.0.1", port=port, timeout=TIMEOUT, silence=TIMEOUT
+            run_id="bench",
+            nodes=nodes,
+            node_rank=node,
+            host="127.0.0.1",
+            port=port,
+            timeout=TIMEOUT,
+            silence=TIMEOUT,
+            beat=beat,
         )
         self._group = Group(settings, lambda generation: {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(generation)})
         self._counters: list[Counting] = []
@@ -113,7 +121,7 @@ class Counting:
 class C10d:
     """A node of torch's c10d dynamic rendezvous, as torchrun makes it."""
 
-    def __init__(self, nodes: int, node: int, port: int) -> None:
+    def __init__(self, nodes: int, node: int, port: int, beat: float) -> None:
         from torch.distributed.elastic.rendezvous import RendezvousParameters
 
         options = {"is_host": node == 0, "read_timeout": TIMEOUT, "timeout": TIMEOUT}
@@ -149,7 +157,7 @@ class C10d:
         self._handler._stop_heartbeats()
 
 
-KINDS: Mapping[str, Callable[[int, int, int], Member]] = {"ours": Ours, "c10d": C10d}
+KINDS: Mapping[str, Callable[[int, int, int, float], Member]] = {"ours": Ours, "c10d": C10d}
 
 
 # --- one run ------------------------------------------------------------------------------------------------------
@@ -191,15 +199,15 @@ class Steps:
         return sum(member.operations() for member in self._members.values())
 
 
-def host(run: tuple[str, int, int], mine: range, barrier: Any, pipe: Any) -> None:
+def host(run: tuple[str, int, int, float], mine: range, barrier: Any, pipe: Any) -> None:
     """One process of the simulation."""
     threading.stack_size(512 * 1024)
     # Thousands of threads that wait for Python's lock wake up this often just to ask again; that is not the rendezvous.
     sys.setswitchinterval(1.0)
-    kind, nodes, port = run
+    kind, nodes, port, beat = run
     if mine.start > 0:
         os.nice(10)  # these would be other machines; the store is not to wait for them
-    steps = Steps({node: KINDS[kind](nodes, node, port) for node in mine}, barrier)
+    steps = Steps({node: KINDS[kind](nodes, node, port, beat) for node in mine}, barrier)
     steps.everywhere(lambda member: member.connect(), lambda _node, _member: True)
     steps.everywhere(lambda member: member.join(), lambda _node, _member: True)
     steps.everywhere(lambda member: member.join(), lambda node, member: node == nodes - 1 or member.waiting())
@@ -210,7 +218,7 @@ def host(run: tuple[str, int, int], mine: range, barrier: Any, pipe: Any) -> Non
     os._exit(0)
 
 
-def measure(kind: str, nodes: int, processes: int) -> dict[str, float]:
+def measure(kind: str, nodes: int, processes: int, beat: float) -> dict[str, float]:
     """Run once; seconds, operations and bytes per node of each step."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -221,7 +229,7 @@ def measure(kind: str, nodes: int, processes: int) -> dict[str, float]:
     workers = []
     for share in shares:
         ours, theirs = context.Pipe()
-        worker = context.Process(target=host, args=((kind, nodes, port), share, barrier, theirs))
+        worker = context.Process(target=host, args=((kind, nodes, port, beat), share, barrier, theirs))
         worker.start()
         workers.append((worker, ours))
     answers = [pipe.recv() for _, pipe in workers]
@@ -277,6 +285,7 @@ def main() -> None:
     parser.add_argument("--alone", default="256,1024,4096", help="sizes at which only ours is run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--beat", type=float, default=5.0, help="seconds between our heartbeats (c10d's own: 5)")
     parser.add_argument("--json", help="also write every run here")
     options = parser.parse_args()
     # Torch warns of every name it cannot look up; there are none to look up here.
@@ -291,7 +300,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {"c10d": [], "ours": []}
         for _ in range(options.repeats):
             for kind, made in runs.items():
-                made.append(measure(kind, nodes, options.processes))
+                made.append(measure(kind, nodes, options.processes, options.beat))
                 everything.append({"nodes": nodes, "kind": kind, **made[-1]})
         theirs, ours = median(runs["c10d"]), median(runs["ours"])
         show(nodes, "c10d", theirs)
@@ -300,7 +309,7 @@ def main() -> None:
         first, again = theirs["first"] / ours["first"], theirs["again"] / ours["again"]
         print(f"{'':13s}  ours is faster: first round {first:.1f}x ({whole:.1f}x with connecting), again {again:.1f}x")
     for nodes in sizes(options.alone):
-        alone = [measure("ours", nodes, options.processes * 2) for _ in range(min(options.repeats, 3))]
+        alone = [measure("ours", nodes, options.processes * 2, options.beat) for _ in range(min(options.repeats, 3))]
         everything += [{"nodes": nodes, "kind": "ours", **run} for run in alone]
         show(nodes, "ours", median(alone))
     if options.json:
