@@ -148,6 +148,10 @@ class StagingError(SafedistError):
     """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""
 
 
+class CodeNotFoundError(StagingError):
+    """The store works, and the archive is not in it. Retrying will not help; registering again will."""
+
+
 class ArchiveError(SafedistError):
     """A code archive is refused whole: damaged, hostile, or over its limits."""
 

@@ -6,7 +6,7 @@ save work. See docs/staging.md for what is promised on which file system.
 
 from __future__ import annotations
 
-from .failures import CodeNotFoundError
+from ..errors import CodeNotFoundError
 from .progress import Progress
 from .source import Retry
 from .stage import POINTS, Options, StagedCode, stage

@@ -9,11 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import SafedistError, StagingError
-
-
-class CodeNotFoundError(StagingError):
-    """The store works, and the archive is not in it. Retrying will not help; registering again will."""
+from ..errors import CodeNotFoundError, SafedistError, StagingError
 
 
 class Verdict(enum.Enum):
