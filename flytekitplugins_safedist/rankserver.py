@@ -31,6 +31,7 @@ from . import codepath, descendants, preload, rank, scratch
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
+_SUSPICION_SECONDS = 10.0
 
 
 def main(arguments: list[str]) -> int:
@@ -57,6 +58,7 @@ class _Server:
         self.helpers: frozenset[int] = frozenset()  # what modules started when they were imported: every round's
         self.quitting = False
         self.importing = False
+        self.suspicious_until = 0.0
         self.wake_read, self.wake_write = os.pipe()
         self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "enter": self.on_enter,
@@ -78,6 +80,7 @@ class _Server:
             signal.signal(number, _do_nothing)
         # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
         signal.signal(signal.SIGHUP, self.on_hang_up)
+        signal.signal(signal.SIGALRM, self.look_for_agent)
         descendants.die_with_parent(signal.SIGHUP)
         descendants.adopt_orphans()
         signal.signal(signal.SIGCHLD, _do_nothing)
@@ -118,8 +121,21 @@ class _Server:
         return {}
 
     def on_hang_up(self, *_: object) -> None:
-        if self.importing and self.agent_is_gone():
+        """The kernel says that the agent's thread which started us has ended; while importing, see what that means.
+
+        Its process may be about to end, with other threads that still hold its end of the connection for a moment: so
+        look again for a while. Or the process lives on, and only that thread is gone.
+        """
+        self.suspicious_until = time.monotonic() + _SUSPICION_SECONDS
+        self.look_for_agent()
+
+    def look_for_agent(self, *_: object) -> None:
+        if not self.importing:
+            return
+        if self.agent_is_gone():
             raise _AgentGoneError
+        if time.monotonic() < self.suspicious_until:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
 
     def agent_is_gone(self) -> bool:
         poll = select.poll()
@@ -131,10 +147,11 @@ class _Server:
         started = time.monotonic()
         self.importing = True
         try:
-            self.on_hang_up()  # it may have come before we were importing
+            self.look_for_agent()  # the word may have come before we were importing
             self.preloaded = preload.preload(request["libraries"], request["modules"])
         finally:
             self.importing = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
         self.helpers = frozenset(descendants.children())
         return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
 
@@ -220,7 +237,7 @@ class _Server:
             signal.set_wakeup_fd(-1)
             os.close(self.wake_read)
             os.close(self.wake_write)
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
