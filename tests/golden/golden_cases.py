@@ -34,7 +34,11 @@ def train(epochs: int, lr: float = 0.1) -> float:
 
 
 def make(config: Any, **kwargs: Any) -> SafeTask:
-    return SafeTask(config, train, **kwargs)
+    task = SafeTask(config, train, **kwargs)
+    # flytekit names the module from whose frames a task was made, up to the test runner's own; as far as that lies in
+    # the working directory (a venv there), it would become part of the task's name.
+    task._instantiated_in = None
+    return task
 
 
 def template_of(task: Any, settings: SerializationSettings) -> Any:

@@ -418,7 +418,11 @@ def test_the_stores_default_place_is_private_to_the_user():
 
 # --- working ahead -----------------------------------------------------------------------------------------------
 def running() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("safedist")]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith(("safedist-inflate", "safedist-fetch"))
+    ]
 
 
 def test_pieces_come_in_order_and_the_thread_is_gone_afterwards():
