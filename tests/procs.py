@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flyteidl.core import errors_pb2, literals_pb2
+
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 120.0
 """Seconds after which a test gives up on something that must happen; generous, for slow machines. Never a measure."""
@@ -62,6 +64,21 @@ class Ended:
     def scratch(self) -> list[str]:
         """What is left under the directory that held this case's scratch and temporary files."""
         return sorted(path.name for path in (self.files / "tmp").iterdir() if path.name.startswith("safedist"))
+
+
+def uploaded_output(ended: Ended) -> str:
+    """The one text output that a case uploaded."""
+    literals = literals_pb2.LiteralMap()
+    literals.ParseFromString((ended.files / "outputs" / "outputs.pb").read_bytes())
+    value: str = literals.literals["o0"].scalar.primitive.string_value
+    return value
+
+
+def uploaded_error(ended: Ended) -> errors_pb2.ContainerError:
+    """The one error that a case uploaded."""
+    document = errors_pb2.ErrorDocument()
+    document.ParseFromString((ended.files / "outputs" / "error.pb").read_bytes())
+    return document.error
 
 
 class Running:

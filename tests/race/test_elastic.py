@@ -11,9 +11,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2, literals_pb2
+from flyteidl.core import errors_pb2
 
-from tests.procs import KILL, Ended, Gate, Running, Warm, until
+from tests.procs import KILL, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
@@ -76,19 +76,6 @@ class Job:
         return ended
 
 
-def output(pod: Ended) -> str:
-    literals = literals_pb2.LiteralMap()
-    literals.ParseFromString((pod.files / "outputs" / "outputs.pb").read_bytes())
-    value: str = literals.literals["o0"].scalar.primitive.string_value
-    return value
-
-
-def error(pod: Ended) -> errors_pb2.ContainerError:
-    document = errors_pb2.ErrorDocument()
-    document.ParseFromString((pod.files / "outputs" / "error.pb").read_bytes())
-    return document.error
-
-
 def all_output(*pods: Ended) -> str:
     return "\n".join(pod.err for pod in pods)
 
@@ -98,7 +85,7 @@ def test_two_nodes_of_two_to_three_meet_and_one_uploads_though_the_other_holds_t
     host, other = Job(warm, tmp_path, task, "nothing").run_two()
     assert (host.code, other.code) == (0, 0), all_output(host, other)
     assert (host.uploaded, other.uploaded) == ([], ["outputs.pb"])
-    assert output(other) == "6 from 4 of 4 ranks on 2 nodes in round 0"
+    assert uploaded_output(other) == "6 from 4 of 4 ranks on 2 nodes in round 0"
     assert "waiting until node 0 has uploaded" in host.err
 
 
@@ -107,7 +94,7 @@ def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(wa
     host, other = Job(warm, tmp_path, task, "raise once").run_two()
     assert (host.code, other.code) == (0, 0), all_output(host, other)
     assert sorted(host.uploaded + other.uploaded) == ["outputs.pb"]
-    assert output(other if other.uploaded else host) == "6 from 4 of 4 ranks on 2 nodes in round 1"
+    assert uploaded_output(other if other.uploaded else host) == "6 from 4 of 4 ranks on 2 nodes in round 1"
     assert "all ranks start again: restart 1 of 1" in all_output(host, other)
 
 
@@ -116,7 +103,7 @@ def test_an_exception_on_node_1_is_the_one_error_when_the_budget_is_spent(warm, 
     ended = Job(warm, tmp_path, task, "raise").run_two()
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
     assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
-    told = error(next(pod for pod in ended if pod.uploaded))
+    told = uploaded_error(next(pod for pod in ended if pod.uploaded))
     assert told.kind == NON_RECOVERABLE
     assert "rank 3 (local_rank 1) on node 1" in told.message
     assert "raised ValueError: no learning rate" in told.message
@@ -127,7 +114,7 @@ def test_a_recoverable_exception_stays_recoverable(warm, tmp_path):
     ended = Job(warm, tmp_path, "torch", "recoverable").run_two()
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
     assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
-    assert error(next(pod for pod in ended if pod.uploaded)).kind == RECOVERABLE
+    assert uploaded_error(next(pod for pod in ended if pod.uploaded)).kind == RECOVERABLE
 
 
 def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(warm, tmp_path):
@@ -154,7 +141,7 @@ def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm,
     ended = [pod.wait() for pod in pods[:2]]
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
     assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
-    assert output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
     assert "round 0" not in line
     assert "restart 1 of 1" not in all_output(*ended)
 
@@ -170,7 +157,7 @@ def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp
     ended = [pod.wait() for pod in pods]
     assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
     assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
-    assert output(next(pod for pod in ended if pod.uploaded)).startswith("15 from 6 of 6 ranks on 3 nodes")
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("15 from 6 of 6 ranks on 3 nodes")
     assert "start again" not in all_output(*ended)
 
 

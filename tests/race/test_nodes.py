@@ -10,9 +10,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2, literals_pb2
+from flyteidl.core import errors_pb2
 
-from tests.procs import KILL, TERM, Ended, Gate, Running, Warm
+from tests.procs import KILL, TERM, Ended, Gate, Running, Warm, uploaded_error, uploaded_output
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
@@ -60,24 +60,11 @@ class Job:
         return ended
 
 
-def output(node: Ended) -> str:
-    literals = literals_pb2.LiteralMap()
-    literals.ParseFromString((node.files / "outputs" / "outputs.pb").read_bytes())
-    value: str = literals.literals["o0"].scalar.primitive.string_value
-    return value
-
-
-def error(node: Ended) -> errors_pb2.ContainerError:
-    document = errors_pb2.ErrorDocument()
-    document.ParseFromString((node.files / "outputs" / "error.pb").read_bytes())
-    return document.error
-
-
 @pytest.mark.parametrize("task", BACKENDS)
 def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path, task):
     first, second = Job(warm, tmp_path, task, "nothing").run()
     assert (first.code, second.code) == (0, 0)
-    assert output(first).startswith("6 from 4 ranks in round 0;")
+    assert uploaded_output(first).startswith("6 from 4 ranks in round 0;")
     assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
     assert "waiting until node 0 has uploaded" in second.err
 
@@ -86,8 +73,8 @@ def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path, t
 def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(warm, tmp_path, task):
     first, second = Job(warm, tmp_path, task, "raise once").run()
     assert (first.code, second.code) == (0, 0)
-    assert "from 4 ranks in round" in output(first)
-    assert "in round 0" not in output(first)
+    assert "from 4 ranks in round" in uploaded_output(first)
+    assert "in round 0" not in uploaded_output(first)
     assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
     assert "all ranks start again: restart 1 of 1" in first.err + second.err
 
@@ -97,23 +84,23 @@ def test_an_exception_on_node_1_is_the_one_error_that_node_0_uploads_when_the_bu
     first, second = Job(warm, tmp_path, task, "raise").run()
     assert (first.code, second.code) == (0, 0)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert error(first).kind == NON_RECOVERABLE
-    assert "rank 3 (local_rank 1) on node 1" in error(first).message
-    assert "raised ValueError: no learning rate" in error(first).message
-    assert "all 1 restart(s) of max_restarts are spent" in error(first).message
+    assert uploaded_error(first).kind == NON_RECOVERABLE
+    assert "rank 3 (local_rank 1) on node 1" in uploaded_error(first).message
+    assert "raised ValueError: no learning rate" in uploaded_error(first).message
+    assert "all 1 restart(s) of max_restarts are spent" in uploaded_error(first).message
 
 
 def test_a_recoverable_exception_on_node_1_stays_recoverable(warm, tmp_path):
     first, second = Job(warm, tmp_path, "torch", "recoverable").run()
     assert (first.code, second.code) == (0, 0)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert error(first).kind == RECOVERABLE
+    assert uploaded_error(first).kind == RECOVERABLE
 
 
 def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):
     first, second = Job(warm, tmp_path, "torch", "import").run()
     assert (first.code, second.code) == (0, 0)
-    assert "ModuleNotFoundError would repeat" in error(first).message
+    assert "ModuleNotFoundError would repeat" in uploaded_error(first).message
     assert "start again" not in first.err + second.err
 
 
@@ -145,7 +132,7 @@ def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds
     ended = first.wait(), again.wait()
     assert [node.code for node in ended] == [0, 0]
     assert [node.uploaded for node in ended] == [["outputs.pb"], []]
-    assert "6 from 4 ranks" in output(ended[0])
+    assert "6 from 4 ranks" in uploaded_output(ended[0])
 
 
 def test_a_pod_that_is_told_to_stop_leaves_its_place_to_the_next_and_ends_nothing(warm, tmp_path, ranks_gate: Gate):
