@@ -7,12 +7,19 @@ in CI) the same condition fails them.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.cli.clis import pyflyte
+from tests.cli.flyteadmin import serving
+from tests.container.cluster import S3, Cluster, Docker, Job, report
+from tests.procs import Gate, gate
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -56,18 +63,27 @@ def docker() -> str:
 
 
 @pytest.fixture(scope="session")
-def image(docker: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(docker: str) -> str:
     """The tag of the image built from this checkout; ``SAFEDIST_IMAGE`` names one that is built already."""
-    if ready := os.environ.get("SAFEDIST_IMAGE"):
-        return ready
-    log = tmp_path_factory.mktemp("image") / "build.log"
-    command = [sys.executable, str(SCRIPTS / "build_image.py"), "--extra-packages", EXTRA_PACKAGES]
-    with log.open("w") as stream:
-        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, check=False, timeout=BUILD_DEADLINE_S)
+    return os.environ.get("SAFEDIST_IMAGE") or built(str(build_image.TAG), EXTRA_PACKAGES)
+
+
+def built(tag: str, packages: str) -> str:
+    """Build the project's image with further packages; quiet unless it fails."""
+    command = [sys.executable, str(SCRIPTS / "build_image.py"), "--tag", tag, "--extra-packages", packages]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=BUILD_DEADLINE_S,
+    )
     if done.returncode != 0:
-        end = "\n".join(log.read_text().splitlines()[-40:])
+        end = "\n".join(done.stdout.splitlines()[-40:])
         pytest.fail(f"the image does not build; the end of the output:\n{end}", pytrace=False)
-    return str(build_image.TAG)
+    return tag
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +95,65 @@ def run_in_image(docker: str, image: str) -> Run:
         return subprocess.run(whole, capture_output=True, text=True, check=False)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def s3_image(docker: str) -> str:
+    """The tag of an image with moto's server: the project's, and one package more."""
+    if ready := os.environ.get("SAFEDIST_S3_IMAGE"):
+        return ready
+    return built("flytekitplugins-safedist-s3:test", "moto[s3,server]")
+
+
+def registered(image: str, directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What the real ``pyflyte register`` sends for ``project/``: task templates by function, and archives by location.
+
+    It sends them to a stand-in (:mod:`tests.cli.flyteadmin`), because no Flyte backend can run here.
+    """
+    shutil.copytree(Path(__file__).parent / "project", directory / "project")
+    version = ("--version", "v1", "--project", "flytesnacks", "--domain", "development")
+    where = ("--image", image, "--destination-dir", "/home/flyte")
+    with serving() as (endpoint, received):
+        pyflyte("register", *version, *where, "project", cwd=directory, endpoint=endpoint)
+    return {name.rsplit(".", 1)[1]: sent.spec.template for name, sent in received.tasks.items()}, received.uploads
+
+
+@pytest.fixture(scope="session")
+def cluster(docker: str, image: str, s3_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A network with an S3 server, where every task of ``project/`` is registered."""
+    client = Docker(docker)
+    network = f"safedist-{client.session}"
+    try:
+        client("network", "create", "--label", client.label, network)
+        s3 = S3(client, s3_image, network)
+        templates, uploads = registered(image, tmp_path_factory.mktemp("project"))
+        for location, content in uploads.items():
+            s3.upload(location, content)
+        yield Cluster(client, s3, network, templates)
+    finally:
+        client.remove_everything()
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Make jobs; what their pods said is shown when the test fails, and they are removed with it."""
+    made: list[Job] = []
+
+    def make(task: str, **how: Any) -> Job:
+        made.append(cluster.job(task, tmp_path, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        print(report(one))
+        one.remove()
+
+
+@pytest.fixture
+def pods_gate(tmp_path: Path) -> Iterator[Gate]:
+    """A FIFO by which ranks in pods and the test wait for each other; ``**gated(pods_gate)`` of a job leads to it."""
+    with gate(tmp_path / "gate") as made:
+        (tmp_path / "gate").chmod(0o777)
+        for end in (made.said, made.word):
+            end.chmod(0o666)
+        yield made

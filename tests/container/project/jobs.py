@@ -1,0 +1,162 @@
+"""What the pods of container tests train: a line through 24 points, whose weights no number of ranks changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+
+TIMEOUTS = Timeouts(
+    stop=1, exit=10, heartbeat=float(os.environ.get("TEST_HEARTBEAT", "10")), rendezvous=120, upload=120
+)
+STEPS = 20
+
+
+def say(text: str) -> None:
+    """One line to the test."""
+    with open(os.environ["TEST_SAID"], "w") as file:
+        file.write(text + "\n")
+
+
+def wait_for_word() -> None:
+    """Wait until the test gives the word."""
+    with open(os.environ["TEST_WORD"], "rb", buffering=0) as file:
+        file.read(1)
+
+
+def happen(step: int) -> None:
+    """What becomes of the last rank in the midst of training (``$TEST_HOW``); the others are in a collective soon."""
+    how, me = os.environ.get("TEST_HOW", "nothing"), current_rank()
+    if step != STEPS // 2:
+        return
+    if how == "gate":
+        say(f"rank {me.rank} round {me.round} pid {os.getpid()}")
+        wait_for_word()
+    if me.rank != me.world_size - 1:
+        return
+    if how == "raise" or (how == "raise once" and me.round == 0):
+        raise ValueError("no learning rate")
+    if how == "recoverable":
+        raise FlyteRecoverableException("try me again")
+    if how == "kill" or (how == "kill once" and me.round == 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "fill scratch":
+        with open(os.path.join(me.scratch, "too much"), "wb") as file:
+            while True:
+                file.write(bytes(1 << 20))
+
+
+def line(rank: int, size: int) -> tuple:
+    """This rank's part of the points: the same number for each."""
+    import torch
+
+    x = torch.arange(24, dtype=torch.float64).reshape(-1, 1) / 24
+    return x[rank::size], 3 * x[rank::size] + 0.5
+
+
+def model() -> tuple:
+    import torch
+
+    torch.manual_seed(7)
+    made = torch.nn.Linear(1, 1).double()
+    return made, torch.optim.SGD(made.parameters(), lr=0.5)
+
+
+def told(trained: object, names: list) -> str:
+    """What the task returns."""
+    me = current_rank()
+    weights = [value.item() for value in trained.parameters()]
+    return json.dumps({"weights": weights, "ranks": sorted(names), "round": me.round, "size": me.world_size})
+
+
+def with_horovod(steps: int) -> str:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    trained, optimizer = model()
+    hvd.broadcast_parameters(trained.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=trained.named_parameters())
+    x, y = line(hvd.rank(), hvd.size())
+    for step in range(steps):
+        happen(step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(trained(x), y).backward()
+        optimizer.step()
+    me = current_rank()
+    return told(trained, hvd.allgather_object(f"{hvd.rank()} is {me.local_rank} on node {me.node_rank}"))
+
+
+def with_torch(steps: int) -> str:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    trained, optimizer = model()
+    parallel = torch.nn.parallel.DistributedDataParallel(trained)
+    x, y = line(dist.get_rank(), dist.get_world_size())
+    for step in range(steps):
+        happen(step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(parallel(x), y).backward()
+        optimizer.step()
+    me = current_rank()
+    names: list = [None] * dist.get_world_size()
+    dist.all_gather_object(names, f"{dist.get_rank()} is {me.local_rank} on node {me.node_rank}")
+    dist.destroy_process_group()
+    return told(trained, names)
+
+
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def horovod_2x2(steps: int) -> str:
+    return with_horovod(steps)
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def torch_2x2(steps: int) -> str:
+    return with_torch(steps)
+
+
+@task(task_config=SafeHorovod(nodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
+def horovod_3x1(steps: int) -> str:
+    return with_horovod(steps)
+
+
+@task(task_config=SafeTorch(nodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
+def torch_3x1(steps: int) -> str:
+    return with_torch(steps)
+
+
+@task(task_config=SafeHorovod(nodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
+def horovod_1x4(steps: int) -> str:
+    return with_horovod(steps)
+
+
+@task(task_config=SafeTorch(nodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
+def torch_1x4(steps: int) -> str:
+    return with_torch(steps)
+
+
+@task(task_config=SafeHorovod(nodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
+def horovod_range(steps: int) -> str:
+    return with_horovod(steps)
+
+
+@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
+def torch_range(steps: int) -> str:
+    return with_torch(steps)
+
+
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi", timeouts=TIMEOUTS))
+def horovod_mpi(steps: int) -> str:
+    return with_horovod(steps)
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, operator="mpi", timeouts=TIMEOUTS))
+def torch_mpi(steps: int) -> str:
+    return with_torch(steps)
