@@ -27,7 +27,15 @@ MPI_LAUNCHER = "safedist-mpi-launch"
 _STOCK_PREFIX = "pyflyte-fast-execute"
 _PLACEHOLDERS = ("{{ .remote_package_path }}", "{{ .dest_dir }}")
 DEFAULT_BACKOFF_LIMIT = 6
-"""Restarts of pods, when a role may be restarted and the run policy sets no limit; that of Kubernetes' own Jobs."""
+"""Restarts of containers, when a role may be restarted and the run policy sets no limit; that of Kubernetes' own Jobs."""
+RESTART_POLICIES = {"master": "NEVER", "worker": "ON_FAILURE", "launcher": "NEVER"}
+"""What a role gets that names no restart policy (Flyte's own default is Never for all).
+
+A worker comes back, in place or as a new pod of the same name, and takes its old place in the job. With Never, the
+operator fails the whole job for it (training-operator v1.9.0, pytorchjob_controller.go, UpdateJobStatus). The master
+holds the job's store, and the launcher starts everything: without them the attempt is lost, so they fail the job, and
+the operator then removes the workers, whatever these are doing.
+"""
 
 
 @dataclass(frozen=True)
@@ -138,8 +146,10 @@ def _pytorch(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, A
     elastic = resolved.min_nodes != resolved.max_nodes
     replicas = resolved.max_nodes if elastic else resolved.max_nodes - 1
     job = pb.DistributedPyTorchTrainingTask(
-        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(shape.worker, asks)),
-        run_policy=_run_policy(shape),
+        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(
+            replicas=replicas, **_role("worker", shape.worker, asks)
+        ),
+        run_policy=_run_policy(shape, ("worker",) if elastic else ("master", "worker")[: replicas + 1]),
     )
     if elastic:
         job.elastic_config.CopyFrom(
@@ -152,7 +162,7 @@ def _pytorch(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, A
             )
         )
     else:
-        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(shape.master, asks))
+        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role("master", shape.master, asks))
         job.master_replicas.CopyFrom(master)
     return dict(MessageToDict(job))
 
@@ -162,29 +172,30 @@ def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     from flytekit import Resources
     from google.protobuf.json_format import MessageToDict
 
-    launcher = _role(shape.launcher, asks, inherit=False)
+    launcher = _role("launcher", shape.launcher, asks, inherit=False)
     if "resources" not in launcher:
         # Without this the launcher gets what the task asks for each worker, and does nothing with it.
         launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem="1Gi")), {})
     job = pb.DistributedMPITrainingTask(
         # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some.
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
-            replicas=resolved.max_nodes, **_role(shape.worker, asks, always=True)
+            replicas=resolved.max_nodes, **_role("worker", shape.worker, asks, always=True)
         ),
         launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
-        run_policy=_run_policy(shape),
+        run_policy=_run_policy(shape, ("launcher", "worker")),
         slots=resolved.nproc_per_node,
     )
     return dict(MessageToDict(job))
 
 
-def _role(role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
+def _role(name: str, role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
     """Image, restart policy and resources of a role, as arguments of the replica message."""
-    said: dict[str, Any] = {}
+    from flyteidl.plugins.kubeflow import common_pb2
+
+    policy = f"RESTART_POLICY_{_restart_policy(name, role)}"
+    said: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
     if getattr(role, "image", None):
         said["image"] = role.image
-    if getattr(role, "restart_policy", None) is not None:
-        said["restart_policy"] = role.restart_policy.value
     requests, limits = _fields(getattr(role, "requests", None)), _fields(getattr(role, "limits", None))
     if requests or limits or always:
         if inherit:
@@ -197,14 +208,22 @@ def _role(role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = Fal
     return said
 
 
-def _run_policy(shape: JobShape) -> Any:
+def _restart_policy(name: str, role: Any) -> str:
+    """As flyteidl says it: NEVER, ON_FAILURE or ALWAYS."""
+    said = getattr(role, "restart_policy", None)
+    if said is None:
+        return RESTART_POLICIES[name]
+    return "ON_FAILURE" if said.name == "FAILURE" else str(said.name)
+
+
+def _run_policy(shape: JobShape, roles: Iterable[str]) -> Any:
     from flyteidl.plugins.kubeflow import common_pb2 as pb
 
     policy = shape.run_policy
     # Flyte reads "no clean pod policy" as None, which leaves pods of a finished job running.
     clean = getattr(policy, "clean_pod_policy", None)
     backoff = getattr(policy, "backoff_limit", None)
-    if backoff is None and _may_restart(shape):
+    if backoff is None and any(_restart_policy(name, getattr(shape, name)) != "NEVER" for name in roles):
         backoff = DEFAULT_BACKOFF_LIMIT
     return pb.RunPolicy(
         clean_pod_policy=pb.CLEANPOD_POLICY_RUNNING if clean is None else clean.value,
@@ -212,12 +231,6 @@ def _run_policy(shape: JobShape) -> Any:
         active_deadline_seconds=getattr(policy, "active_deadline_seconds", None),
         backoff_limit=backoff,
     )
-
-
-def _may_restart(shape: JobShape) -> bool:
-    roles = (shape.master, shape.worker, shape.launcher)
-    policies = [getattr(role, "restart_policy", None) for role in roles]
-    return any(policy is not None and policy.name != "NEVER" for policy in policies)
 
 
 def _fields(resources: Any) -> dict[str, object]:

@@ -127,8 +127,9 @@ def _mig(role: Mapping[str, Any]) -> bool:
 def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], backend: str) -> Iterator[str]:
     if manifest["kind"] == "Pod":
         return
-    if "elasticPolicy" in manifest["spec"] and roles["Worker"]["restartPolicy"] == "Never":
-        yield "a lost worker ends the elastic job, as its restart policy is Never (worker=Worker(restart_policy=...))"
+    worker = roles.get("Worker", {"replicas": 0})
+    if worker["replicas"] and worker["restartPolicy"] == "Never":
+        yield "a lost worker fails the job, as its restart policy is Never (leave it out: a worker that comes back joins)"
     labels = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
     if backend == "v1.16" and _QUEUE_LABEL in labels:
         yield f"Flyte v1.16 puts {_QUEUE_LABEL} on the pods, not on the {manifest['kind']}, where Kueue looks for it"

@@ -8,7 +8,7 @@ import pytest
 from flytekit import Resources
 from flytekit.core.pod_template import PodTemplate
 from flytekit.extras.accelerators import A100
-from flytekitplugins import kfmpi
+from flytekitplugins import kfmpi, kfpytorch
 from golden_cases import BAKED, CASES, FAST, GPU8, make, sidecar_template, template_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +96,38 @@ def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
     assert worker["_F_DES"] == "Earliest"
     assert "_F_WN" not in environment(shown[1], container=1)
     assert "SAFEDIST_NODES" not in environment(shown[1], container=1)
+
+
+NEVER, ON_FAILURE = "Never", "OnFailure"
+RESTARTS: dict[str, tuple[dict[str, str], int | None]] = {
+    "two-nodes-fast": ({"Master": NEVER, "Worker": ON_FAILURE}, 6),
+    "elastic": ({"Worker": ON_FAILURE}, 6),
+    "mpi": ({"Launcher": NEVER, "Worker": ON_FAILURE}, 6),
+    "one-node-as-job": ({"Master": NEVER}, None),
+    "every-policy": ({"Master": NEVER, "Worker": ON_FAILURE}, 3),
+    "restart-always": ({"Master": "Always", "Worker": NEVER}, 6),
+}
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+def test_a_lost_worker_comes_back_and_a_lost_node_0_ends_the_attempt(name: str) -> None:
+    manifest = manifest_of(name)
+    spec = manifest["spec"]
+    roles = spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"]
+
+    found = {role: roles[role]["restartPolicy"] for role in roles if roles[role]["replicas"]}
+
+    # A failure that repeats must end: without a limit, Kubernetes restarts for ever.
+    assert (found, spec["runPolicy"].get("backoffLimit")) == RESTARTS[name]
+    assert {pod["spec"]["restartPolicy"] for pod in pods(manifest)} == set(found.values())
+
+
+def test_workers_that_may_not_restart_need_no_limit() -> None:
+    worker = kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER)
+    spec = job_manifest(template_of(make(SafeHorovod(nodes=2, worker=worker)), FAST))["spec"]
+
+    assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == NEVER
+    assert "backoffLimit" not in spec["runPolicy"]
 
 
 def test_flyte_2_refuses_a_job_without_workers() -> None:
@@ -193,7 +225,10 @@ WARNED = {
         "NCCL joins no two slices of one GPU",
     ),
     "sidecars": (lambda: make(SafeHorovod(), pod_template=sidecar_template()), "metrics must end by themselves"),
-    "elastic": (lambda: make(SafeHorovod(nodes="1:2")), "a lost worker ends the elastic job"),
+    "workers that stay away": (
+        lambda: make(SafeHorovod(nodes="1:2", worker=kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER))),
+        "a lost worker fails the job",
+    ),
     "host network": (lambda: make(SafeHorovod(nodes=2), pod_template=host_network()), "meet at the same port 23456"),
     "queue": (
         lambda: make(SafeHorovod(nodes=2), pod_template=sidecar_template()),
