@@ -27,7 +27,7 @@ MPI_LAUNCHER = "safedist-mpi-launch"
 _STOCK_PREFIX = "pyflyte-fast-execute"
 _PLACEHOLDERS = ("{{ .remote_package_path }}", "{{ .dest_dir }}")
 DEFAULT_BACKOFF_LIMIT = 6
-"""Restarts of containers, when a role may be restarted and the run policy sets no limit; that of Kubernetes' own Jobs."""
+"""Restarts of containers, when a role may restart and the run policy sets no limit; that of Kubernetes' own Jobs."""
 RESTART_POLICIES = {"master": "NEVER", "worker": "ON_FAILURE", "launcher": "NEVER"}
 """What a role gets that names no restart policy (Flyte's own default is Never for all).
 

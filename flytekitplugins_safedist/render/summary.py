@@ -129,7 +129,7 @@ def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, 
         return
     worker = roles.get("Worker", {"replicas": 0})
     if worker["replicas"] and worker["restartPolicy"] == "Never":
-        yield "a lost worker fails the job, as its restart policy is Never (leave it out: a worker that comes back joins)"
+        yield "a lost worker fails the job, as its restart policy is Never (left out, it may come back and join)"
     labels = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
     if backend == "v1.16" and _QUEUE_LABEL in labels:
         yield f"Flyte v1.16 puts {_QUEUE_LABEL} on the pods, not on the {manifest['kind']}, where Kueue looks for it"
