@@ -22,6 +22,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 PIECE = 1 << 20
 """Bytes handed on at a time: small enough for the processor's cache, large enough to hold many source files."""
 
+FIRST_PIECE = 1 << 16
+"""The first one is smaller, and each one twice the one before: whoever writes need not wait for a whole one."""
+
 _GZIP_WBITS = 31  # zlib.decompressobj: 16 + 15, a gzip header and trailer, both verified
 INFLATER = "isal" if _accelerated is not None else "zlib"
 
@@ -49,6 +52,7 @@ class Inflate:
         self.compressed = 0
         self.raw = 0
         self._zlib = _module(inflater)
+        self._piece = FIRST_PIECE
         self._members = 0
         self._padding = False
 
@@ -109,14 +113,16 @@ class Inflate:
     def _pieces(self, engine: Any, data: bytes) -> Iterator[bytes]:
         try:
             while True:
-                piece = engine.decompress(data, PIECE)
+                most = self._piece
+                piece = engine.decompress(data, most)
+                self._piece = min(2 * most, PIECE)
                 if piece:
                     self.raw += len(piece)
                     self._check_limits()
                     yield piece
                 data = engine.unconsumed_tail
                 # A full piece may leave output inside the engine with no input left to push it out.
-                if engine.eof or (not data and len(piece) < PIECE):
+                if engine.eof or (not data and len(piece) < most):
                     return
         except self._zlib.error as error:
             raise self._refuse(

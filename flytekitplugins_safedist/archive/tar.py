@@ -9,10 +9,13 @@ Values". tests/unit/test_archive_properties.py compares every ordinary archive w
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
+from zlib import adler32
 
 from ..errors import ArchiveError
+from .feed import Feed
 from .limits import MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_PATH
 
 BLOCK = 512
@@ -45,69 +48,6 @@ class Member(NamedTuple):
     mode: int
     mtime_ns: int
     target: bytes
-
-
-class Feed:
-    """The raw stream, cut into blocks on demand. Holds one piece of it at a time.
-
-    ``take`` never copies more than it returns, and ``pieces`` hands out views of what is there, so that a file of any
-    size passes through without being held.
-    """
-
-    def __init__(self, pieces: Iterator[bytes], label: str) -> None:
-        self._pieces = pieces
-        self._piece = b""
-        self._at = 0
-        self.label = label
-
-    def take(self, count: int) -> bytes:
-        """Exactly ``count`` bytes, or an error that says the archive is truncated."""
-        end = self._at + count
-        data = self._piece[self._at : end]
-        self._at = end
-        if len(data) == count:
-            return data
-        parts = [data]
-        missing = count - len(data)
-        while missing:
-            piece = self._next()
-            self._at = min(missing, len(piece))
-            parts.append(piece[: self._at])
-            missing -= self._at
-        return b"".join(parts)
-
-    def views(self, count: int) -> Iterator[memoryview]:
-        """``count`` bytes as consecutive views; each is valid until the next is asked for."""
-        while count:
-            available = len(self._piece) - self._at
-            if available <= 0:
-                self._next()
-                continue
-            size = min(available, count)
-            start = self._at
-            self._at += size
-            count -= size
-            yield memoryview(self._piece)[start : start + size]
-
-    def rest_is_zero(self) -> bool:
-        """Read to the end, which makes the inflater verify its checksum; is everything there zero?"""
-        data = self._piece[self._at :]
-        self._piece, self._at = b"", 0
-        clean = data.count(0) == len(data)
-        for piece in self._pieces:
-            clean = clean and piece.count(0) == len(piece)
-        return clean
-
-    def _next(self) -> bytes:
-        piece = next(self._pieces, None)
-        if piece is None:
-            raise ArchiveError(
-                "The archive is truncated: the tar stream ends inside a member or without its end mark",
-                where={"archive": self.label},
-                hint="register the task again",
-            )
-        self._piece, self._at = piece, 0
-        return piece
 
 
 def members(feed: Feed) -> Iterator[Member]:
@@ -145,11 +85,17 @@ def _end(feed: Feed, *, dangling: bool) -> None:
         raise ArchiveError("The archive has trailing garbage behind its end mark", where=where)
 
 
+def _sum(block: bytes) -> int:
+    """``sum(block)``, five times as fast: the low half of Adler-32 is 1 + the sum of the bytes, modulo 65521, which the
+    sum of 256 bytes does not reach (RFC 1950)."""
+    return (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
+
+
 def _verify_checksum(block: bytes, field: bytes, label: str, *, first: bool) -> None:
     digits = field.strip(_SPACES)
     stored = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else -1
     spaces = 8 * 0x20 - sum(field)
-    if sum(block) + spaces == stored:
+    if _sum(block) + spaces == stored:
         return
     signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 0x20
     if signed == stored:  # SunOS tar summed signed characters; GNU tar accepts both
@@ -176,6 +122,14 @@ def _bad(what: str, name: bytes, label: str, **facts: Any) -> ArchiveError:
 
 
 def _number(field: bytes, which: str, name: bytes, label: str) -> int:
+    value = _value(field)
+    if value is None:
+        raise _bad(f"The archive is damaged: a header's {which} is not a number", name.rstrip(b"\0"), label, seen=field)
+    return value
+
+
+@lru_cache(1024)  # one mode, one time, few sizes: the same fields over and over
+def _value(field: bytes) -> int | None:
     """An octal field, or GNU's base-256 one (first bit set) for what octal cannot hold."""
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
@@ -186,11 +140,9 @@ def _number(field: bytes, which: str, name: bytes, label: str) -> int:
     if not digits:
         return 0
     try:
-        if digits.isdigit():
-            return int(digits, 8)
+        return int(digits, 8) if digits.isdigit() else None
     except ValueError:
-        pass
-    raise _bad(f"The archive is damaged: a header's {which} is not a number", name.rstrip(b"\0"), label, seen=field)
+        return None
 
 
 def _extend(feed: Feed, flag: bytes, size: int, overrides: dict[str, bytes], defaults: dict[str, bytes]) -> None:
@@ -220,7 +172,8 @@ def _extend(feed: Feed, flag: bytes, size: int, overrides: dict[str, bytes], def
         overrides.update(_pax_records(data, feed.label))
 
 
-def _pax_records(data: bytes, label: str) -> dict[str, bytes]:
+@lru_cache(16)  # flytekit's archives repeat one record, a time, before every file
+def _pax_records(data: bytes, label: str) -> Mapping[str, bytes]:
     """``"%d %s=%s\\n" % (length, keyword, value)``, over and over; length counts the whole record."""
     records: dict[str, bytes] = {}
     at = 0

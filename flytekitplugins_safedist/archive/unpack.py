@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ArchiveError
+from .feed import Feed
 from .inflate import INFLATER, Inflate
 from .limits import Limits
-from .tar import BLOCK, DIRECTORY, FILE, HARDLINK, SYMLINK, Feed, Member, _shown, members
+from .tar import BLOCK, DIRECTORY, FILE, HARDLINK, SYMLINK, Member, _shown, members
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 IMPLIED = -1
@@ -143,7 +144,7 @@ class _Writer:
         parent = member.name.rpartition(b"/")[0]
         if parent not in self._directories:
             self._parents(parent, member)
-        with self._explained(member):
+        try:
             if member.kind == FILE:
                 self._file(member, feed)
             elif member.kind == DIRECTORY:
@@ -152,6 +153,9 @@ class _Writer:
                 self._symlink(member)
             else:
                 self._hardlink(member)
+        except OSError as error:
+            self._explain(error, member)
+            raise
 
     def finish(self) -> None:
         """Judge the links, then give directories their modes: a read-only one could not have been filled."""
@@ -163,8 +167,19 @@ class _Writer:
             os.chmod(path, mode)
             os.utime(path, ns=(mtime_ns, mtime_ns))
 
-    def _explained(self, member: Member) -> _Explained:
-        return _Explained(self, member)
+    def _explain(self, error: OSError, member: Member) -> None:
+        """Turn what the kernel says about a name into what it means for the archive; return when it is not that."""
+        if error.errno == errno.EEXIST:
+            # O_EXCL hit a name that is not in our table: the file system takes two different names for one.
+            raise self.refuse(
+                "Two members of the archive have one name on this file system (upper and lower case, or Unicode forms)",
+                member,
+                hint="rename one of them",
+            ) from error
+        if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+            raise self.refuse(
+                "The file system cannot hold the name of a member", member, seen=error.strerror
+            ) from error
 
     def _parents(self, parent: bytes, member: Member) -> None:
         """Directories that the archive implies without naming them."""
@@ -179,8 +194,11 @@ class _Writer:
             missing.append(parent)
             parent = parent.rpartition(b"/")[0]
         for name in reversed(missing):
-            with self._explained(member._replace(name=name, kind=DIRECTORY)):
+            try:
                 os.mkdir(self._root + name)
+            except OSError as error:
+                self._explain(error, member._replace(name=name, kind=DIRECTORY))
+                raise
             self._directories.add(name)
             self.entries[name] = Entry(DIRECTORY, 0, 0, IMPLIED, b"")
 
@@ -305,31 +323,3 @@ class _Writer:
     def refuse(self, what: str, member: Member, **facts: Any) -> ArchiveError:
         """A refusal that names the member."""
         return ArchiveError(what, where={"archive": self.label, "member": _shown(member.name)}, **facts)
-
-
-class _Explained:
-    """Turns what the kernel says about a name into what it means for the archive."""
-
-    __slots__ = ("_member", "_writer")
-
-    def __init__(self, writer: _Writer, member: Member) -> None:
-        self._writer = writer
-        self._member = member
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        if error.errno == errno.EEXIST:
-            # O_EXCL hit a name that is not in our table: the file system takes two different names for one.
-            raise self._writer.refuse(
-                "Two members of the archive have one name on this file system (upper and lower case, or Unicode forms)",
-                self._member,
-                hint="rename one of them",
-            ) from error
-        if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
-            raise self._writer.refuse(
-                "The file system cannot hold the name of a member", self._member, seen=error.strerror
-            ) from error

@@ -20,6 +20,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 _POLL_FIRST, _POLL_MOST = 0.002, 0.05
@@ -28,6 +29,7 @@ _POLL_FIRST, _POLL_MOST = 0.002, 0.05
 _WORK_PREFIX = ".safedist-"
 
 
+@cache
 def boot_id() -> str:
     """Which run of which kernel this is: the reach of flock on any file system (random(4), "boot_id")."""
     try:
@@ -162,6 +164,14 @@ def _is(path: Path, fd: int) -> bool:
 
 def remove_tree(path: Path) -> None:
     """Remove a tree, read-only directories included; what cannot be removed stays, what is gone is fine."""
+    try:
+        path.rmdir()  # nearly always it is empty by now, or has been published
+    except FileNotFoundError:
+        return
+    except OSError:
+        pass
+    else:
+        return
     shutil.rmtree(path, ignore_errors=True)
     if not os.path.lexists(path):
         return

@@ -86,18 +86,19 @@ def fingerprint(tree: Tree, dest: Path) -> str | None:
     The change time cannot be set by anybody, so an edited file is noticed even when size and modification time are as
     before (flytekit gives every file the same modification time).
     """
-    digest = hashlib.sha256(tree.key.encode())
     prefix = os.fsencode(dest) + b"/"
+    facts = [tree.key]
+    parents = {name.rpartition(b"/")[0] for name in tree.entries}
     try:
         for name, entry in tree.entries.items():
             if entry.kind != DIRECTORY:
                 found = os.lstat(prefix + name)
-                digest.update(b"%d %d %d;" % (found.st_ino, found.st_ctime_ns, found.st_size))
-            elif not stat.S_ISDIR(os.stat(prefix + name).st_mode):
-                return None
+                facts.append(f"{found.st_ino} {found.st_ctime_ns} {found.st_size}")
+            elif name not in parents and not stat.S_ISDIR(os.stat(prefix + name).st_mode):
+                return None  # one that holds something is there when that is
     except OSError:
         return None
-    return digest.hexdigest()
+    return hashlib.sha256(";".join(facts).encode()).hexdigest()
 
 
 def _by_top(entries: dict[bytes, Entry]) -> Iterable[tuple[bytes, list[bytes]]]:

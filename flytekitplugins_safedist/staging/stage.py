@@ -24,7 +24,7 @@ PICKLE_NAME = "pkl.gz"
 """flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
 directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
 
-_SMALL = 4 << 20
+_SMALL = 1 << 17
 """Compressed bytes up to which one thread does it all: they are written before a second one would have got going."""
 
 POINTS = ("waiting", "locked", "fetch", "unpack", "before_publish", "after_publish", "before_merge", "merge", "merged")

@@ -173,18 +173,24 @@ class Store:
 def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> Tree:
     """Write the manifest of the tree in ``made / "code"``; the last step before :meth:`Store.publish`.
 
-    Times are noted as the file system reports them, not as the archive gives them: some keep seconds only.
+    Times are noted as the file system reports them, not as the archive gives them: some keep seconds only. What it
+    makes of one time is asked once: flytekit gives every file the same.
     """
     code = made / "code"
     prefix = os.fsencode(code) + b"/"
-    seen = {
-        name: entry if entry.kind == DIRECTORY else entry._replace(mtime_ns=os.lstat(prefix + name).st_mtime_ns)
-        for name, entry in entries.items()
-    }
-    rows = [
-        (name.decode("latin-1"), entry.kind, entry.size, entry.mtime_ns, entry.mode, entry.target.decode("latin-1"))
-        for name, entry in seen.items()
-    ]
+    kept: dict[int, int] = {}
+    seen: dict[bytes, Entry] = {}
+    rows = []
+    for name, entry in entries.items():
+        kind, size, mtime_ns, mode, target = entry
+        if kind != DIRECTORY:
+            if mtime_ns not in kept:
+                kept[mtime_ns] = os.lstat(prefix + name).st_mtime_ns
+            if kept[mtime_ns] != mtime_ns:
+                mtime_ns = kept[mtime_ns]
+                entry = Entry(kind, size, mtime_ns, mode, target)  # noqa: PLW2901
+        seen[name] = entry
+        rows.append((name.decode("latin-1"), kind, size, mtime_ns, mode, target.decode("latin-1")))
     content = {"version": _VERSION, "boot": boot_id(), "digest": digest, "raw": raw, "entries": rows}
     (made / "manifest").write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
     return Tree(code, digest, raw, seen)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.archive import INFLATER, Limits, unpack
+from flytekitplugins_safedist.archive import INFLATER, Inflate, Limits, unpack
+from flytekitplugins_safedist.archive.tar import _sum
 from flytekitplugins_safedist.errors import ArchiveError
 from tests.tarballs import directory, hardlink, member, project, snapshot, symlink, tar, targz
 
@@ -324,3 +325,16 @@ def test_old_headers_with_signed_checksums_are_read(tmp_path):
     raw[148:156] = b"%06o\0 " % signed
     unpacked(gzip.compress(bytes(raw) + bytes(1024)), tmp_path)
     assert snapshot(tmp_path).keys() == {"caf\u00e9"}
+
+
+@pytest.mark.parametrize("block", [bytes(512), b"\xff" * 512, bytes(range(256)) * 2, b"\xff" * 256 + bytes(256)])
+def test_the_fast_sum_of_a_header_is_its_sum(block):
+    assert _sum(block) == sum(block)
+
+
+def test_a_writer_need_not_wait_for_a_whole_piece():
+    raw = os.urandom(3 << 20)
+    sizes = [len(piece) for piece in Inflate("x", Limits()).run([gzip.compress(raw, 1)])]
+    assert sizes[0] < 1 << 17
+    assert max(sizes) == 1 << 20
+    assert sum(sizes) == len(raw)

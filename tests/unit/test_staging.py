@@ -91,6 +91,14 @@ def test_a_new_container_with_an_empty_destination_gets_the_files_without_a_fetc
     assert (node.dest / "main.py").read_text() == "import pkg"
 
 
+def test_an_empty_directory_that_went_from_the_destination_is_put_back(node):
+    node.archive.write_bytes(targz([directory("empty"), directory("full"), member("full/x", b"1")]))
+    node.stage()
+    (node.dest / "empty").rmdir()
+    node.stage()
+    assert (node.dest / "empty").is_dir()
+
+
 def test_a_file_edited_in_the_destination_is_put_back(node):
     node.stage()
     (node.dest / "main.py").write_text("broken py")
@@ -112,6 +120,20 @@ def test_a_tree_from_before_a_crash_of_the_machine_is_not_believed(node, monkeyp
     node.stage()
     monkeypatch.setattr("flytekitplugins_safedist.staging.store.boot_id", lambda: "another boot")
     assert node.stage().fetched
+
+
+def test_files_of_different_times_are_believed_where_the_file_system_keeps_whole_seconds(node, monkeypatch):
+    real = os.utime
+
+    def whole_seconds(path, ns, **more):  # as ext4 with small inodes, or ext3, does
+        real(path, ns=(ns[0] // 10**9 * 10**9, ns[1] // 10**9 * 10**9), **more)
+
+    monkeypatch.setattr(os, "utime", whole_seconds)
+    times = [1.25, 1.5, 2.75, 1.25]
+    node.archive.write_bytes(targz([member(f"m{n}.py", b"1", mtime=mtime) for n, mtime in enumerate(times)]))
+    first = node.stage()
+    second = node.stage()
+    assert (second.tree, second.fetched) == (first.tree, False)
 
 
 def test_the_same_bytes_under_another_name_share_one_tree(node):
