@@ -35,9 +35,11 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
     import signal
     import socket
 
-    from . import mpilaunch
+    from . import mpiagents, mpilaunch, mpiworker
 
     options = mpilaunch.parse(sys.argv[1:] if argv is None else argv)
+    if options.worker is not None:
+        return mpiworker.work(options.worker, options.agent, start=not options.attach)
     hostfile = options.hostfile or Path(os.environ.get(mpilaunch.HOSTFILE_VARIABLE, mpilaunch.DEFAULT_HOSTFILE))
 
     def say(text: str) -> None:
@@ -52,7 +54,7 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
             environment=dict(os.environ),
             cwd=str(Path.cwd()),
         )
-        return mpilaunch.run(launch, say=say, signals=(signal.SIGTERM, signal.SIGINT))
+        return mpiagents.run(launch, say=say, signals=(signal.SIGTERM, signal.SIGINT))
     except (SafedistError, OSError) as error:
         say(str(error))
         return 1

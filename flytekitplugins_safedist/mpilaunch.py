@@ -6,7 +6,7 @@ services whose names could be guessed (training-operator v1.9.0, ``mpijob_contro
 used is what the operator gives every launcher: the list of workers in the hostfile, and the command that reaches them,
 ``$OMPI_MCA_plm_rsh_agent``: ``kubectl exec`` in a script, or ``ssh`` where that variable is not set.
 
-Node 0's end is the job's end: it alone uploads.
+This module decides; :mod:`~flytekitplugins_safedist.mpiagents` carries it out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from . import envvars
 from .errors import MpiLaunchError
@@ -33,8 +28,7 @@ REACH_VARIABLE = "OMPI_MCA_plm_rsh_agent"
 """What the operator tells Open MPI in the launcher pod (mpijob_controller.go, newLauncher)."""
 DEFAULT_HOSTFILE = "/etc/mpi/hostfile"
 DEADLINE_SECONDS = 900.0
-_RETRY_SECONDS = 2.0
-_STOP_SECONDS = 10.0
+LAUNCHER = "safedist-mpi-launch"
 _NOT_THE_WORKERS = ("OMPI_", "I_MPI_", "NVIDIA_", "HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "SSH_", "_")
 """Of the launcher's own pod, or blanked in it by the operator (NVIDIA_VISIBLE_DEVICES): never handed to a worker."""
 _ADOPT = (
@@ -77,6 +71,25 @@ class Launch:
             envvars.MPI_ENDPOINT: f"{host}:{self.port}",
         }
 
+    def record(self, node_rank: int) -> str:
+        """The file of :func:`.mpiworker.work`, in the worker's own file system."""
+        return f"/tmp/safedist-agent-{self.hosts[node_rank]}"  # noqa: S108  (private: its mode is 0600, no link is followed)
+
+    def agent(self, node_rank: int, address: str, *, start: bool) -> tuple[str, str | None]:
+        """The shell command that runs a node's agent, or waits for it, and what it reads from its standard input."""
+        identity = self.identity(node_rank, address)
+        worker = [LAUNCHER, "--worker", self.record(node_rank), *([] if start else ["--attach"]), "--", *self.argv]
+        if self.keeps_environment:
+            variables = [f"{name}={value}" for name, value in identity.items()]
+            return f"cd {shlex.quote(self.cwd)} && exec {shlex.join(['env', *variables, *worker])}", None
+        said = {"env": {**_for_workers(self.environment), **identity}, "cwd": self.cwd, "argv": worker}
+        # The same image, so the same interpreter; PATH is not known yet in a session of sshd.
+        return f"exec {shlex.join([sys.executable, '-c', _ADOPT])}", json.dumps(said) + "\n"
+
+    def signal(self, node_rank: int, name: str) -> str:
+        """The shell command that signals a node's agent: killing ``kubectl exec`` or ``ssh`` would leave it running."""
+        return f"read pid < {self.record(node_rank)} && kill -{name} $pid"
+
 
 def plan(
     argv: Sequence[str], *, nodes: int, hostfile: str, me: str, environment: Mapping[str, str], cwd: str
@@ -115,159 +128,24 @@ def plan(
     )
 
 
-def run(launch: Launch, *, say: Callable[[str], None], signals: Sequence[signal.Signals] = ()) -> int:
-    """Start the agents and wait for node 0. Gives its exit status.
-
-    Raises:
-        MpiLaunchError: a worker did not answer in time.
-    """
-    address = _address_of_node_0(launch, say)
-    for host in launch.hosts[1:]:
-        _ask(launch, host, "true", say)
-    agents = [_start(launch, rank, address) for rank in range(len(launch.hosts))]
-    readers = [threading.Thread(target=_relay, args=(one, rank), daemon=True) for rank, one in enumerate(agents)]
-    for reader in readers:
-        reader.start()
-    say(f"started {len(agents)} agents; node 0 is {launch.hosts[0]} at {address}:{launch.port}")
-    before = {one: signal.signal(one, lambda number, _: _stop(launch, number, say)) for one in signals}
-    try:
-        status = agents[0].wait()
-        for reader in readers[:1]:
-            reader.join()  # its last lines carry the reason
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        _leave(agents)
-    say(f"node 0 left with {status}; that is the job's end")
-    return status if status >= 0 else 128 - status
+def _for_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if not any(_matches(name, one) for one in _NOT_THE_WORKERS)
+    }
 
 
-def _address_of_node_0(launch: Launch, say: Callable[[str], None]) -> str:
-    # The pod's own entry in /etc/hosts, by the kubelet: the address that others reach it at.
-    found = _ask(launch, launch.hosts[0], "hostname -i", say).split()
-    outside = [one for one in found if not one.startswith("127.") and one != "::1"]
-    if not outside:
-        raise MpiLaunchError(
-            "node 0 does not know its address",
-            where={"host": launch.hosts[0]},
-            seen=f"hostname -i prints {' '.join(found) or 'nothing'}",
-            hint="let /etc/hosts in the pod name its address, as the kubelet writes it",
-        )
-    return outside[0]
-
-
-def _ask(launch: Launch, host: str, command: str, say: Callable[[str], None]) -> str:
-    """The output of *command* on *host*, once it answers: a worker's pod may be slower than ours."""
-    started, told = time.monotonic(), False
-    while True:
-        left = launch.deadline - (time.monotonic() - started)
-        try:
-            done = subprocess.run(
-                [*launch.reach, host, command],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=max(left, _RETRY_SECONDS),
-            )
-            if done.returncode == 0:
-                return done.stdout
-            reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        except subprocess.TimeoutExpired:
-            reason = "no answer"
-        if left <= _RETRY_SECONDS:
-            raise MpiLaunchError(
-                "a worker cannot be reached",
-                where={"host": host, "over": launch.reach[0], "waited": f"{launch.deadline:.0f} s"},
-                seen=reason,
-                hint="kubectl describe the worker's pod; the launcher's service account needs pods/exec",
-            )
-        if not told:
-            say(f"waiting for {host}: {reason}")
-            told = True
-        time.sleep(_RETRY_SECONDS)
-
-
-def _start(launch: Launch, rank: int, address: str) -> subprocess.Popen[str]:
-    identity = launch.identity(rank, address)
-    pid_file = _pid_file(launch)
-    if launch.keeps_environment:
-        command = f"echo $$ > {pid_file}; cd {shlex.quote(launch.cwd)} && exec "
-        command += shlex.join(["env", *(f"{name}={value}" for name, value in identity.items()), *launch.argv])
-    else:
-        # The same image, so the same interpreter; PATH is not known yet in a session of sshd.
-        command = f"echo $$ > {pid_file}; exec {shlex.join([sys.executable, '-c', _ADOPT])}"
-    process = subprocess.Popen(
-        [*launch.reach, launch.hosts[rank], command],
-        stdin=subprocess.DEVNULL if launch.keeps_environment else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    if process.stdin is not None:
-        said = {"env": dict(_for_workers(launch.environment)) | identity, "cwd": launch.cwd, "argv": launch.argv}
-        try:
-            process.stdin.write(json.dumps(said) + "\n")
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # it is gone already; its exit status says why
-    return process
-
-
-def _for_workers(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in environment.items():
-        if not any(
-            name == one or (one.endswith("_") and len(one) > 1 and name.startswith(one)) for one in _NOT_THE_WORKERS
-        ):
-            yield name, value
-
-
-def _pid_file(launch: Launch) -> str:
-    # In the worker's own file system; the name keeps two jobs on one test machine apart.
-    return f"/tmp/safedist-agent-{launch.hosts[0]}-${{HOSTNAME:-pod}}.pid"  # noqa: S108
-
-
-def _relay(process: subprocess.Popen[str], rank: int) -> None:
-    """Whole lines only: two agents must not share one."""
-    stream: IO[str] | None = process.stdout
-    for line in stream or ():
-        sys.stdout.write(f"[node {rank}] {line.rstrip()}\n")
-        sys.stdout.flush()
-
-
-def _stop(launch: Launch, number: int, say: Callable[[str], None]) -> None:
-    """Pass a signal on: killing ``kubectl exec`` or ``ssh`` would leave the agents running."""
-    name = signal.Signals(number).name.removeprefix("SIG")
-    say(f"received SIG{name}: passing it to {len(launch.hosts)} agents")
-    command = f"kill -{name} $(cat {_pid_file(launch)})"
-    started = [
-        subprocess.Popen([*launch.reach, host, command], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for host in launch.hosts
-    ]
-    for one in started:
-        try:
-            one.wait(timeout=_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            one.kill()
-
-
-def _leave(agents: Sequence[subprocess.Popen[str]]) -> None:
-    """Other nodes leave once node 0 did; the operator removes the pods of those that do not."""
-    until = time.monotonic() + _STOP_SECONDS
-    for one in agents:
-        try:
-            one.wait(timeout=max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            one.kill()
-            one.wait()
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or (len(pattern) > 1 and pattern.endswith("_") and name.startswith(pattern))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line: ``--nodes N -- AGENT...``."""
-    parser = argparse.ArgumentParser(prog="safedist-mpi-launch", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--hostfile", type=Path)
+    """The command line: ``--nodes N -- AGENT...``, and in a worker ``--worker FILE [--attach] -- AGENT...``."""
+    parser = argparse.ArgumentParser(prog=LAUNCHER, description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--nodes", type=int, help="start one agent in each of so many workers")
+    where.add_argument("--worker", type=Path, metavar="FILE", help="the launcher's: run this pod's agent, once")
+    parser.add_argument("--attach", action="store_true", help="only wait for an agent that runs already")
+    parser.add_argument("--hostfile", type=Path, help="default: what the operator says, or /etc/mpi/hostfile")
     parser.add_argument("agent", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     options.agent = options.agent[1:] if options.agent[:1] == ["--"] else options.agent

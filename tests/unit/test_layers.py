@@ -19,9 +19,10 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
     (
         *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate", "mpilaunch"),
+        "mpiworker",
         *("rank", "render", "staging", "verdict"),
     ),
-    ("podtemplate", "rankserver"),
+    ("mpiagents", "podtemplate", "rankserver"),
     ("launcher", "serialization"),
     ("prefork", "ranks"),
     ("agent",),

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import threading
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
-from flytekitplugins_safedist import mpilaunch
+from flytekitplugins_safedist import mpiagents, mpilaunch, mpiworker
 from flytekitplugins_safedist.errors import MpiLaunchError
 
 PACKAGE = Path(__file__).parents[2]
@@ -33,21 +37,30 @@ class Cluster:
     """A launcher pod and its workers, on this machine."""
 
     def __init__(self, root: Path, hosts: list[str], *, over: str) -> None:
+        # Names that no other test has: in a pod /tmp, where an agent leaves its mark, is the pod's own.
+        prefix = uuid.uuid4().hex[:8]
+        self.hosts = [f"{prefix}-{host}" for host in hosts]
         self.root = root
         self.out = root / "out"
         self.out.mkdir()
         binaries = root / "bin"
         binaries.mkdir()
         self._script(binaries / "hostname", "echo 127.0.0.1 10.9.9.9")
+        program = "import sys; from flytekitplugins_safedist.cli import mpi_launch; sys.exit(mpi_launch())"
+        self.launcher = [sys.executable, "-c", program]
+        self._script(binaries / "safedist-mpi-launch", f'exec {shlex.join(self.launcher)} "$@"')
         worker = (
-            f"PATH={binaries}:$PATH SECRET_OF_WORKER=w" if over == "kubexec.sh" else f"-i PATH={binaries}:/usr/bin:/bin"
+            f"PATH={binaries}:$PATH PYTHONPATH={PACKAGE} SECRET_OF_WORKER=w"
+            if over == "kubexec.sh"
+            else f"-i PATH={binaries}:/usr/bin:/bin"
         )
-        body = f'echo "$@" >> {root}/commands; host=$1; shift; exec env {worker} HOSTNAME=$host /bin/sh -c "$*"'
+        body = f'echo "$@" >> {root}/commands; host=$1; shift; exec env {worker} /bin/sh -c "$*"'
         self._script(root / over, body)
         self.hostfile = root / "hostfile"
-        self.hostfile.write_text("".join(f"{host} slots=1\n" for host in hosts))
+        self.hostfile.write_text("".join(f"{host} slots=1\n" for host in self.hosts))
         self.env = {
             **os.environ,
+            "PATH": f"{binaries}:{os.environ['PATH']}",
             "PYTHONPATH": str(PACKAGE),
             "OMPI_MCA_plm_rsh_agent": str(root / over),
             "OMPI_MCA_orte_default_hostfile": str(self.hostfile),
@@ -61,10 +74,9 @@ class Cluster:
         path.chmod(0o755)
 
     def start(self, nodes: int, agent: str, *args: str) -> subprocess.Popen[str]:
-        program = "import sys; from flytekitplugins_safedist.cli import mpi_launch; sys.exit(mpi_launch())"
         command = ["--nodes", str(nodes), "--", sys.executable, "-c", agent, *args]
         return subprocess.Popen(
-            [sys.executable, "-c", program, *command],
+            [*self.launcher, *command],
             env=self.env,
             cwd=self.root,
             stdout=subprocess.PIPE,
@@ -76,6 +88,17 @@ class Cluster:
         launcher = self.start(nodes, agent, *args)
         out, err = launcher.communicate(timeout=120)
         return launcher.returncode, out, err
+
+    def launch(self, agent: str) -> mpilaunch.Launch:
+        """For a launcher in this very process."""
+        return mpilaunch.plan(
+            [sys.executable, "-c", agent],
+            nodes=len(self.hosts),
+            hostfile=self.hostfile.read_text(),
+            me="",
+            environment=self.env,
+            cwd=str(self.root),
+        )
 
     def told(self, rank: int) -> dict[str, dict[str, str]]:
         return json.loads((self.out / str(rank)).read_text())
@@ -134,7 +157,8 @@ def test_the_number_of_workers_must_be_the_jobs(tmp_path: Path) -> None:
     status, _, err = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh").run(2, AGENT)
 
     assert status == 1
-    assert "seen: 1 workers (j-worker-0); expected: 2, one for each node" in err
+    assert "seen: 1 workers (" in err
+    assert "j-worker-0); expected: 2, one for each node" in err
 
 
 @pytest.mark.parametrize(("rank", "status"), [(0, 7), (1, 0)])
@@ -165,6 +189,63 @@ def test_sigterm_reaches_the_agents(tmp_path: Path) -> None:
     assert "received SIGTERM: passing it to 2 agents" in err
 
 
+@pytest.fixture
+def word(tmp_path: Path) -> Path:
+    """A FIFO that agents read: its end of file is the word to go on."""
+    path = tmp_path / "word"
+    os.mkfifo(path)
+    return path
+
+
+def ready(launcher: subprocess.Popen[str]) -> None:
+    """Wait for an agent to be there."""
+    assert launcher.stdout is not None
+    assert any(" ready" in line for line in launcher.stdout), "no agent came"
+
+
+def test_a_launcher_that_starts_anew_finds_the_agent_that_runs(tmp_path: Path, word: Path, over: str) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over=over)
+    agent = f"print('ready', flush=True); open({str(word)!r}).read(); raise SystemExit(9)"
+    first = cluster.start(1, agent)
+    ready(first)
+
+    first.kill()
+    second = cluster.start(1, agent)
+    assert second.stdout is not None
+    assert "an agent runs in this pod already" in second.stdout.readline()
+    word.write_text("")
+    out, err = second.communicate(timeout=60)
+
+    assert second.returncode == 9, err
+    assert "ready" not in out
+    first.communicate(timeout=60)
+
+
+def test_a_broken_connection_costs_neither_the_agent_nor_its_status(tmp_path: Path, word: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+    # More than a pipe holds: an agent must not hang because nobody reads.
+    many = "sys.stdout.write('x' * (1 << 20))"
+    agent = f"import sys; print('ready', flush=True); open({str(word)!r}).read(); {many}; raise SystemExit(5)"
+    # As with kubectl, what the worker writes comes through a process that can be killed without it.
+    reach = cluster.root / "kubexec.sh"
+    reach.write_text(reach.read_text().replace("exec env", "env").rstrip() + " 2>&1 | cat\n")
+    launcher = cluster.start(1, agent)
+    ready(launcher)
+    (script,) = psutil.Process(launcher.pid).children()
+    for process in [script, *(one for one in script.children() if one.name() == "cat")]:
+        process.kill()
+
+    word_given = threading.Thread(target=word.write_text, args=("",))
+    assert launcher.stderr is not None
+    for line in launcher.stderr:
+        if "asking for it again" in line:
+            word_given.start()
+    launcher.wait(timeout=60)
+
+    assert launcher.returncode == 5
+    word_given.join(timeout=60)
+
+
 def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
     script = tmp_path / "kubexec.sh"
     script.write_text("#!/bin/sh\necho 'pods \"j-worker-0\" is forbidden' >&2\nexit 1\n")
@@ -181,8 +262,100 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
     )
 
     with pytest.raises(MpiLaunchError, match="a worker cannot be reached") as caught:
-        mpilaunch.run(launch, say=lambda _: None)
+        mpiagents.run(launch, say=lambda _: None)
 
     assert caught.value.where["host"] == "j-worker-0"
     assert 'pods "j-worker-0" is forbidden' in str(caught.value)
     assert "pods/exec" in str(caught.value)
+
+
+def test_an_agent_of_another_node_that_is_lost_is_started_again(
+    tmp_path: Path, word: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiagents, "_FIRST_PAUSE", 0.0)
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+    # Node 1's first agent is killed; its second one lets node 0 end.
+    agent = (
+        "import os, pathlib, signal\n"
+        f"word = {str(word)!r}\n"
+        "if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0': open(word).read(); raise SystemExit\n"
+        f"with open({str(cluster.out / 'starts')!r}, 'a') as file: file.write('x')\n"
+        f"if os.path.getsize({str(cluster.out / 'starts')!r}) == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pathlib.Path(word).write_text('')"
+    )
+    said: list[str] = []
+
+    assert mpiagents.run(cluster.launch(agent), say=said.append) == 0
+
+    assert (cluster.out / "starts").read_text() == "xx"
+    assert "node 1's agent ended with status 137; it is started again in 0 s" in said
+
+
+def test_a_failure_that_repeats_on_another_node_ends_within_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpiagents, "_FIRST_PAUSE", 0.0)
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+    word, starts = tmp_path / "word", cluster.out / "starts"
+    os.mkfifo(word)
+    agent = (
+        "import os\n"
+        f"if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0': open({str(word)!r}).read(); raise SystemExit(1)\n"
+        f"with open({str(starts)!r}, 'a') as file: file.write('x')\n"
+        "raise SystemExit(3)"
+    )
+
+    def say(text: str) -> None:
+        if "are used up" in text:
+            word.write_text("")  # node 0's own deadline, in the test's hands
+
+    assert mpiagents.run(cluster.launch(agent), say=say) == 1
+    assert len(starts.read_text()) == 1 + mpiagents.MAX_RESTARTS
+
+
+def test_node_0_is_never_started_twice(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+    agent = (
+        f"import os, signal; open({str(cluster.out / 'starts')!r}, 'a').write('x');"
+        "os.kill(os.getppid(), signal.SIGKILL); signal.pause()"  # as when its whole pod is killed
+    )
+
+    status, _, err = cluster.run(1, agent)
+
+    assert status == 1
+    assert "ended without its agent's word" in err
+    assert (cluster.out / "starts").read_text() == "x"
+
+
+def test_a_signal_before_the_workers_answer_ends_the_launcher(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+    (cluster.root / "kubexec.sh").write_text("#!/bin/sh\necho not yet >&2\nexit 1\n")
+    launcher = cluster.start(1, "")
+    assert launcher.stderr is not None
+    assert "not yet" in launcher.stderr.readline()
+
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=60)
+
+    assert launcher.returncode == 128 + signal.SIGTERM
+
+
+def test_output_that_nobody_reads_is_dropped_and_what_is_read_again_is_shown() -> None:
+    reader, writer = os.pipe()
+    sink = mpiworker.Sink(writer, patience=0.0)
+    block = b"x" * 4095 + b"\n"
+    held = 0
+    while len(mpiworker.select.select([], [writer], [], 0)[1]):
+        sink.write(block)
+        held += 1
+    sink.write(b"lost\n")
+    for _ in range(held):
+        os.read(reader, 4096)
+
+    sink.write(b"and here again")
+    sink.say("done")
+
+    assert os.read(reader, 4096) == b"and here again\ndone\n"
+    os.close(reader)
+    sink.say("EPIPE is no reason to end")
+    os.close(writer)
