@@ -172,12 +172,17 @@ class Ended:
 
 @dataclass
 class Pod:
-    """One pod of a job, started as often as the test says so."""
+    """One pod of a job, started as often as the test says so.
+
+    Attributes:
+        files: by the name of a volume: the texts of a config map, or what an init container leaves in an ``emptyDir``.
+    """
 
     docker: Docker
     spec: Mapping[str, Any]
     options: tuple[str, ...]
     volumes: Path
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     deadline: float = DEADLINE
     since: float = field(default=0.0, init=False)
 
@@ -211,12 +216,15 @@ class Pod:
         kinds = {one["name"]: one for one in self.spec["spec"].get("volumes", ())}
         for mount in self.main.get("volumeMounts", ()):
             volume, target = kinds[mount["name"]], mount["mountPath"]
-            if volume["emptyDir"].get("medium") == "Memory":
+            if volume.get("emptyDir", {}).get("medium") == "Memory":
                 yield f"--mount=type=tmpfs,destination={target},tmpfs-mode=1777"
                 continue
             directory = self.volumes / f"{self.name}-{mount['name']}-{self.since}"
             directory.mkdir(parents=True)
             directory.chmod(0o777)
+            for name, text in self.files.get(mount["name"], {}).items():
+                (directory / name).write_text(text)
+                (directory / name).chmod(0o555)
             yield f"--mount=type=bind,source={directory},destination={target}"
 
     @property

@@ -1,0 +1,155 @@
+"""An MPIJob: the launcher starts one agent in each worker, and exits as node 0 does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from flyteidl.core import errors_pb2
+
+from tests.container.cluster import Job, gated, until
+from tests.container.kube import Api, operated, processes
+from tests.procs import Gate
+
+BACKENDS = ["horovod", "torch"]
+
+
+class MpiJob:
+    """The pods of an MPIJob by their role, and the API through which the launcher reaches the workers."""
+
+    def __init__(self, job: Job, api: Api) -> None:
+        self.job = job
+        self.api = api
+        self.launcher, *self.workers = job.pods
+
+    def start(self) -> None:
+        for pod in reversed(self.job.pods):
+            pod.start()
+
+    def starts(self) -> list[int]:
+        """How many agents each worker has seen start."""
+        log = self.launcher.log
+        return [log.count(f"[node {rank}] [safedist] start: ") for rank in range(len(self.workers))]
+
+
+@pytest.fixture
+def mpi_job(job: Callable[..., Job]) -> Iterator[Callable[..., MpiJob]]:
+    open_apis = []
+
+    def make(backend: str, **how: Any) -> MpiJob:
+        made = job(f"{backend}_mpi", steps=20, **how)
+        context = operated(made)
+        open_apis.append(context)
+        return MpiJob(made, context.__enter__())
+
+    yield make
+    for context in open_apis:
+        context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_its_result_is_the_other_operators(
+    job: Callable[..., Job], mpi_job: Callable[..., MpiJob], backend: str
+) -> None:
+    other = job(f"{backend}_2x2", steps=20)
+    assert [pod.code for pod in other.run()] == [0, 0]
+
+    running = mpi_job(backend)
+    running.start()
+    ended = running.launcher.wait()
+
+    assert ended.code == 0
+    assert running.job.uploaded == ["outputs.pb"]
+    assert running.job.output == other.output
+    assert running.starts() == [1, 1]
+    assert [running.api.agents(pod.name) for pod in running.workers] == [1, 1]
+    # Its workers do what the operator says, and nothing else is left in them.
+    until(lambda: all(processes(pod) == ["sleep 365d"] for pod in running.workers), "the agents have left")
+
+
+def test_a_user_exception_on_the_last_rank_is_the_one_error(mpi_job: Callable[..., MpiJob]) -> None:
+    running = mpi_job("torch", environment={"TEST_HOW": "raise"})
+    running.start()
+    ended = running.launcher.wait()
+
+    assert ended.code == 0
+    assert running.job.uploaded == ["error.pb"]
+    error = running.job.error
+    assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
+    assert "rank 3" in error.message
+    assert "no learning rate" in error.message
+
+
+def test_the_platforms_failure_uploads_nothing_and_the_launcher_fails(mpi_job: Callable[..., MpiJob]) -> None:
+    running = mpi_job("torch", environment={"TEST_HOW": "kill"})
+    running.start()
+    ended = running.launcher.wait()
+
+    assert ended.code == 1
+    assert running.job.uploaded == []
+    assert "node 0 left with 1" in ended.log
+
+
+def test_sigterm_to_the_launcher_ends_every_agent(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
+    running = mpi_job("torch", **gated(pods_gate))
+    running.start()
+    pods_gate.heard(4)
+
+    running.launcher.signal(signal.SIGTERM)
+    ended = running.launcher.wait()
+
+    assert ended.code == 1
+    assert "received SIGTERM: passing it to 2 agents" in ended.log
+    assert running.job.uploaded == []
+    until(lambda: all(processes(pod) == ["sleep 365d"] for pod in running.workers), "the agents have left")
+
+
+def test_a_broken_connection_into_node_0_does_not_end_the_job(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
+    running = mpi_job("torch", **gated(pods_gate))
+    running.start()
+    pods_gate.heard(4)
+
+    running.api.cut(running.workers[0].name)
+    running.launcher.says("an agent runs in this pod already")
+    pods_gate.let_go(4)
+    ended = running.launcher.wait()
+
+    assert ended.code == 0
+    assert running.job.uploaded == ["outputs.pb"]
+    assert running.job.output["round"] == 0
+    assert running.starts() == [1, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_whose_container_is_killed_joins_again(
+    mpi_job: Callable[..., MpiJob], pods_gate: Gate, backend: str
+) -> None:
+    running = mpi_job(backend, **gated(pods_gate))
+    running.start()
+    pods_gate.heard(4)
+
+    running.workers[1].signal(signal.SIGKILL)
+    heard = pods_gate.heard(4)
+    assert {line.split(" round ")[0] for line in heard} == {f"rank {rank}" for rank in range(4)}
+    pods_gate.let_go(8)  # what is left of the first round takes no harm from a word
+    ended = running.launcher.wait()
+
+    assert ended.code == 0
+    assert running.job.uploaded == ["outputs.pb"]
+    assert running.job.output["round"] > 0
+    assert running.starts() == [1, 2]
+
+
+def test_a_killed_node_0_ends_the_attempt(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
+    running = mpi_job("torch", **gated(pods_gate))
+    running.start()
+    pods_gate.heard(4)
+
+    running.workers[0].signal(signal.SIGKILL)
+    ended = running.launcher.wait()
+
+    assert ended.code == 1
+    assert running.job.uploaded == []
+    assert running.starts() == [1, 1]
