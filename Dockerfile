@@ -73,11 +73,16 @@ RUN --mount=type=bind,from=package,source=/package,target=/package \
 WORKDIR /home/flyte
 
 
-# For operator="mpi" only: the launcher reaches the workers over ssh.
+# With ssh, for launchers that reach workers by it: not needed with Flyte, whose MPIJobs use kubectl exec. A worker runs
+#   /usr/sbin/sshd -De -f /etc/ssh/safedist_sshd_config
+# as the same user, on port 2222. The key is mounted at ~/.ssh as mpi-operator mounts it: id_rsa, authorized_keys.
 FROM runtime AS mpi
+COPY scripts/ssh/sshd_config /etc/ssh/safedist_sshd_config
+COPY scripts/ssh/ssh_config /etc/ssh/ssh_config.d/safedist.conf
 RUN apt-get update \
  && apt-get install -y --no-install-recommends openssh-server openssh-client \
- && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+ && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
+ && usermod --shell /bin/sh flyte
 USER 1000:1000
 
 

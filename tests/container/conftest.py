@@ -68,9 +68,16 @@ def image(docker: str) -> str:
     return os.environ.get("SAFEDIST_IMAGE") or built(str(build_image.TAG), EXTRA_PACKAGES)
 
 
-def built(tag: str, packages: str) -> str:
+@pytest.fixture(scope="session")
+def mpi_image(docker: str) -> str:
+    """The tag of the Dockerfile's ``mpi`` stage: the same image, with ssh; ``SAFEDIST_MPI_IMAGE`` names a ready one."""
+    return os.environ.get("SAFEDIST_MPI_IMAGE") or built("flytekitplugins-safedist:mpi", EXTRA_PACKAGES, target="mpi")
+
+
+def built(tag: str, packages: str, target: str = "final") -> str:
     """Build the project's image with further packages; quiet unless it fails."""
     command = [sys.executable, str(SCRIPTS / "build_image.py"), "--tag", tag, "--extra-packages", packages]
+    command += ["--target", target]
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,

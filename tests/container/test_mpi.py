@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flyteidl.core import errors_pb2
 
 from tests.container.cluster import Job, gated, until
-from tests.container.kube import Api, operated, processes
+from tests.container.kube import Api, operated, operator_files, processes
 from tests.procs import Gate
 
 BACKENDS = ["horovod", "torch"]
@@ -19,7 +21,7 @@ BACKENDS = ["horovod", "torch"]
 class MpiJob:
     """The pods of an MPIJob by their role, and the API through which the launcher reaches the workers."""
 
-    def __init__(self, job: Job, api: Api) -> None:
+    def __init__(self, job: Job, api: Api | None) -> None:
         self.job = job
         self.api = api
         self.launcher, *self.workers = job.pods
@@ -153,3 +155,57 @@ def test_a_killed_node_0_ends_the_attempt(mpi_job: Callable[..., MpiJob], pods_g
     assert ended.code == 1
     assert running.job.uploaded == []
     assert running.starts() == [1, 1]
+
+
+@pytest.fixture
+def ssh_job(job: Callable[..., Job], mpi_image: str, tmp_path: Path) -> MpiJob:
+    """A job whose workers are reached over ssh, set up as mpi-operator does it: an sshd in each, and one key for all.
+
+    Not as Flyte does it: there the operator has workers sleep, whatever they are asked for, and brings kubectl.
+    """
+    made = job("horovod_mpi", steps=20)
+    launcher, *workers = made.pods
+    keys = tmp_path / "ssh"
+    keys.mkdir()
+    keys.chmod(0o777)
+    launcher.docker(
+        *("run", "--rm", "--network=none", f"--mount=type=bind,source={keys},destination=/keys", mpi_image, "sh", "-c"),
+        "ssh-keygen -q -t ed25519 -N '' -f /keys/id_rsa && cp /keys/id_rsa.pub /keys/authorized_keys",
+    )
+    launcher.files, _ = operator_files(launcher.name, [pod.name for pod in workers])
+    for pod in made.pods:
+        pod.main["image"] = mpi_image
+        pod.options += (f"--mount=type=bind,source={keys},destination=/home/flyte/.ssh,readonly",)
+        pod.options += ("--env", "OMPI_MCA_plm_rsh_agent=")
+    for pod in workers:
+        pod.main["command"], pod.main["args"] = ["/usr/sbin/sshd", "-De", "-f", "/etc/ssh/safedist_sshd_config"], []
+    return MpiJob(made, None)
+
+
+def test_the_same_over_ssh_without_root(job: Callable[..., Job], ssh_job: MpiJob) -> None:
+    other = job("horovod_2x2", steps=20)
+    assert [pod.code for pod in other.run()] == [0, 0]
+
+    ssh_job.start()
+    ended = ssh_job.launcher.wait()
+
+    assert ended.code == 0
+    assert ssh_job.job.uploaded == ["outputs.pb"]
+    assert ssh_job.job.output == other.output
+    assert ssh_job.starts() == [1, 1]
+    (user,) = {pod.docker("exec", pod.name, "id", "-u") for pod in ssh_job.workers}
+    assert user == "1000"
+    until(lambda: all(len(processes(pod)) == 1 for pod in ssh_job.workers), "the agents have left")
+
+
+def test_no_key_is_in_the_image(docker: str, mpi_image: str) -> None:
+    find = (
+        "id -u; find / -xdev '(' -name 'ssh_host_*' -o -name 'id_*' -path '*ssh*' -o -name authorized_keys ')' -type f"
+    )
+    done = subprocess.run(
+        [docker, "run", "--rm", "--network=none", mpi_image, "sh", "-c", f"{find} 2>/dev/null"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["1000"]
