@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, envvars, flytecontext, leaving, payload, scratch, topology
+from . import backends, envvars, flytecontext, leaving, payload, scratch, sweeping, topology
 from .config import Resolved
 from .errors import NodeLostError, SafedistError, ScratchError
 from .launcher import RankServer
@@ -230,11 +230,15 @@ def _scratch(
     settings: Resolved, environment: Mapping[str, str], *, execution: str, attempt: int
 ) -> Iterator[tuple[JobScratch, _Keep]]:
     root = Path(settings.scratch.path or environment.get(envvars.SCRATCH_ROOT) or tempfile.gettempdir())
+    for path in sweeping.sweep(root):
+        say(f"removed the scratch of an earlier run here that was killed: {path}")
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root, execution=execution, attempt=attempt)
     keep = _Keep()
+    mine = sweeping.owned(job) if settings.scratch.keep == "never" else contextlib.nullcontext()
     try:
-        yield job, keep
+        with mine:
+            yield job, keep
     finally:
         mode = settings.scratch.keep
         if mode == "always" or (mode == "on_failure" and not keep.succeeded):

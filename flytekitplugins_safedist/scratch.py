@@ -27,6 +27,7 @@ from .caches import CACHES
 from .envvars import TMPDIR
 from .errors import ScratchError
 
+PREFIX = "safedist-"
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -94,7 +95,7 @@ def make_job(root: Path, *, execution: str, attempt: int) -> JobScratch:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", execution)[:60] or "local"
     try:
-        job = JobScratch(Path(tempfile.mkdtemp(prefix=f"safedist-{name}-a{attempt}-", dir=root)))
+        job = JobScratch(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-a{attempt}-", dir=root)))
     except OSError as error:
         raise _cannot_write(root, error) from error
     try:

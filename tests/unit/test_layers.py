@@ -18,9 +18,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("config", "context", "fs", "payload", "reserved", "topology"),
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
     (
-        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate", "mpilaunch"),
-        "mpiworker",
-        *("rank", "render", "staging", "verdict"),
+        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate"),
+        *("mpilaunch", "mpiworker"),
+        *("rank", "render", "staging", "sweeping", "verdict"),
     ),
     ("mpiagents", "podtemplate", "rankserver"),
     ("launcher", "serialization"),
