@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars
+from . import envvars, uploads
 from .errors import ConfigError, Problem, SafedistError, StagingError
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ def execute(command: list[str]) -> int:
     from flytekit.bin import entrypoint as flytekit_entrypoint
 
     sys.argv = list(command)
+    flytekit_entrypoint.FileAccessProvider = uploads.patient_access()
     try:
         getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext
+    from flytekit.core.data_persistence import FileAccessProvider
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,22 @@ def uploaded(snapshot: FlyteSnapshot) -> bool:
 
 
 @contextlib.contextmanager
-def entered(snapshot: FlyteSnapshot, sandbox: Path) -> Iterator[FlyteContext]:
+def entered(
+    snapshot: FlyteSnapshot, sandbox: Path, access: type[FileAccessProvider] | None = None
+) -> Iterator[FlyteContext]:
     """Make ``snapshot`` the current Flyte context of this process.
 
     Args:
         snapshot: from :func:`take`, in the agent.
         sandbox: a directory of this rank alone; flytekit's local sandbox and working directory are made in it.
+        access: the class of flytekit's way to the store; None: flytekit's own.
     """
     from flytekit import FlyteContextManager
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import ExecutionState, OutputMetadataTracker
     from flytekit.core.data_persistence import FileAccessProvider
 
-    file_access = FileAccessProvider(
+    file_access = (access or FileAccessProvider)(
         local_sandbox_dir=str(sandbox),
         raw_output_prefix=snapshot.raw_output_prefix,
         execution_metadata=snapshot.metadata or None,

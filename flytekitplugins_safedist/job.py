@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, envvars, flytecontext, leaving, payload, scratch, sweeping, topology
+from . import backends, envvars, flytecontext, leaving, payload, scratch, topology, uploads
 from .config import Resolved
 from .errors import NodeLostError, SafedistError, ScratchError
 from .launcher import RankServer
@@ -79,6 +79,7 @@ def run(
     for note in place.notes:
         say(f"warning: {note}")
     flyte = flytecontext.take()
+    uploads.be_patient(settings.timeouts.upload)
     attempt = int(environment.get(envvars.FLYTE_ATTEMPT, "0"))
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
@@ -87,7 +88,7 @@ def run(
     with _one_voice(place), running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
         running.guard([job.path if settings.scratch.keep == "never" else job.orders])
-        order = _job_order(task, inputs, flyte, job)
+        order = _job_order(task, inputs, flyte, job, settings.timeouts.upload)
         order_file = job.orders / "job.json"
         order_file.write_text(order.to_json())
         started = time.monotonic()
@@ -105,9 +106,9 @@ def run(
                 fork=fork,
             )
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
-            report, uploads = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
+            report, is_uploader = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
             keep.succeeded = report.verdict is None
-            return _result(report, uploads=uploads)
+            return _result(report, uploads=is_uploader)
 
 
 @contextlib.contextmanager
@@ -197,7 +198,11 @@ def _preload(server: RankServer, settings: Resolved, backend: backends.RankBacke
 
 
 def _job_order(
-    task: PythonFunctionTask[Any], inputs: LiteralMap, flyte: flytecontext.FlyteSnapshot, job: JobScratch
+    task: PythonFunctionTask[Any],
+    inputs: LiteralMap,
+    flyte: flytecontext.FlyteSnapshot,
+    job: JobScratch,
+    upload_timeout: float,
 ) -> JobOrder:
     module, name, pickled = payload.reference(task, sys.modules)
     # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
@@ -212,6 +217,7 @@ def _job_order(
         argv=tuple(sys.argv),
         inputs=inputs_file,
         flyte=flyte,
+        upload_timeout=upload_timeout,
     )
 
 
@@ -230,15 +236,11 @@ def _scratch(
     settings: Resolved, environment: Mapping[str, str], *, execution: str, attempt: int
 ) -> Iterator[tuple[JobScratch, _Keep]]:
     root = Path(settings.scratch.path or environment.get(envvars.SCRATCH_ROOT) or tempfile.gettempdir())
-    for path in sweeping.sweep(root):
-        say(f"removed the scratch of an earlier run here that was killed: {path}")
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root, execution=execution, attempt=attempt)
     keep = _Keep()
-    mine = sweeping.owned(job) if settings.scratch.keep == "never" else contextlib.nullcontext()
     try:
-        with mine:
-            yield job, keep
+        yield job, keep
     finally:
         mode = settings.scratch.keep
         if mode == "always" or (mode == "on_failure" and not keep.succeeded):

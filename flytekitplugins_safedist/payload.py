@@ -39,6 +39,7 @@ class JobOrder:
         argv: the agent's command line, for code that reads ``sys.argv``.
         inputs: file with the serialized ``LiteralMap``.
         flyte: the Flyte context.
+        upload_timeout: seconds that an upload may take.
     """
 
     module: str | None
@@ -48,6 +49,7 @@ class JobOrder:
     argv: tuple[str, ...]
     inputs: Path
     flyte: FlyteSnapshot
+    upload_timeout: float
 
     def to_json(self) -> str:
         """The order as JSON."""
@@ -68,6 +70,7 @@ class JobOrder:
             argv=tuple(data["argv"]),
             inputs=Path(data["inputs"]),
             flyte=FlyteSnapshot(**flyte),
+            upload_timeout=data["upload_timeout"],
         )
 
 

@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from . import codepath, context, descendants, flytecontext, payload, preload
+from . import codepath, context, descendants, flytecontext, payload, preload, uploads
 from .context import RankContext
 from .errors import ConfigError, MissingDependencyError, NotInTaskError, PayloadError, SafedistError
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
+from .scratch import FULL_ERRNOS
 
 EXIT_FAILED = 1
 EXIT_LOST_PARENT = 75
@@ -117,7 +118,8 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
     task = payload.load_task(job)
-    with flytecontext.entered(job.flyte, order.context.scratch / "flyte") as ctx:
+    uploads.be_patient(job.upload_timeout)
+    with flytecontext.entered(job.flyte, order.context.scratch / "flyte", uploads.patient_access()) as ctx:
         phase_ended("import")
         inputs = payload.native_inputs(job, task, ctx)
         phase_ended("inputs")
@@ -200,15 +202,15 @@ def _record(error: BaseException, shown: str) -> Raised:
         message = f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
     if isinstance(error, SystemExit):
         message = f"the task function called sys.exit({error.code!r}) instead of returning a value"
+    causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
+    errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
     return Raised(
         type=qualified,
         message=message,
         traceback=shown,
         fault=_fault(error),
-        repeats=isinstance(error, _REPEATING),
-        errnos=tuple(
-            cause.errno for cause in _chain(error) if isinstance(cause, OSError) and isinstance(cause.errno, int)
-        ),
+        repeats=isinstance(error, _REPEATING) or not FULL_ERRNOS.isdisjoint(errnos),
+        errnos=errnos,
         consequence=speaks_of_lost_peer(qualified, message),
     )
 

@@ -1,90 +1,21 @@
-"""What went wrong, in facts: which errors may pass, and what each kind means to the person who reads it."""
+"""What went wrong, in facts, and what to do about it."""
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import CodeNotFoundError, SafedistError, StagingError
-
-
-class Verdict(enum.Enum):
-    """What an error from a store means."""
-
-    MISSING = "missing"
-    DENIED = "denied"
-    UNSUPPORTED = "unsupported"
-    TRANSIENT = "transient"
-
-
-_MISSING_CODES = {"NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"}
-_DENIED_CODES = {
-    *("AccessDenied", "Forbidden", "401", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"),
-    *("ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"),
-    *("AuthenticationFailed", "AuthorizationFailure", "InvalidClientTokenId", "UnrecognizedClientException"),
-}
-"""Error codes of S3 (API reference, "Error responses"), GCS and Azure blob storage, and HTTP statuses."""
-
-_DENIED_NAMES = {
-    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"),
-    *("UnauthorizedSSOTokenError", "SSOTokenLoadError", "ClientAuthenticationError", "RefreshError"),
-    *("DefaultCredentialsError", "ProfileNotFound"),
-}
-"""Exceptions of botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds."""
-
-_BUSY = re.compile(r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error")
-"""Statuses that ask for patience, and exceptions of aiohttp and botocore that mean the network, by name."""
-
-_QUERY = re.compile(r"(\w+://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """``error`` and what it was explicitly raised from, the first cause first."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
-    return chain[::-1]
-
-
-def _codes(error: BaseException) -> set[str]:
-    codes = {type(error).__name__}
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        codes.add(str(response.get("Error", {}).get("Code", "")))
-    for attribute in ("status", "status_code", "error_code", "code"):
-        value = getattr(error, attribute, None)
-        if isinstance(value, (int, str)):
-            return codes | {str(value)}
-    return codes
-
-
-def judge(error: BaseException) -> Verdict:
-    """What ``error`` means. What is unknown counts as passing: tries are bounded.
-
-    The first cause decides: fsspec's HTTP file system says "not found" for everything, a refused connection included.
-    """
-    for cause in _causes(error):
-        codes = _codes(cause)
-        if isinstance(cause, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
-            return Verdict.DENIED
-        if isinstance(cause, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
-            return Verdict.MISSING
-        if isinstance(cause, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
-            return Verdict.TRANSIENT
-    if isinstance(error, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
-        return Verdict.UNSUPPORTED
-    return Verdict.TRANSIENT
+from ..storefaults import Verdict, judge, one_line
 
 
 def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistError:
     """The one error for a fetch that will not be tried again."""
     if isinstance(error, SafedistError):
         return error
-    seen = f"{type(error).__name__}: {_one_line(error)}"
+    seen = one_line(error)
     where = {"uri": label, "host": os.uname().nodename}
     verdict = judge(error)
     if verdict is Verdict.MISSING:
@@ -115,11 +46,6 @@ def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistErr
         seen=seen,
         hint="Flyte will retry; if it repeats, check the store's health and the pod's network",
     )
-
-
-def _one_line(error: BaseException) -> str:
-    text = _QUERY.sub(r"\1?...", " ".join(str(error).split()))  # the query of a signed URL is a secret
-    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def disk_failed(error: OSError, directory: Path, needed: int | None, doing: str) -> StagingError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from ..errors import StagingError
-from .failures import Verdict, fetch_failed, judge
+from ..storefaults import Verdict, judge, one_line
+from .failures import fetch_failed
 
 T = TypeVar("T")
 
@@ -40,16 +42,23 @@ class Retry:
         base: seconds before the second; doubled for each further one, and jittered.
         most: seconds a pause can last.
         sleep: waits.
+        say: takes a line for the log: someone who waits must see what for.
     """
 
     attempts: int = 5
     base: float = 0.5
     most: float = 15.0
     sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], object] = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: T201
 
-    def pause(self, attempt: int) -> None:
-        """Wait after failed attempt number ``attempt`` (from 1)."""
-        self.sleep(min(self.base * 2 ** (attempt - 1), self.most) * random.uniform(0.5, 1.0))  # noqa: S311
+    def pause(self, attempt: int, label: str, error: BaseException) -> None:
+        """Wait after attempt number ``attempt`` (from 1) at ``label`` has failed with ``error``."""
+        seconds = min(self.base * 2 ** (attempt - 1), self.most) * random.uniform(0.5, 1.0)  # noqa: S311
+        self.say(
+            f"safedist: {label}: {one_line(error)}; trying again in {seconds:.1f} s "
+            f"(attempt {attempt} of {self.attempts} failed)"
+        )
+        self.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def _retrying(label: str, retry: Retry, action: Callable[[], T]) -> T:
         except Exception as error:
             if judge(error) is not Verdict.TRANSIENT or attempt == retry.attempts:
                 raise fetch_failed(error, label, attempt) from error
-            retry.pause(attempt)
+            retry.pause(attempt, label, error)
     raise StagingError("No attempt to fetch the code archive was allowed", where={"uri": label})
 
 
@@ -224,7 +233,7 @@ class RemoteSource:
             except Exception as error:
                 if judge(error) is not Verdict.TRANSIENT or attempt == self._retry.attempts:
                     raise fetch_failed(error, self.label, attempt) from error
-                self._retry.pause(attempt)
+                self._retry.pause(attempt, self.label, error)
             else:
                 return
 

@@ -13,14 +13,25 @@ SOURCE = Path(__file__).parents[2] / PACKAGE
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("envvars", "errors"),
     # facts and small values that know nothing of each other
-    ("caches", "codepath", "descendants", "flytecontext", "hostchecks", "jobconfig", "outcome", "preload", "ranklogs"),
+    (
+        "caches",
+        "codepath",
+        "descendants",
+        "flytecontext",
+        "hostchecks",
+        "jobconfig",
+        "outcome",
+        "preload",
+        "ranklogs",
+        "storefaults",
+    ),
     # what the user writes, what the operator says, what the file system does
-    ("config", "context", "fs", "payload", "reserved", "topology"),
+    ("config", "context", "fs", "payload", "reserved", "topology", "uploads"),
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
     (
-        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate"),
-        *("mpilaunch", "mpiworker"),
-        *("rank", "render", "staging", "sweeping", "verdict"),
+        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate", "mpilaunch"),
+        "mpiworker",
+        *("rank", "render", "staging", "verdict"),
     ),
     ("mpiagents", "podtemplate", "rankserver"),
     ("launcher", "serialization"),

@@ -59,6 +59,7 @@ def order(**more: Any) -> JobOrder:
         "argv": ("pyflyte", "run"),
         "inputs": Path("/i.pb"),
         "flyte": SNAPSHOT,
+        "upload_timeout": 3600.0,
     }
     return JobOrder(**{**fields, **more})
 
@@ -89,6 +90,7 @@ TEXT = st.text(max_size=10)
             serialization=st.none() | TEXT,
             metadata=st.dictionaries(TEXT, TEXT, max_size=2),
         ),
+        upload_timeout=st.floats(min_value=0, max_value=1e6),
     )
 )
 def test_an_order_reads_back_equal(original: JobOrder) -> None:
@@ -179,7 +181,7 @@ if __name__ == "__main__":
     from flytekit.models.literals import LiteralMap
     made = scratch.make_job(Path(sys.argv[1]), execution="x", attempt=0)
     for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
-        order = job._job_order(each, LiteralMap({}), flytecontext.take(), made)
+        order = job._job_order(each, LiteralMap({}), flytecontext.take(), made, 60.0)
         Path(sys.argv[1], name).write_text(order.to_json())
 """
 
@@ -422,7 +424,7 @@ def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
 
 def test_an_order_of_a_job_lies_in_its_scratch(tmp_path: Path) -> None:
     made = scratch.make_job(tmp_path, execution="x", attempt=0)
-    written = job._job_order(train, literals(train, {"lr": 0.5, "epochs": 2}), SNAPSHOT, made)
+    written = job._job_order(train, literals(train, {"lr": 0.5, "epochs": 2}), SNAPSHOT, made, 60.0)
     assert (written.module, written.name, written.pickled) == (__name__, "train", None)
     assert written.inputs.is_relative_to(made.orders)
     assert set(payload.read_literals(written.inputs).literals) == {"lr", "epochs"}

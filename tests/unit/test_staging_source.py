@@ -9,8 +9,8 @@ import pytest
 
 from flytekitplugins_safedist.errors import StagingError
 from flytekitplugins_safedist.staging import CodeNotFoundError, Options, Retry, stage
-from flytekitplugins_safedist.staging.failures import Verdict, judge
 from flytekitplugins_safedist.staging.source import _RANGE
+from flytekitplugins_safedist.storefaults import Verdict, judge
 from tests.objectstore import ObjectStore
 from tests.tarballs import project
 
@@ -73,12 +73,15 @@ def test_a_server_that_is_busy_for_a_while_is_borne_with_growing_pauses(store, t
     assert len(pauses) == 2
 
 
-def test_pauses_grow_and_are_bounded():
+def test_pauses_grow_and_are_bounded_and_each_is_told():
     pauses: list[float] = []
-    retry = Retry(base=1.0, most=4.0, sleep=pauses.append)
+    said: list[str] = []
+    retry = Retry(base=1.0, most=4.0, sleep=pauses.append, say=said.append)
     for attempt in range(1, 9):
-        retry.pause(attempt)
+        retry.pause(attempt, "s3://b/k", ConnectionError("refused"))
     assert all(0.5 * least <= pause <= least for pause, least in zip(pauses, [1, 2, 4, 4, 4, 4, 4, 4], strict=True))
+    assert said[0].startswith("safedist: s3://b/k: ConnectionError: refused; trying again in")
+    assert said[0].endswith("(attempt 1 of 5 failed)")
 
 
 def test_a_server_that_stays_down_is_one_error_after_bounded_tries(store, tmp_path):

@@ -1,0 +1,80 @@
+"""What an error from an object store means: gone, refused, or worth another try."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+
+class Verdict(enum.Enum):
+    """What an error from a store means."""
+
+    MISSING = "missing"
+    DENIED = "denied"
+    UNSUPPORTED = "unsupported"
+    TRANSIENT = "transient"
+
+
+_MISSING_CODES = {"NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"}
+_DENIED_CODES = {
+    *("AccessDenied", "Forbidden", "401", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"),
+    *("ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"),
+    *("AuthenticationFailed", "AuthorizationFailure", "InvalidClientTokenId", "UnrecognizedClientException"),
+}
+"""Error codes of S3 (API reference, "Error responses"), GCS and Azure blob storage, and HTTP statuses."""
+
+_DENIED_NAMES = {
+    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"),
+    *("UnauthorizedSSOTokenError", "SSOTokenLoadError", "ClientAuthenticationError", "RefreshError"),
+    *("DefaultCredentialsError", "ProfileNotFound"),
+}
+"""Exceptions of botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds."""
+
+_BUSY = re.compile(r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error")
+"""Statuses that ask for patience, and exceptions of aiohttp and botocore that mean the network, by name."""
+
+_QUERY = re.compile(r"(\w+://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
+
+
+def judge(error: BaseException) -> Verdict:
+    """What ``error`` means. What is unknown counts as passing: tries are bounded.
+
+    The first cause decides: fsspec's HTTP file system says "not found" for everything, a refused connection included.
+    """
+    for cause in _causes(error):
+        codes = _codes(cause)
+        if isinstance(cause, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
+            return Verdict.DENIED
+        if isinstance(cause, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
+            return Verdict.MISSING
+        if isinstance(cause, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
+            return Verdict.TRANSIENT
+    if isinstance(error, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
+        return Verdict.UNSUPPORTED
+    return Verdict.TRANSIENT
+
+
+def one_line(error: BaseException) -> str:
+    """``error`` with its type in at most 300 characters, without secrets: the query of a signed URL is one."""
+    text = _QUERY.sub(r"\1?...", " ".join(f"{type(error).__name__}: {error}".split()))
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """``error`` and what it was explicitly raised from, the first cause first."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain[::-1]
+
+
+def _codes(error: BaseException) -> set[str]:
+    codes = {type(error).__name__}
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        codes.add(str(response.get("Error", {}).get("Code", "")))
+    for attribute in ("status", "status_code", "error_code", "code"):
+        value = getattr(error, attribute, None)
+        if isinstance(value, (int, str)):
+            return codes | {str(value)}
+    return codes

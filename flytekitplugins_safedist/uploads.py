@@ -1,0 +1,87 @@
+"""Uploads that outlast a short outage of the store: what a job has worked for is not lost to a bad minute.
+
+flytekit tries once. After hours of training that is too little: the outputs are still on this node's disk, whole, and
+putting them again overwrites what a broken attempt left. So the way to the store that flytekit uses is replaced by one
+that tries again while the error may pass, within a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .storefaults import Verdict, judge, one_line
+
+if TYPE_CHECKING:
+    from flytekit.core.data_persistence import FileAccessProvider
+
+LONGEST_SECONDS = 600.0
+"""How long an outage of the store may last at most; a GPU that waits longer costs more than a retry."""
+
+T = TypeVar("T")
+
+_seconds = LONGEST_SECONDS
+
+
+def be_patient(upload_timeout: float) -> float:
+    """Set for how long this process tries: half of the time that the other nodes wait for the upload, at most ten
+    minutes. Returns it, in seconds."""
+    global _seconds  # noqa: PLW0603  (flytekit makes the provider, and hands nothing of ours on)
+    _seconds = min(LONGEST_SECONDS, upload_timeout / 2)
+    return _seconds
+
+
+def patient_access() -> type[FileAccessProvider]:
+    """flytekit's ``FileAccessProvider``, whose uploads are tried again."""
+    from flytekit.core.data_persistence import FileAccessProvider
+
+    class PatientFileAccess(FileAccessProvider):  # type: ignore[misc]  # flytekit is untyped to mypy here
+        """All uploads of flytekit 1.16, of outputs and of files, go through ``_put``."""
+
+        async def _put(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+            async def once() -> Any:
+                return await super(PatientFileAccess, self)._put(from_path, to_path, recursive=recursive, **kwargs)
+
+            return await tried_again(once, to_path, seconds=_seconds)
+
+    return PatientFileAccess
+
+
+async def tried_again(
+    action: Callable[[], Awaitable[T]],
+    label: str,
+    *,
+    seconds: float,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Do *action*, again and again while its error may pass and *seconds* last; its last error else.
+
+    Args:
+        action: what to do.
+        label: the object, for the log.
+        seconds: how long to go on after the first failure.
+        sleep, clock: how to wait, and for how long that was.
+    """
+    end: float | None = None
+    longest = 1.0
+    while True:
+        try:
+            return await action()
+        except Exception as error:
+            end = clock() + seconds if end is None else end
+            left = end - clock()
+            if judge(error) is not Verdict.TRANSIENT or left <= 0:
+                raise
+            pause = min(longest * random.uniform(0.5, 1.0), left)  # noqa: S311
+            _say(f"upload to {label} failed: {one_line(error)}; trying again in {pause:.1f} s, for {left:.0f} s more")
+            await sleep(pause)
+            longest = min(longest * 2, 30.0)
+
+
+def _say(text: str) -> None:
+    print(f"[safedist] {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,104 @@
+"""Uploads are tried again while that may help, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flytekit.bin import entrypoint as flytekit_entrypoint
+
+from flytekitplugins_safedist import uploads
+
+
+class Time:
+    """A clock that only moves when someone sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tried(fails: Callable[[int], BaseException | None], seconds: float = 60.0) -> tuple[int, Time]:
+    """How often an action that fails so was tried, and when the last try was."""
+    time, count = Time(), 0
+
+    async def action() -> None:
+        nonlocal count
+        count += 1
+        if (error := fails(count)) is not None:
+            raise error
+
+    try:
+        asyncio.run(uploads.tried_again(action, "s3://b/k", seconds=seconds, sleep=time.sleep, clock=time))
+    except ConnectionError:
+        count = -count
+    return count, time
+
+
+def test_an_upload_that_works_is_done_once() -> None:
+    assert tried(lambda _: None)[0] == 1
+
+
+def test_an_outage_that_ends_in_time_is_outlasted() -> None:
+    count, time = tried(lambda number: ConnectionRefusedError() if number < 6 else None)
+    assert count == 6
+    assert 0 < time.now < 60
+
+
+def test_an_outage_that_does_not_end_is_the_last_error_after_the_whole_time() -> None:
+    count, time = tried(lambda _: ConnectionRefusedError(), seconds=60)
+    assert count < -5
+    assert time.now == pytest.approx(60)
+
+
+@pytest.mark.parametrize("error", [PermissionError("denied"), FileNotFoundError("no such file")])
+def test_what_cannot_pass_is_not_tried_again(error: OSError) -> None:
+    with pytest.raises(type(error)):
+        tried(lambda _: error)
+
+
+def test_the_log_says_what_is_waited_for_and_no_signature(capsys: pytest.CaptureFixture[str]) -> None:
+    tried(lambda number: ConnectionError("https://host/k?X-Amz-Signature=abc") if number == 1 else None)
+    said = capsys.readouterr().err
+    assert "upload to s3://b/k failed: ConnectionError: https://host/k?..." in said
+    assert "abc" not in said
+
+
+@pytest.mark.parametrize(("timeout", "patience"), [(20.0, 10.0), (3600.0, 600.0)])
+def test_patience_leaves_the_other_nodes_time_to_hear_of_the_end(timeout: float, patience: float) -> None:
+    assert uploads.be_patient(timeout) == patience
+
+
+@pytest.mark.parametrize("method", ["put_data", "put_raw_data"])
+def test_both_ways_of_flytekit_to_upload_try_again(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The store is a directory: what is under test is that flytekit calls the method that tries again.
+    made: list[str] = []
+
+    async def noted(action: Callable[[], object], label: str, *, seconds: float) -> object:
+        made.append(label)
+        return await action()  # type: ignore[misc]
+
+    monkeypatch.setattr(uploads, "tried_again", noted)
+    access = uploads.patient_access()(str(tmp_path / "sandbox"), str(tmp_path / "raw"))
+    (tmp_path / "file").write_text("content")
+    if method == "put_data":
+        access.put_data(str(tmp_path / "file"), str(tmp_path / "there"))
+        assert (tmp_path / "there").read_text() == "content"
+    else:
+        assert Path(access.put_raw_data(str(tmp_path / "file"))).read_text() == "content"
+    assert len(made) == 1
+
+
+def test_flytekits_entrypoint_makes_its_provider_by_the_name_that_is_replaced() -> None:
+    from flytekit.core.data_persistence import FileAccessProvider
+
+    assert issubclass(flytekit_entrypoint.FileAccessProvider, FileAccessProvider)
