@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .errors import GroupClosedError, NodeLostError, RendezvousError
+from .storefaults import one_line
 
 if TYPE_CHECKING:
     from .rendezvous.membership import Meeting
@@ -57,13 +58,18 @@ def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> N
     try:
         handler.jobs.wait_uploaded(timeout)
     except RendezvousError as error:
-        if exists():
+        seen, there = str(error), False
+        try:
+            there = exists()
+        except Exception as unreachable:  # whatever the store's client raises: this node's end is the same
+            seen += f"; storage cannot be asked: {one_line(unreachable)}"
+        if there:
             return
         what = "node 0 ended the job without an upload" if isinstance(error, GroupClosedError) else "node 0 is gone"
         raise NodeLostError(
             f"{what}; this node's ranks had finished",
             where={"node": handler.node_rank},
-            seen=str(error),
+            seen=seen,
             expected="outputs.pb or error.pb at the output prefix",
             hint="look at node 0's pod: it was killed before its upload, or storage refused it",
         ) from error

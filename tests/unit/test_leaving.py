@@ -1,0 +1,51 @@
+"""Nodes leave when the upload is there, whoever can say so; real nodes: tests/race/test_nodes.py, tests/container."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from flytekitplugins_safedist import leaving
+from flytekitplugins_safedist.errors import GroupClosedError, NodeLostError
+
+
+class Gone:
+    """A rendezvous whose node 0 ended before its upload."""
+
+    node_rank = 1
+    left = False
+
+    @property
+    def jobs(self) -> Gone:
+        return self
+
+    def wait_uploaded(self, _timeout: float) -> None:
+        raise GroupClosedError("node 0 closed the group")
+
+    def leave(self) -> None:
+        self.left = True
+
+
+def test_an_upload_that_storage_shows_is_enough() -> None:
+    handler = Gone()
+    leaving.follow(handler, timeout=1, exists=lambda: True)
+    assert handler.left
+
+
+def test_without_an_upload_the_attempt_is_lost() -> None:
+    handler = Gone()
+    with pytest.raises(NodeLostError, match="node 0 ended the job without an upload"):
+        leaving.follow(handler, timeout=1, exists=lambda: False)
+    assert handler.left
+
+
+def test_a_storage_that_cannot_be_asked_hides_nothing_of_what_happened() -> None:
+    def unreachable() -> bool:
+        raise OSError("no route to host")
+
+    with pytest.raises(NodeLostError, match="node 0 ended the job without an upload") as caught:
+        leaving.follow(Gone(), timeout=1, exists=unreachable)
+    text = str(pickle.loads(pickle.dumps(caught.value)))
+    assert "node 0 closed the group" in text
+    assert "storage cannot be asked: OSError: no route to host" in text
