@@ -165,6 +165,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
     # --- what torch elastic asks for -----------------------------------------------------------------------------
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         group = self._group(worker_group)
+        self._begin_round(group)
         contexts = [self._context(group, local_rank) for local_rank in range(group.nproc_per_node)]
         environments = [self._environment(group, context) for context in contexts]
         orders = plan_orders(contexts, environments, self.plan.scratch, self.plan.job_order)
@@ -209,6 +210,15 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         """Nothing: ``all_done`` was the barrier, and torch's own can hang on a store that is frozen."""
 
     # --- decisions and their parts -------------------------------------------------------------------------------
+    def _begin_round(self, group: Group) -> None:
+        """Make room, and say that it goes on: the first round has its own start line."""
+        if not self.report.rounds:
+            return
+        if self.plan.settings.scratch.keep == "never":
+            # What filled the disk must not keep the next round from starting.
+            scratch.remove_rounds_before(self.plan.scratch, group.round)
+        self._say(f"round {group.round}: {group.nnodes} node(s) are there, {group.world_size} rank(s) start")
+
     def _round_failed(self, ranks: Ranks) -> RunResult:
         ranks.settle()
         ranks.stop()

@@ -42,7 +42,8 @@ class Raised:
         message: ``str(exception)``.
         traceback: the formatted traceback, causes included.
         fault: whose fault it is.
-        repeats: whether a relaunch of the ranks would surely fail the same way (ImportError, SyntaxError, config).
+        repeats: whether a relaunch of the ranks would surely fail the same way (ImportError, SyntaxError, config, full
+            disk).
         errnos: ``errno`` of every OSError in the chain of causes.
         consequence: whether it only says that a peer was lost (connection closed, collective aborted).
     """

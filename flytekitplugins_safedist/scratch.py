@@ -27,7 +27,6 @@ from .caches import CACHES
 from .envvars import TMPDIR
 from .errors import ScratchError
 
-PREFIX = "safedist-"
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -95,7 +94,7 @@ def make_job(root: Path, *, execution: str, attempt: int) -> JobScratch:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", execution)[:60] or "local"
     try:
-        job = JobScratch(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-a{attempt}-", dir=root)))
+        job = JobScratch(Path(tempfile.mkdtemp(prefix=f"safedist-{name}-a{attempt}-", dir=root)))
     except OSError as error:
         raise _cannot_write(root, error) from error
     try:
@@ -124,6 +123,13 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
     except OSError as error:
         raise _cannot_write(scratch.path, error) from error
     return scratch
+
+
+def remove_rounds_before(job: JobScratch, round_: int) -> None:
+    """Remove what the ranks of earlier rounds left, as far as possible. Their processes are gone."""
+    for path in job.path.glob("round-*"):
+        if int(path.name.removeprefix("round-")) < round_:
+            remove(path)
 
 
 def remove(path: Path) -> str | None:

@@ -279,3 +279,12 @@ def test_sizes_are_written_for_people(size: int, text: str) -> None:
 
 def test_directories_are_values_that_compare() -> None:
     assert JobScratch(Path("/s")).rank(0, 1) == RankScratch(Path("/s/round-0/rank-1"))
+
+
+def test_earlier_rounds_make_room_for_the_next(tmp_path):
+    job = scratch.make_job(tmp_path, execution="e", attempt=0)
+    for round_ in (0, 1, 10):
+        made = scratch.make_rank(job, round_, 0)
+        (made.tmp / "file").write_text("text")
+    scratch.remove_rounds_before(job, 10)
+    assert sorted(path.name for path in job.path.iterdir()) == ["logs", "orders", "round-10"]
