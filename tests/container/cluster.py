@@ -183,7 +183,6 @@ class Pod:
     options: tuple[str, ...]
     volumes: Path
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    deadline: float = DEADLINE
     since: float = field(default=0.0, init=False)
 
     @property
@@ -221,7 +220,7 @@ class Pod:
                 continue
             directory = self.volumes / f"{self.name}-{mount['name']}-{self.since}"
             directory.mkdir(parents=True)
-            directory.chmod(0o777)
+            directory.chmod(0o777)  # as the kubelet makes it
             for name, text in self.files.get(mount["name"], {}).items():
                 (directory / name).write_text(text)
                 (directory / name).chmod(0o555)
@@ -242,20 +241,17 @@ class Pod:
 
     def says(self, text: str) -> None:
         """Wait until its log holds *text*."""
-        until(lambda: text in self.log or not self.runs, f"{self.name} says {text!r}", self.deadline)
-        assert text in self.log, f"{self.name} has ended without saying {text!r}:\n{self.log}"
+        until(lambda: text in self.log or not self.runs, f"{self.name} says {text!r}")
+        assert text in self.log, f"{self.name} has ended without saying {text!r}"
 
     @property
     def runs(self) -> bool:
         state = self.docker.inspect(self.name, ".State")
         return bool(state["Running"] or state["Restarting"])
 
-    def wait(self) -> Ended:
-        """Wait for the end of its last run."""
-        end = time.monotonic() + self.deadline
-        while self.runs:
-            assert time.monotonic() < end, f"{self.name} still runs after {self.deadline:g} s:\n{self.log}"
-            time.sleep(0.2)
+    def wait(self, runs: int = 1, within: float = DEADLINE) -> Ended:
+        """Wait until its container has ended *runs* times: with ``OnFailure``, one that fails starts again."""
+        until(lambda: len(self.codes) >= runs or not self.runs, f"{self.name} ends {runs} time(s)", within)
         return Ended(self.codes, self.log)
 
     @property
@@ -300,19 +296,25 @@ class Job:
     prefix: str
     started: float = field(default_factory=time.monotonic)
 
-    def run(self) -> list[Ended]:
-        """Start every pod, the last one first, and wait for all."""
+    def start(self) -> list[Pod]:
+        """Start every pod, the last one first."""
         for pod in reversed(self.pods):
             pod.start()
-        return self.wait()
+        return self.pods
+
+    def run(self, within: float = DEADLINE) -> list[Ended]:
+        """Start every pod, and wait for the first end of each."""
+        self.start()
+        return self.wait(within)
 
     def remove(self) -> None:
         """Its containers, whatever they do."""
         for pod in self.pods:
             pod.docker("rm", "--force", "--volumes", pod.name, check=False)
 
-    def wait(self) -> list[Ended]:
-        return [pod.wait() for pod in self.pods]
+    def wait(self, within: float = DEADLINE) -> list[Ended]:
+        end = time.monotonic() + within
+        return [pod.wait(within=end - time.monotonic()) for pod in self.pods]
 
     @property
     def uploaded(self) -> list[str]:

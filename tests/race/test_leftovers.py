@@ -98,51 +98,6 @@ def test_after_sigkill_of_the_agent_nothing_is_left(warm, tmp_path, ranks_gate, 
     assert_nothing_left(ended, sockets)
 
 
-def kill_whole(running: Running) -> None:
-    """As when a container is killed: every process at once, the one that guards scratch too."""
-    first = psutil.Process(running.pid)
-    processes = [first, *first.children(recursive=True)]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in processes:
-            process.send_signal(number)
-
-
-def test_the_next_run_removes_the_scratch_of_one_that_was_killed_whole(warm, tmp_path, ranks_gate):
-    running, _ = start(warm, tmp_path / "killed", ranks_gate, "waits")
-    kill_whole(running)
-    killed = running.wait()
-    assert len(killed.scratch) == 1
-    (left,) = killed.scratch
-
-    again = warm.start(
-        "job_failing:waits",
-        tmp_path / "again",
-        environment={**ranks_gate.environment, "SAFEDIST_SCRATCH_ROOT": str(tmp_path / "killed" / "tmp")},
-    )
-    ranks_gate.heard(2)
-    assert len(killed.scratch) == 1
-    assert left not in killed.scratch
-    ranks_gate.let_go(2)
-    ended = again.wait()
-
-    assert ended.value == "done"
-    assert (
-        f"removed the scratch of an earlier run here that was killed: {tmp_path / 'killed' / 'tmp' / left}" in ended.err
-    )
-    assert killed.scratch == []
-
-
-def test_a_run_leaves_the_scratch_of_a_living_one_alone(warm, tmp_path, ranks_gate):
-    root = {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "first" / "tmp")}
-    first, _ = start(warm, tmp_path / "first", ranks_gate, "waits")
-    second = warm.start("job_failing:waits", tmp_path / "second", environment={**ranks_gate.environment, **root})
-    ranks_gate.heard(2)
-    assert len(list((tmp_path / "first" / "tmp").glob("safedist-*"))) == 2
-
-    ranks_gate.let_go(4)
-    assert [running.wait().value for running in (first, second)] == ["done", "done"]
-
-
 def test_sigterm_in_a_pod_uploads_nothing_and_exits_non_zero(warm, tmp_path, ranks_gate):
     running, _ = start(warm, tmp_path / "job", ranks_gate, "waits", kind="execute")
     running.signal(signal.SIGTERM)

@@ -12,7 +12,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 
 TIMEOUTS = Timeouts(
-    stop=1, exit=10, heartbeat=float(os.environ.get("TEST_HEARTBEAT", "10")), rendezvous=120, upload=120
+    stop=1,
+    exit=10,
+    heartbeat=float(os.environ.get("TEST_HEARTBEAT", "10")),
+    rendezvous=120,
+    upload=float(os.environ.get("TEST_UPLOAD", "120")),
 )
 STEPS = 20
 

@@ -1,0 +1,293 @@
+"""What goes wrong between pods, and what becomes of it: the objects uploaded, the exit codes, the time, the words.
+
+Every case says all four. The time is a bound that holds on a slow machine, by which a wait that only its deadline ends
+would be seen; how fast things are is the benchmarks' business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2
+
+from flytekitplugins_safedist.render import Cluster as Backend
+from tests.container.cluster import Job, gated
+from tests.procs import Gate
+
+NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+BACKENDS = ["horovod", "torch"]
+SOON = 90.0
+"""Seconds for a job to start, fail and end: far below the 120 s of the next deadline that could end a hang."""
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+Make = Callable[..., Job]
+
+
+def succeeded(job: Job, ended: list) -> None:
+    """One output, from all ranks, and every pod left with 0 in the end."""
+    assert job.uploaded == ["outputs.pb"]
+    assert job.output["size"] == 4
+    assert [pod.code for pod in ended] == [0] * len(ended)
+
+
+@both
+def test_an_exception_on_the_last_rank_of_the_last_node_is_the_one_error(job: Make, backend: str) -> None:
+    failing = job(f"{backend}_2x2", environment={"TEST_HOW": "raise"}, steps=20)
+    ended = failing.run(SOON)
+    assert failing.uploaded == ["error.pb"]
+    assert [pod.codes for pod in ended] == [(0,), (0,)]
+    assert failing.error.kind == NON_RECOVERABLE
+    assert "rank 3 (local_rank 1) on node 1" in failing.error.message
+    assert "raised ValueError: no learning rate" in failing.error.message
+    assert 'raise ValueError("no learning rate")' in failing.error.message  # the line of the user's own code
+    assert "all 1 restart(s) of max_restarts are spent" in failing.error.message
+
+
+@both
+def test_with_error_aggregation_there_is_one_error_too(job: Make, backend: str) -> None:
+    aggregating = Backend(error_aggregation=True)
+    failing = job(f"{backend}_2x2", environment={"TEST_HOW": "raise"}, backend=aggregating, steps=20)
+    ended = failing.run(SOON)
+    assert len(failing.uploaded) == 1
+    assert failing.uploaded[0].startswith("error")
+    assert [pod.codes for pod in ended] == [(0,), (0,)]
+    assert "rank 3 (local_rank 1) on node 1" in failing.error.message
+
+
+@both
+def test_a_recoverable_exception_stays_recoverable(job: Make, backend: str) -> None:
+    failing = job(f"{backend}_2x2", environment={"TEST_HOW": "recoverable"}, steps=20)
+    ended = failing.run(SOON)
+    assert failing.uploaded == ["error.pb"]
+    assert [pod.codes for pod in ended] == [(0,), (0,)]
+    assert failing.error.kind == RECOVERABLE
+    assert "try me again" in failing.error.message
+
+
+@both
+def test_a_rank_that_is_killed_once_costs_a_restart_and_leaves_no_error(job: Make, backend: str) -> None:
+    restarted = job(f"{backend}_2x2", environment={"TEST_HOW": "kill once"}, steps=20)
+    ended = restarted.run(SOON)
+    succeeded(restarted, ended)
+    assert restarted.output["round"] > 0
+    assert any("all ranks start again: restart 1 of 1" in pod.log for pod in ended)
+
+
+@both
+def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(job: Make, backend: str) -> None:
+    failing = job(f"{backend}_2x2", environment={"TEST_HOW": "kill"}, steps=20)
+    ended = failing.run(SOON)
+    assert failing.uploaded == []
+    assert all(pod.codes[0] not in (0, 137) for pod in ended)
+    for pod in ended:
+        assert "rank 3 (local_rank 1) on node 1" in pod.log
+        assert "was killed by SIGKILL" in pod.log
+
+
+@both
+def test_a_node_that_comes_45_s_late_is_waited_for(job: Make, backend: str) -> None:
+    late = job(f"{backend}_2x2", steps=20)
+    first, second = late.pods
+    first.start()
+    time.sleep(45)  # what the test is about
+    assert first.runs
+    second.start()
+    succeeded(late, late.wait(SOON))
+
+
+@both
+def test_a_pod_that_is_deleted_and_recreated_takes_its_place(job: Make, backend: str, pods_gate: Gate) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    first.docker("rm", "--force", second.name)
+    second.start()
+    assert all("round 0" not in line for line in pods_gate.heard(4))
+    pods_gate.let_go(4)
+    ended = going.wait(SOON)
+    succeeded(going, ended)
+    assert "2 node(s) are there, 4 rank(s) start" in ended[0].log
+
+
+@both
+def test_a_container_that_is_killed_and_restarted_in_place_takes_its_place(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    second.signal(signal.SIGKILL)
+    assert all("round 0" not in line for line in pods_gate.heard(4))
+    pods_gate.let_go(4)
+    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
+    succeeded(going, ended)
+    assert ended[1].codes == (137, 0)
+
+
+@both
+def test_the_loss_of_node_0_ends_the_attempt_without_an_upload(job: Make, backend: str, pods_gate: Gate) -> None:
+    failing = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, _ = failing.start()
+    pods_gate.heard(4)
+    first.signal(signal.SIGKILL)
+    ended = failing.wait(SOON)
+    assert failing.uploaded == []
+    assert ended[0].codes == (137,)
+    assert ended[1].codes[0] not in (0, 137)
+    assert "node 0" in ended[1].log
+
+
+@both
+def test_a_frozen_node_0_is_not_waited_for_and_the_job_goes_on_when_it_wakes(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    first.signal(signal.SIGSTOP)
+    stopped = second.wait(within=SOON)
+    assert stopped.codes[0] not in (0, 137)
+    assert "node 0" in stopped.log
+    first.signal(signal.SIGCONT)
+    pods_gate.heard(4)
+    pods_gate.let_go(4)
+    succeeded(going, [first.wait(within=SOON), second.wait(runs=2, within=SOON)])
+
+
+@both
+def test_sigterm_to_node_1_leaves_its_place_to_the_next(job: Make, backend: str, pods_gate: Gate) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    second.signal(signal.SIGTERM)
+    assert all("round 0" not in line for line in pods_gate.heard(4))
+    pods_gate.let_go(4)
+    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
+    succeeded(going, ended)
+    assert ended[1].codes[0] not in (0, 137)
+    assert "told to stop by SIGTERM" in ended[1].log
+
+
+@both
+def test_sigterm_to_every_pod_uploads_nothing(job: Make, backend: str, pods_gate: Gate) -> None:
+    stopped = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    pods = stopped.start()
+    pods_gate.heard(4)
+    for pod in pods:
+        pod.signal(signal.SIGTERM)
+    ended = stopped.wait(SOON)
+    assert stopped.uploaded == []
+    assert all(pod.codes[0] not in (0, 137) for pod in ended)
+    assert "told to stop by SIGTERM" in ended[0].log
+
+
+@both
+def test_a_node_that_is_paused_for_longer_than_the_heartbeat_is_replaced_or_taken_back(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    with second.paused():
+        first.says("node(s) 1 lost (no sign of life for 10 s)")
+    assert all("round 0" not in line for line in pods_gate.heard(4))
+    pods_gate.let_go(4)
+    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
+    succeeded(going, ended)
+
+
+@both
+def test_a_partition_of_75_s_costs_a_round_and_not_the_job(job: Make, backend: str, pods_gate: Gate) -> None:
+    how = gated(pods_gate)
+    how["environment"]["TEST_HEARTBEAT"] = "60"
+    going = job(f"{backend}_2x2", **how, steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    with second.partitioned():
+        time.sleep(75)  # what the test is about
+    first.says("node(s) 1 lost")
+    assert all("round 0" not in line for line in pods_gate.heard(4))
+    pods_gate.let_go(4)
+    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
+    succeeded(going, ended)
+
+
+@both
+def test_a_store_that_is_down_for_a_moment_during_staging_is_asked_again(job: Make, backend: str) -> None:
+    waiting = job(f"{backend}_2x2", steps=20)
+    with waiting.s3.down():
+        first, second = waiting.start()
+        for pod in (first, second):
+            pod.says("trying again")
+    succeeded(waiting, waiting.wait(SOON))
+
+
+@both
+def test_a_store_that_stays_down_during_staging_fails_the_pod_by_name(job: Make, backend: str) -> None:
+    failing = job(f"{backend}_2x2", steps=20)
+    first, _ = failing.pods
+    with failing.s3.down():
+        ended = first.start().wait(within=2 * SOON)
+    assert failing.uploaded == []
+    assert ended.codes[0] not in (0, 137)
+    assert "s3://uploads/" in ended.log
+
+
+@both
+def test_a_store_that_is_down_for_a_moment_during_the_upload_loses_nothing(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, _ = going.start()
+    pods_gate.heard(4)
+    with going.s3.down():
+        pods_gate.let_go(4)
+        first.says("trying again in")
+    succeeded(going, going.wait(SOON))
+
+
+@both
+def test_a_store_that_stays_down_during_the_upload_fails_every_pod(job: Make, backend: str, pods_gate: Gate) -> None:
+    how = gated(pods_gate)
+    how["environment"]["TEST_UPLOAD"] = "20"
+    failing = job(f"{backend}_2x2", **how, steps=20)
+    failing.start()
+    pods_gate.heard(4)
+    with failing.s3.down():
+        pods_gate.let_go(4)
+        ended = failing.wait(2 * SOON)
+    assert failing.uploaded == []
+    assert all(pod.codes[0] not in (0, 137) for pod in ended)
+    assert "FlyteUploadDataException" in ended[0].log
+    assert "node 0 ended the job without an upload" in ended[1].log
+
+
+@both
+def test_a_full_scratch_is_a_users_error_that_says_so(job: Make, backend: str, tmp_path: Path) -> None:
+    failing = job(f"{backend}_2x2", environment={"TEST_HOW": "fill scratch"}, steps=20)
+    with contextlib.ExitStack() as small:
+        for pod in failing.pods:
+            pod.volumes = tmp_path / pod.name
+            small.enter_context(small_disk(pod.volumes))
+        ended = failing.run(SOON)
+    assert failing.uploaded == ["error.pb"]
+    assert [pod.codes for pod in ended] == [(0,), (0,)]
+    assert failing.error.kind == NON_RECOVERABLE
+    assert "rank 3 ran out of disk space" in failing.error.message
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    """A file system of 64 MiB at *directory*."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "none", str(directory)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
