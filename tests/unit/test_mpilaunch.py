@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -36,10 +37,10 @@ print("agent", rank, "is here")
 class Cluster:
     """A launcher pod and its workers, on this machine."""
 
+    name: str
+
     def __init__(self, root: Path, hosts: list[str], *, over: str) -> None:
-        # Names that no other test has: in a pod /tmp, where an agent leaves its mark, is the pod's own.
-        prefix = uuid.uuid4().hex[:8]
-        self.hosts = [f"{prefix}-{host}" for host in hosts]
+        self.hosts = [f"{self.name}-{host}" for host in hosts]
         self.root = root
         self.out = root / "out"
         self.out.mkdir()
@@ -102,6 +103,15 @@ class Cluster:
 
     def told(self, rank: int) -> dict[str, dict[str, str]]:
         return json.loads((self.out / str(rank)).read_text())
+
+
+@pytest.fixture(autouse=True)
+def own_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hosts that no other test has: in a pod /tmp, where an agent leaves its mark, is the pod's own; here it is not."""
+    monkeypatch.setattr(Cluster, "name", uuid.uuid4().hex, raising=False)
+    yield
+    for mark in Path("/tmp").glob(f"safedist-agent-{Cluster.name}-*"):
+        mark.unlink()
 
 
 @pytest.fixture(params=["kubexec.sh", "ssh"])
@@ -219,6 +229,24 @@ def test_a_launcher_that_starts_anew_finds_the_agent_that_runs(tmp_path: Path, w
     assert second.returncode == 9, err
     assert "ready" not in out
     first.communicate(timeout=60)
+
+
+def test_an_agent_that_outlives_its_keeper_is_still_the_only_one(tmp_path: Path, word: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    agent = f"{deaf}; print('ready', flush=True); open({str(word)!r}).read(); print('left', flush=True)"
+    first = cluster.start(1, agent)
+    ready(first)
+
+    os.kill(int(Path(f"/tmp/safedist-agent-{cluster.hosts[0]}").read_text()), signal.SIGKILL)
+    assert first.stdout is not None
+    assert "an agent runs in this pod already" in first.stdout.readline()
+    word.write_text("")
+    out, err = first.communicate(timeout=60)
+
+    assert first.returncode == 1, "how it ended is not known"
+    assert "ready" not in out
+    assert "ended without its agent's word" in err
 
 
 def test_a_broken_connection_costs_neither_the_agent_nor_its_status(tmp_path: Path, word: Path) -> None:
