@@ -175,7 +175,7 @@ def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     launcher = _role("launcher", shape.launcher, asks, inherit=False)
     if "resources" not in launcher:
         # Without this the launcher gets what the task asks for each worker, and does nothing with it.
-        launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem="1Gi")), {})
+        launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem=_launcher_memory(resolved.max_nodes))), {})
     job = pb.DistributedMPITrainingTask(
         # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some.
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
@@ -186,6 +186,11 @@ def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
         slots=resolved.nproc_per_node,
     )
     return dict(MessageToDict(job))
+
+
+def _launcher_memory(workers: int) -> str:
+    """A kubectl for each worker: a Go program, some tens of MiB each."""
+    return "1Gi" if workers <= 8 else f"{512 + 64 * workers}Mi"
 
 
 def _role(name: str, role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:

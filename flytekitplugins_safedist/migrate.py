@@ -147,8 +147,11 @@ def _fit_to_size(arguments: dict[str, Any], notes: list[str]) -> None:
             if arguments.pop(name, None) is not None:
                 notes.append(f"{name} is gone: one node is an ordinary pod (image, resources and timeout are @task's)")
         arguments.pop("operator", None)
-    elif arguments.get("run_policy") is not None and arguments["run_policy"].clean_pod_policy is None:
+        return
+    if arguments.get("run_policy") is not None and arguments["run_policy"].clean_pod_policy is None:
         notes.append("run_policy: pods that still run are removed at the end now (clean_pod_policy RUNNING)")
+    if getattr(arguments.get("worker"), "restart_policy", None) is None:
+        notes.append("a worker that fails comes back and joins again now (OnFailure); it failed the job (Never)")
 
 
 def _as_pytorch_roles(worker: Any) -> dict[str, Any]:

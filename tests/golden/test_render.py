@@ -87,6 +87,12 @@ def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> Non
     assert launcher["spec"]["containers"][0]["args"][:3] == ["safedist-mpi-launch", "--nodes", "4"]
 
 
+def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:
+    launcher, *_ = pods(job_manifest(template_of(make(SafeHorovod(nodes=64, operator="mpi"), **GPU8), FAST)))
+
+    assert launcher["spec"]["containers"][0]["resources"]["limits"]["memory"] == "4608Mi"
+
+
 def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
     shown = pods(manifest_of("sidecars-two-nodes", error_aggregation=True))
 

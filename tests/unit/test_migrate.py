@@ -18,7 +18,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "HorovodJob": (
         kfmpi.HorovodJob(worker=kfmpi.Worker(replicas=4), launcher=kfmpi.Launcher(replicas=1), slots=8),
         "SafeHorovod(nodes=4, nproc_per_node=8, timeouts=Timeouts(rendezvous=1200.0))",
-        "",
+        "a worker that fails comes back",
     ),
     "HorovodJob with everything": (
         kfmpi.HorovodJob(
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "PyTorch": (
         kf.PyTorch(worker=kf.Worker(replicas=3, image="w:1"), master=kf.Master(requests=GPUS)),
         "SafeTorch(master=Master(requests=Resources(gpu='8')), worker=Worker(image='w:1'), nodes=4, nproc_per_node=1)",
-        "here it runs in every rank",
+        "here it runs in every rank; a worker that fails comes back",
     ),
     "PyTorch without workers": (
         kf.PyTorch(worker=kf.Worker(replicas=0), increase_shared_mem=False, run_policy=kf.RunPolicy()),
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "Elastic": (
         kf.Elastic(nnodes=2, nproc_per_node=4, max_restarts=3),
         "SafeTorch(nodes=2, nproc_per_node=4, max_restarts=3, start_method='spawn')",
-        "",
+        "a worker that fails comes back",
     ),
     "Elastic range": (
         kf.Elastic(
@@ -87,6 +87,8 @@ def test_a_stock_config_has_a_counterpart_that_can_be_registered(case: str) -> N
     else:
         assert migration.source() == text
     assert all(part in "\n".join(migration.notes) for part in notes.split("; "))
+    said = "a worker that fails comes back" in "\n".join(migration.notes)
+    assert said == (migration.config.nodes != 1 and case != "HorovodJob with everything")
     assert bool(notes) == bool(migration.notes)
     assert task(task_config=migration.config)(train).settings.nproc_per_node >= 1
 
