@@ -139,14 +139,19 @@ def worker(order: dict[str, str]) -> None:
         import flytekit.tools.fast_registration  # noqa: F401
         import s3fs  # noqa: F401
     before = _cpu()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = _peak()
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.perf_counter()
     WORK[order["work"]](order)
     wall = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"wall": wall, "cpu": _cpu() - before, "memory": (after - memory) * 1024}), flush=True)
+    print(json.dumps({"wall": wall, "cpu": _cpu() - before, "memory": _peak() - memory}), flush=True)
+
+
+def _peak() -> int:
+    """Bytes of memory this process has held at most. Not ru_maxrss, which also remembers the process it came from."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _cpu() -> float:

@@ -146,12 +146,6 @@ def _make(run: _Run, identity: Identity, key: str) -> Tree:
         code.mkdir(mode=0o755)
         making = _Making(run, identity)
         entries, raw = making.pickled(code) if _is_pickle(identity.uri) else making.unpacked(code)
-        if run.source.identity() != identity:
-            raise StagingError(
-                "The code archive changed while it was fetched",
-                where={"uri": run.source.label},
-                hint="Flyte will retry; do not overwrite archives of running executions",
-            )
         tree = describe(work.path, making.digest, raw, entries)
         run.options.at("before_publish")
         tree = run.store.publish(work.path, tree)
@@ -165,21 +159,23 @@ def _is_pickle(uri: str) -> bool:
 
 
 class _Making:
-    """The stream of one archive, watched while it passes: digest, progress, named points."""
+    """The stream of one archive, watched while it passes: digest, progress, named points.
+
+    Attributes:
+        digest: sha256 of all that has passed; not there before the end.
+    """
+
+    digest: str
 
     def __init__(self, run: _Run, identity: Identity) -> None:
         self._source = run.source
+        self._identity = identity
         self._size = identity.size
         self._options = run.options
         self._progress = run.progress
         self._hash = hashlib.sha256()
         self._bytes = 0
         self._files = 0
-
-    @property
-    def digest(self) -> str:
-        """Of all that has passed."""
-        return self._hash.hexdigest()
 
     def unpacked(self, code: Path) -> tuple[dict[bytes, Entry], int]:
         """Unpack into ``code`` while it arrives."""
@@ -218,6 +214,17 @@ class _Making:
             self._bytes += len(chunk)
             self._progress.fetching(self._bytes, self._size, self._files)
             yield chunk
+        self._end()  # here, where files are still being written: asking again costs a round trip
+
+    def _end(self) -> None:
+        """Only an archive that did not change has a digest."""
+        if self._source.identity() != self._identity:
+            raise StagingError(
+                "The code archive changed while it was fetched",
+                where={"uri": self._source.label},
+                hint="Flyte will retry; do not overwrite archives of running executions",
+            )
+        self.digest = self._hash.hexdigest()
 
     def _member(self, count: int) -> None:
         self._files = count

@@ -151,6 +151,16 @@ def test_an_overwritten_archive_is_fetched_again(node):
     assert (node.dest / "main.py").read_text() == "import two"
 
 
+def test_a_large_archive_that_changes_while_it_is_read_is_not_used(node):
+    node.archive.write_bytes(project({f"{n}.bin": os.urandom(1 << 20) for n in range(20)}))
+
+    def overwrite(point):  # the reading thread is only a few pieces ahead
+        if point == "unpack":
+            os.utime(node.archive, ns=(1, 1))
+
+    assert "changed while it was fetched" in node.refused(at=overwrite)
+
+
 def test_an_archive_that_changes_while_it_is_read_is_not_used(node):
     def overwrite(point):
         if point == "unpack":
