@@ -91,10 +91,16 @@ def _sum(block: bytes) -> int:
     return (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
 
 
-def _verify_checksum(block: bytes, field: bytes, label: str, *, first: bool) -> None:
+@lru_cache(1024)
+def _stored(field: bytes) -> tuple[int, int]:
+    """The checksum in a header, and what the sum lacks for its own field, which counts as spaces."""
     digits = field.strip(_SPACES)
     stored = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else -1
-    spaces = 8 * 0x20 - sum(field)
+    return stored, 8 * 0x20 - sum(field)
+
+
+def _verify_checksum(block: bytes, field: bytes, label: str, *, first: bool) -> None:
+    stored, spaces = _stored(field)
     if _sum(block) + spaces == stored:
         return
     signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 0x20
@@ -254,10 +260,18 @@ def _mode(mode: int, kind: str, name: bytes, label: str) -> int:
 def _mtime(field: bytes, extended: dict[str, bytes], name: bytes, label: str) -> int:
     if "mtime" not in extended:
         return min(max(_number(field, "mtime", name, label), 0), _MAX_SECONDS) * 1_000_000_000
-    seconds, _, fraction = extended["mtime"][:40].partition(b".")
+    value = _nanoseconds(extended["mtime"][:40])
+    if value is None:
+        raise _bad("The archive is damaged: a pax header's mtime is not a number", name, label)
+    return value
+
+
+@lru_cache(64)
+def _nanoseconds(text: bytes) -> int | None:
+    seconds, _, fraction = text.partition(b".")
     digits = seconds.lstrip(b"-")
     if not digits.isdigit() or (fraction and not fraction.isdigit()):
-        raise _bad("The archive is damaged: a pax header's mtime is not a number", name, label)
+        return None
     if seconds.startswith(b"-"):
         return 0
     return min(int(seconds), _MAX_SECONDS) * 1_000_000_000 + int(fraction[:9].ljust(9, b"0"))
