@@ -71,8 +71,8 @@ class FileBoard:
         place = self._place(key)
         ensure_dir(place.parent)
         draft = aside(place)
-        with atomic_write(draft, "w", durable=False) as file:
-            file.write(text)
+        # Again from the top if it fails: nobody else knows this name.
+        persist(lambda: draft.write_text(text), draft, "write a note for the other ranks")
         try:
             persist(lambda: self._link(draft, place), place, "leave a note for the other ranks")
         finally:

@@ -12,12 +12,13 @@ import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkerLostError, WorkFailedError
 from . import facts
+from .bells import Bell, Listener
 from .context import timeout_s
 from .group import Group, default_group
 from .process import ProcessRecord, boot_id, is_provably_dead, pid_namespace, this_process
@@ -92,17 +93,16 @@ class _Worker:
     rank: int
     thread: int
     token: str
+    bell: str
 
     def to_text(self) -> str:
-        return json.dumps(
-            {"rank": self.rank, "thread": self.thread, "token": self.token, "process": self.process.to_dict()}
-        )
+        return json.dumps({**vars(self), "process": self.process.to_dict()})
 
     @classmethod
     def from_text(cls, text: str) -> _Worker:
         values = json.loads(text)
         process = ProcessRecord.from_dict(values["process"])
-        return cls(process, int(values["rank"]), int(values["thread"]), str(values["token"]))
+        return cls(process, int(values["rank"]), int(values["thread"]), str(values["token"]), str(values["bell"]))
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.process})"
@@ -110,29 +110,37 @@ class _Worker:
 
 def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, timeout: float | None) -> T:
     deadline = time.monotonic() + timeout_s(timeout)
-    me = _Worker(this_process(), group.identity.rank, threading.get_ident(), secrets.token_hex(16))
-    for generation in range(MOST_WORKERS):
-        place = f"once/{key}/{generation}"
-        worker = _Worker.from_text(group.board.put_once(f"{place}/worker", me.to_text()))
-        if worker.token == me.token:
-            verdict = _work(group, place, key, me, work)
-        else:
-            if (worker.process, worker.thread) == (me.process, me.thread) and group.board.get(f"{place}/end") is None:
-                raise FsError("this work waits for itself", where={"key": key}, hint="use another key inside the work")
-            verdict = _await(group, place, key, worker, deadline)
-        if "value" in verdict:
-            result: T = decode(verdict["value"])
-            return result
-        if "error" in verdict:
-            raise _failed(key, verdict)
-        if on_death == "fail":
-            break
+    with Bell() as bell:
+        me = _Worker(this_process(), group.identity.rank, threading.get_ident(), secrets.token_hex(16), bell.address)
+        for generation in range(MOST_WORKERS):
+            place = f"once/{key}/{generation}"
+            worker = _Worker.from_text(group.board.put_once(f"{place}/worker", me.to_text()))
+            if worker.token == me.token:
+                try:
+                    verdict = _work(group, place, key, me, work)
+                finally:
+                    bell.ring()
+            else:
+                _refuse_own_work(group, place, key, me, worker)
+                verdict = _await(group, place, key, worker, deadline)
+            if "value" in verdict:
+                result: T = decode(verdict["value"])
+                return result
+            if "error" in verdict:
+                raise _failed(key, verdict)
+            if on_death == "fail":
+                break
     raise WorkerLostError(
         "the rank that did the work for the others is lost",
         where={"key": key, "worker": verdict["worker"], "board": group.board.where},
         seen=verdict["lost"],
         hint="see why it ended (out of memory?); on_death='takeover' lets another rank do the work",
     )
+
+
+def _refuse_own_work(group: Group, place: str, key: str, me: _Worker, worker: _Worker) -> None:
+    if (worker.process, worker.thread) == (me.process, me.thread) and group.board.get(f"{place}/end") is None:
+        raise FsError("this work waits for itself", where={"key": key}, hint="use another key inside the work")
 
 
 def _work(group: Group, place: str, key: str, me: _Worker, work: Callable[[], Any]) -> dict[str, str]:
@@ -163,22 +171,37 @@ def _work(group: Group, place: str, key: str, me: _Worker, work: Callable[[], An
 
 def _await(group: Group, place: str, key: str, worker: _Worker, deadline: float) -> dict[str, str]:
     watch = _Watch(group, place, worker)
+    with Listener(worker.bell if watch.judges else "") as bell:
+        for look in _looks(bell, deadline):
+            text = group.board.wait(f"{place}/end", look)
+            if text is None and (lost := watch.lost()):
+                verdict = {"worker": str(worker), "lost": f"{lost}, says rank {group.identity.rank}"}
+                text = group.board.put_once(f"{place}/end", json.dumps(verdict))
+            if text is not None:
+                agreed: dict[str, str] = json.loads(text)
+                return agreed
+            if time.monotonic() >= deadline:
+                break
+    raise FsTimeoutError(
+        "the work that one rank does for the others was not done in time",
+        where={"key": key, "worker": worker, "board": group.board.where, "host": facts.host()},
+        seen=watch.state,
+        hint="give long work a longer timeout=, or see what the worker is waiting for",
+    )
+
+
+def _looks(bell: Listener, deadline: float) -> Iterator[float]:
+    """How long to wait for the verdict, in seconds, before the next look after the worker's health."""
+    most = LOOK_S
     while True:
-        left = deadline - time.monotonic()
-        text = group.board.wait(f"{place}/end", max(0.0, min(LOOK_S, left)))
-        if text is None and (lost := watch.lost()):
-            verdict = {"worker": str(worker), "lost": f"{lost}, says rank {group.identity.rank}"}
-            text = group.board.put_once(f"{place}/end", json.dumps(verdict))
-        if text is not None:
-            agreed: dict[str, str] = json.loads(text)
-            return agreed
-        if left <= 0:
-            raise FsTimeoutError(
-                "the work that one rank does for the others was not done in time",
-                where={"key": key, "worker": worker, "board": group.board.where, "host": facts.host()},
-                seen=watch.state,
-                hint="give long work a longer timeout=, or see what the worker is waiting for",
-            )
+        left = max(0.0, deadline - time.monotonic())
+        if bell.hears:
+            bell.rest(min(LOOK_S, left))
+            yield 0.0
+            most = 0.001  # once it has rung: if there is no verdict, the worker is dying, and dead in a moment
+        else:
+            yield min(most, left)
+            most = min(LOOK_S, 2 * most)
 
 
 class _Watch:
@@ -186,14 +209,15 @@ class _Watch:
 
     def __init__(self, group: Group, place: str, worker: _Worker) -> None:
         self._group, self._place, self._worker = group, place, worker
-        self._judge = (worker.process.boot_id, worker.process.pid_ns) == (boot_id(), pid_namespace()) and boot_id()
+        here = (boot_id(), pid_namespace())
+        self.judges = here == (worker.process.boot_id, worker.process.pid_ns) and here[0] != ""
         self._pulse: str | None = None
         self._heard = time.monotonic()
         self.state = "alive, and still at work"
 
     def lost(self) -> str:
         """Why the worker counts as lost; empty while it does not."""
-        if self._judge:
+        if self.judges:
             return f"{self._worker.process} has died" if is_provably_dead(self._worker.process) else ""
         pulse = self._group.board.get(f"{self._place}/pulse")
         now = time.monotonic()

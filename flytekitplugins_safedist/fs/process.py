@@ -49,8 +49,18 @@ class ProcessRecord:
         return f"pid {self.pid} on {self.host}"
 
 
+_this: list[ProcessRecord] = []
+os.register_at_fork(after_in_child=_this.clear)
+
+
 def this_process() -> ProcessRecord:
-    """The record of the calling process."""
+    """The record of the calling process. Read once: nothing of it changes while the process lives."""
+    if not _this:
+        _this.append(_read_this())
+    return _this[0]
+
+
+def _read_this() -> ProcessRecord:
     stat = _stat(os.getpid())
     return ProcessRecord(
         host=socket.gethostname(),

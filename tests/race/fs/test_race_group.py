@@ -163,6 +163,51 @@ def test_a_worker_killed_in_the_middle_is_noticed_by_all(meet, on_death):
             assert values[0] in (1, 2, 3)
 
 
+@pytest.mark.parametrize("end", ["works on", "fails", "is killed"])
+def test_who_waits_on_the_workers_machine_is_woken_and_need_not_look(meet, end):
+    """The looks are an hour apart here: without being woken, nobody would be done in this test's time."""
+
+    def work(rank):
+        once.LOOK_S = LONG
+
+        def load():
+            child = os.fork() if end == "works on" else 0  # it holds all that its parent has open
+            if child == 0 and end == "works on":
+                signal.pause()
+            pause(str(child))
+            if end == "fails":
+                raise ValueError("no such bucket")
+            return rank
+
+        if rank != 0:
+            pause("ready")
+        return once_per_node("load", load, timeout=2 * LONG)
+
+    with ranks(4, work, meet=meet) as started:
+        child = int(str(started[0].next_message()))
+        for other in started[1:]:
+            other.until("ready")
+            other.resume()
+        for other in started[1:]:
+            _until_it_rests(other.pid)
+        if end == "is killed":
+            started[0].kill()
+            assert {type(other.outcome(within=60).error()) for other in started[1:]} == {WorkerLostError}
+            return
+        started[0].resume()
+        if end == "fails":
+            assert {type(one.outcome(within=60).error()) for one in started} == {WorkFailedError}
+        else:
+            assert _values(started) == [0] * 4
+            os.kill(child, signal.SIGKILL)
+
+
+def _until_it_rests(pid: int) -> None:
+    """Until a process sleeps in poll(2), as who listens for a bell does (proc(5), wchan)."""
+    while "poll" not in Path(f"/proc/{pid}/wchan").read_text():
+        os.sched_yield()
+
+
 def _whoever_is_at(started, point):
     from multiprocessing.connection import wait
 
