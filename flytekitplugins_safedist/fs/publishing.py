@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,16 @@ from .scope import shared_scope
 from .waiting import wait_for
 
 MARKER = ".safedist-published"
+
+
+@dataclass(frozen=True)
+class _How:
+    """What the caller of ``publish`` has chosen."""
+
+    commit: Literal["rename", "marker"]
+    exists: Exists
+    durable: bool
+    timeout: float | None
 
 
 @contextmanager
@@ -64,6 +75,7 @@ def publish(
     """
     target = Path(path)
     group = group or default_group()
+    how = _How(commit, exists, durable, timeout)
     if commit == "marker" and (exists != "fail" or is_published(target)):
         raise PathBlockedError(
             "a directory that is committed by marker cannot be published again",
@@ -72,14 +84,7 @@ def publish(
         )
     ensure_dir(target.parent)
     if shared == "probe":
-        scope = shared_scope(target.parent, timeout=timeout, group=group)
-        if scope.kind != "job":
-            raise PublishError(
-                "the ranks do not share the file system to publish on",
-                where={"path": target, "file_system": str(mount_of(target.parent))},
-                seen=f"one per {scope.kind}",
-                hint="publish on a shared volume, or let each node publish its own directory with atomic_dir",
-            )
+        _require_one_file_system(target, group, timeout)
     draft = _agree_on_draft(target, group, commit)
     part = draft if commit == "marker" else draft / f".part-{group.identity.rank}-{secrets.token_hex(4)}"
     trouble: BaseException | None = None
@@ -87,21 +92,27 @@ def publish(
     try:
         ensure_dir(part)
         yield part
-        if durable:
-            fsync_tree(part)
-        if commit == "rename":
-            _merge(part, draft)
-            # By this a second committer, after the death of the first, knows the deed as done. Looked up before this
-            # rank says that it is ready: after that, another may rename the draft at any moment.
-            inode = persist(lambda: draft.stat().st_ino, draft, "look at the draft")
+        inode = _hand_in(part, draft, how)
     except BaseException as error:
         trouble = error
-    _finish(target, draft, inode, trouble, commit=commit, exists=exists, durable=durable, timeout=timeout, group=group)
+    _agree_on_end(target, draft, trouble, how, group)
+    _commit_once(target, draft, inode, how, group)
 
 
 def is_published(path: str | os.PathLike[str]) -> bool:
     """Whether a directory that is committed by marker is complete."""
     return (Path(path) / MARKER).exists()
+
+
+def _require_one_file_system(target: Path, group: Group, timeout: float | None) -> None:
+    scope = shared_scope(target.parent, timeout=timeout, group=group)
+    if scope.kind != "job":
+        raise PublishError(
+            "the ranks do not share the file system to publish on",
+            where={"path": target, "file_system": str(mount_of(target.parent))},
+            seen=f"one per {scope.kind}",
+            hint="publish on a shared volume, or let each node publish its own directory with atomic_dir",
+        )
 
 
 def _agree_on_draft(target: Path, group: Group, commit: str) -> Path:
@@ -112,65 +123,70 @@ def _agree_on_draft(target: Path, group: Group, commit: str) -> Path:
     return target.parent / group.board.put_once(f"publish/{turn}/draft", aside(target).name)
 
 
-def _finish(
-    target: Path,
-    draft: Path,
-    inode: int,
-    trouble: BaseException | None,
-    *,
-    commit: str,
-    exists: Exists,
-    durable: bool,
-    timeout: float | None,
-    group: Group,
-) -> None:
+def _hand_in(part: Path, draft: Path, how: _How) -> int:
+    """Add this rank's part to the draft; return the draft's inode."""
+    if how.durable:
+        fsync_tree(part)
+    if how.commit == "marker":
+        return 0
+    _merge(part, draft)
+    # By this a second committer, after the death of the first, knows the deed as done. Looked up before this rank
+    # says that it is ready: after that, another may rename the draft at any moment.
+    return persist(lambda: draft.stat().st_ino, draft, "look at the draft")
+
+
+def _agree_on_end(target: Path, draft: Path, trouble: BaseException | None, how: _How, group: Group) -> None:
+    """Return when all ranks have handed in their parts; else remove the draft and raise, the own trouble first."""
     said = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
     if trouble is not None and not isinstance(trouble, Exception):  # Ctrl-C, exit: tell the others, and go
         leave_word("publish", said, group)
         raise trouble
+    absent: FsError | None = None
+    reports: list[str] = []
     try:
-        reports = exchange("publish", said, timeout=timeout, group=group)
-    except FsError:
-        if commit == "rename":
-            shutil.rmtree(draft, ignore_errors=True)
-        if trouble is not None:
-            raise trouble from None
-        raise
+        reports = exchange("publish", said, timeout=how.timeout, group=group)
+    except FsError as error:
+        absent = error
     failed = [(rank, report) for rank, report in enumerate(reports) if report]
-    if failed:
-        if commit == "rename":
-            shutil.rmtree(draft, ignore_errors=True)
-        if trouble is not None:
-            raise trouble
-        rank, report = failed[0]
-        raise PublishError(
-            f"nothing was published: {len(failed)} of {len(reports)} ranks failed",
-            where={"path": target, "first_failed_rank": rank},
-            seen=report,
-            hint="see that rank's own error",
-        )
+    if absent is None and not failed:
+        return
+    if how.commit == "rename":
+        shutil.rmtree(draft, ignore_errors=True)
+    problem = absent if trouble is None else trouble
+    if problem is not None:
+        raise problem
+    rank, report = failed[0]
+    raise PublishError(
+        f"nothing was published: {len(failed)} of {len(reports)} ranks failed",
+        where={"path": target, "first_failed_rank": rank},
+        seen=report,
+        hint="see that rank's own error",
+    )
+
+
+def _commit_once(target: Path, draft: Path, inode: int, how: _How, group: Group) -> None:
     turn = group.turn("publish/commit")
     once_per_part(
         "publish",
         f"commit/{turn}",
-        lambda: _commit(target, draft, inode, commit, exists=exists, durable=durable),
+        lambda: _commit(target, draft, inode, how),
         on_death="takeover",
-        timeout=timeout,
+        timeout=how.timeout,
         group=group,
     )
-    wait_for(target / MARKER if commit == "marker" else target, timeout=timeout)
+    wait_for(target / MARKER if how.commit == "marker" else target, timeout=how.timeout)
 
 
-def _commit(target: Path, draft: Path, inode: int, commit: str, *, exists: Exists, durable: bool) -> None:
-    if commit == "marker":
-        with atomic_write(target / MARKER, durable=durable):
+def _commit(target: Path, draft: Path, inode: int, how: _How) -> None:
+    if how.commit == "marker":
+        with atomic_write(target / MARKER, durable=how.durable):
             return
     if _inode(target) != inode:  # else the committer before this one had done it when it died
-        if durable:
+        if how.durable:
             fsync_tree(draft)
-        publish_dir(draft, target, exists=exists)
+        publish_dir(draft, target, exists=how.exists)
     shutil.rmtree(draft, ignore_errors=True)  # what was replaced, or is not needed
-    if durable:
+    if how.durable:
         fsync_dir(target.parent)
 
 
