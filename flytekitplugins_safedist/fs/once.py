@@ -8,6 +8,7 @@ that was declared lost finds that verdict in the place of its own, and its resul
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import threading
 import time
@@ -22,6 +23,7 @@ from .bells import Bell, Listener
 from .context import timeout_s
 from .group import Group, default_group
 from .process import ProcessRecord, boot_id, is_provably_dead, pid_namespace, this_process
+from .scope import shared_scope
 from .values import decode, encode
 
 T = TypeVar("T")
@@ -71,11 +73,32 @@ def once_per_node(
     key: str,
     work: Callable[[], T],
     *,
+    path: str | os.PathLike[str] | None = None,
     on_death: OnDeath = "fail",
     timeout: float | None = None,
     group: Group | None = None,
 ) -> T:
-    """As ``once_per_job``, but on every node one of its ranks works and the others of that node have its result."""
+    """As ``once_per_job``, but on every node one of its ranks works and the others of that node have its result.
+
+    Args:
+        key: as for ``once_per_job``.
+        work: as for ``once_per_job``.
+        path: the directory that the work fills. Then it is done once for each file system that the ranks see there, as
+            ``shared_scope`` finds out: once on every node whose directory is its own, and once in all on a volume that
+            the nodes share. Every rank of the job must call this, at the same point, with the same key and path.
+        on_death: as for ``once_per_job``.
+        timeout: as for ``once_per_job``.
+        group: as for ``once_per_job``.
+
+    Raises:
+        WorkFailedError, WorkerLostError, FsTimeoutError: as for ``once_per_job``.
+        FsError: the directory cannot be made or written; see ``shared_scope``.
+    """
+    if path is not None:
+        group = group or default_group()
+        scope = shared_scope(path, timeout=timeout, group=group)
+        part = f"part{scope.part}of{len(scope.parts)}"
+        return once_per_part(part, key, work, on_death=on_death, timeout=timeout, group=group)
     group = group or default_group(per_node=True)
     return _once(group, f"node{group.identity.node_rank}/{key}", work, on_death, timeout)
 

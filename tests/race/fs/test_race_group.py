@@ -119,6 +119,21 @@ def test_once_per_node_works_once_on_each_node(meet, tmp_path):
     assert sorted(int(rank) // 2 for rank in (tmp_path / "worked").read_text().split()) == [0, 1]
 
 
+@pytest.mark.parametrize(("places", "times"), [("shared", 1), ("one each", 2)])
+def test_once_per_node_for_a_path_works_once_for_each_file_system_there(meet, tmp_path, places, times):
+    def work(rank):
+        place = tmp_path / ("volume" if places == "shared" else f"volume{rank // 2}")
+        first = once_per_node("fill", lambda: _note(tmp_path / "worked", str(rank)) or rank, path=place)
+        return first, once_per_node("fill", lambda: "again", path=place)
+
+    with ranks(4, work, meet=meet, per_node=2) as started:
+        results = _values(started)
+    worked = [int(rank) for rank in (tmp_path / "worked").read_text().split()]
+    assert len(worked) == times
+    who = {0: worked[0], 1: worked[-1]} if times == 1 else {rank // 2: rank for rank in worked}
+    assert results == [(who[rank // 2],) * 2 for rank in range(4)]
+
+
 def test_an_error_reaches_everyone_with_its_traceback(meet):
     def work(rank):
         def fails():
