@@ -1,0 +1,76 @@
+"""The helpers for shared file systems, on two nodes that share a volume, and on two that have one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.container.cluster import Cluster, Job
+
+OVER = {"torch": "torch's process group", "horovod": "Horovod rank 0's store"}
+"""What the ranks coordinate over, once their backend is initialised."""
+BACKENDS = list(OVER)
+MOUNTED = "/mnt/volume"
+
+
+@pytest.fixture
+def volume(cluster: Cluster, image: str) -> Iterator[Callable[[], str]]:
+    """Make docker volumes that the image's user may write; each as an option of ``docker run``."""
+    docker = cluster.docker
+    made: list[str] = []
+
+    def make() -> str:
+        name = docker("volume", "create", "--label", docker.label)
+        made.append(name)
+        option = f"--mount=type=volume,source={name},destination={MOUNTED}"
+        docker("run", "--rm", "--user", "0", option, image, "chown", "1000:1000", MOUNTED)
+        return option
+
+    yield make
+    for name in made:
+        docker("volume", "rm", "--force", name, check=False)
+
+
+def reports(running: Job, backend: str) -> list[dict[str, Any]]:
+    """What each rank has found."""
+    ended = running.run()
+    assert [pod.code for pod in ended] == [0, 0]
+    assert running.uploaded == ["outputs.pb"]
+    found: list[dict[str, Any]] = running.output
+    assert len(found) == 4
+    assert {one["over"] for one in found} == {OVER[backend]}
+    # Without a path it is once per node, whatever the nodes share.
+    assert [one["node_by"] // 2 for one in found] == [0, 0, 1, 1]
+    assert found[0]["node_by"] == found[1]["node_by"]
+    assert found[2]["node_by"] == found[3]["node_by"]
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
+    volume: Callable[[], str], job: Callable[..., Job], backend: str
+) -> None:
+    running = job(f"places_{backend}", options=(volume(),))
+    found = reports(running, backend)
+    assert [one["kind"] for one in found] == ["job"] * 4
+    assert [one["parts"] for one in found] == [[[0, 1, 2, 3]]] * 4
+    assert [one["leader"] for one in found] == [0] * 4
+    assert len({one["filled_by"] for one in found}) == 1
+    assert [one["filled"] for one in found] == [1] * 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_volume_for_each_node_is_known_as_two_and_filled_on_both(
+    volume: Callable[[], str], job: Callable[..., Job], backend: str
+) -> None:
+    running = job(f"places_{backend}")
+    for pod in running.pods:
+        pod.options += (volume(),)
+    found = reports(running, backend)
+    assert [one["kind"] for one in found] == ["node"] * 4
+    assert [one["parts"] for one in found] == [[[0, 1], [2, 3]]] * 4
+    assert [one["leader"] for one in found] == [0, 0, 2, 2]
+    assert [one["filled_by"] // 2 for one in found] == [0, 0, 1, 1]
+    assert [one["filled"] for one in found] == [1] * 4
