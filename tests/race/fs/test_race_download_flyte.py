@@ -27,10 +27,14 @@ def _in_ranks(s3, tmp_path, work):
 
     def start(rank):
         from flytekit import FlyteContextManager
+        from flytekit.configuration import DataConfig
+        from flytekit.core.data_persistence import FileAccessProvider
 
-        FlyteContextManager.initialize()  # reads the environment: in a task, this process would have had it from birth
+        # A task's process has its environment from birth; in this one, flytekit may have been imported before it.
+        access = FileAccessProvider(str(tmp_path / "sandbox"), str(tmp_path / "raw"), DataConfig.auto())
         use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))
-        return work(tmp_path / f"node{rank // PER_NODE}")
+        with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(access)):
+            return work(tmp_path / f"node{rank // PER_NODE}")
 
     envs = [{**rank_env(rank, RANKS, PER_NODE), **s3.environment} for rank in range(RANKS)]
     with processes([(start, rank) for rank in range(RANKS)], envs) as started:
