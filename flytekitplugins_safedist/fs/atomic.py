@@ -11,7 +11,6 @@ import ctypes
 import errno
 import io
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import IO, Any, Literal
 
 from ..errors import FsUnsupportedError, PathBlockedError
 from .calls import Retry, explain, persist
-from .debris import aside
+from .debris import aside, discard
+from .dirs import listed
 from .facts import mount_of
 from .waiting import wait_for
 
@@ -88,7 +88,7 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
         yield draft
         handle = persist(lambda: os.open(draft, os.O_RDONLY | os.O_CLOEXEC), draft, "open what was to be written")
         try:
-            inode = os.fstat(handle).st_ino
+            inode = persist(lambda: os.fstat(handle).st_ino, draft, "look at what was written")
             if durable:
                 _fsync(handle, draft)
         finally:
@@ -126,7 +126,7 @@ def atomic_dir(path: str | os.PathLike[str], *, exists: Exists = "fail", durable
             fsync_tree(draft)
         publish_dir(draft, target, exists=exists)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        discard(draft)
     if durable:
         fsync_dir(target.parent)
 
@@ -157,10 +157,10 @@ class _Raw(io.FileIO):
         """Close, after fsync if ``durable``; return the inode number."""
         if durable:
             _fsync(self._handle, self._path)
-        inode = os.fstat(self._handle).st_ino
         handle, self._handle = self._handle, -1
         try:
             try:
+                inode = persist(lambda: os.fstat(handle).st_ino, self._path, "look at what was written")
                 super().close()  # NFS reports on close what it could not write before
             finally:
                 os.close(handle)
@@ -223,17 +223,20 @@ def fsync_dir(path: Path) -> None:
 
 def fsync_tree(root: Path) -> None:
     """Bring every file and directory below ``root`` to stable storage."""
-    for directory, _, files in os.walk(root):
-        for name in files:
-            place = Path(directory, name)
-            if place.is_symlink() or not place.is_file():
-                continue
-            handle = persist(lambda place=place: os.open(place, os.O_RDONLY | os.O_CLOEXEC), place, "open the file")  # type: ignore[misc]
-            try:
-                _fsync(handle, place)
-            finally:
-                os.close(handle)
-        fsync_dir(Path(directory))
+    for entry in listed(root):
+        if entry.is_dir:
+            fsync_tree(entry.path)
+        elif entry.is_file:
+            _fsync_file(entry.path)
+    fsync_dir(root)
+
+
+def _fsync_file(path: Path) -> None:
+    handle = persist(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, "open the file")
+    try:
+        _fsync(handle, path)
+    finally:
+        os.close(handle)
 
 
 def _rename(source: Path, target: Path, inode: int) -> None:

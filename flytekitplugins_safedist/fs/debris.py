@@ -13,6 +13,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from .dirs import listed
 from .process import ProcessRecord, is_provably_dead, this_process
 
 _NAME = re.compile(r"^\..*\.safedist-(?P<boot>[0-9a-f]+)-(?P<ns>\d+)-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{12}$")
@@ -35,25 +36,34 @@ def aside(target: Path) -> Path:
     return target.parent / f".{stem}{tail}"
 
 
+def discard(directory: Path) -> None:
+    """Remove a directory and what it holds, as far as that can be done."""
+    with contextlib.suppress(OSError):  # ignore_errors leaves some out, such as ESTALE from a handle it has just opened
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def sweep(directory: str | os.PathLike[str]) -> list[Path]:
     """Remove the drafts in ``directory`` whose makers are provably dead; return what was removed.
 
     Drafts of other machines and containers stay: nobody here can know.
+
+    Raises:
+        FsError: the subclass that fits, if the directory cannot be listed.
     """
     removed = []
     mine = this_process()
-    for place in sorted(Path(directory).iterdir()):
-        match = _NAME.match(place.name)
+    for entry in listed(Path(directory)):
+        match = _NAME.match(entry.path.name)
         if not match or match["started"] == "0":
             continue
         record = ProcessRecord("", mine.boot_id, mine.pid_ns, int(match["pid"]), int(match["started"]))
         same_machine = _stamp(record).split("-")[:2] == [match["boot"], match["ns"]]
         if not same_machine or not is_provably_dead(record):
             continue
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place, ignore_errors=True)
+        if entry.is_dir:
+            discard(entry.path)
         else:
             with contextlib.suppress(OSError):
-                place.unlink()
-        removed.append(place)
+                entry.path.unlink()
+        removed.append(entry.path)
     return removed

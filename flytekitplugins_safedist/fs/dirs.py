@@ -11,10 +11,11 @@ import errno
 import os
 import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import PathBlockedError
-from .calls import Retry, explain
+from .calls import Retry, explain, persist
 from .context import timeout_s
 from .facts import mount_of
 from .waiting import job_pauses, refresh, waited_too_long
@@ -40,6 +41,32 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
         if not _is_dir_now(target, error):
             _settle(target, mode, error, timeout_s(timeout))
     return Path(target)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One entry of a directory; a symbolic link is neither a directory nor a file."""
+
+    path: Path
+    is_dir: bool
+    is_file: bool
+
+
+def listed(directory: Path) -> list[Listed]:
+    """The entries that the caller sees in a directory, by name.
+
+    Raises:
+        FsError: the subclass that fits; pathlib and os.walk would leave out what could not be asked.
+    """
+
+    def ask() -> list[Listed]:
+        with os.scandir(directory) as entries:
+            return [
+                Listed(Path(entry.path), entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False))
+                for entry in entries
+            ]
+
+    return sorted(persist(ask, directory, "list the directory"), key=lambda entry: entry.path.name)
 
 
 def _settle(target: str, mode: int, error: OSError, limit: float) -> None:

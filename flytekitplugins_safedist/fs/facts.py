@@ -82,7 +82,7 @@ def nearest_dir(path: str | os.PathLike[str]) -> Path:
         place = Path(os.path.abspath(path)).parent  # noqa: PTH100  (a lexical parent; resolving links may fail here)
     except OSError:
         return Path(path).parent
-    while not place.is_dir() and place != place.parent:
+    while not os.path.isdir(place) and place != place.parent:  # noqa: PTH112  (Path.is_dir raises on EIO, ESTALE)
         place = place.parent
     return place
 

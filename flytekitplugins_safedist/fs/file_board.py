@@ -10,16 +10,15 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import FsUnsupportedError
-from .atomic import atomic_write
+from .atomic import atomic_path
 from .calls import Retry, explain, persist
-from .debris import aside
+from .debris import aside, discard
 from .dirs import ensure_dir
 from .facts import mount_of
 from .waiting import brisk_pauses, pauses, refresh
@@ -64,8 +63,8 @@ class FileBoard:
     def put(self, key: str, text: str, *, within: float = 30.0) -> None:
         place = self._place(key)
         ensure_dir(place.parent)
-        with atomic_write(place, "w", durable=False) as file:
-            file.write(text)
+        with atomic_path(place, durable=False) as draft:
+            persist(lambda: draft.write_text(text), draft, "write a note for the other ranks")
 
     def put_once(self, key: str, text: str, *, within: float = 30.0) -> str:
         place = self._place(key)
@@ -139,4 +138,4 @@ class FileBoard:
 
     def forget(self, key: str, member: int) -> None:
         if member == 0:
-            shutil.rmtree(self._place(f"{key}/x").parent, ignore_errors=True)
+            discard(self._place(f"{key}/x").parent)

@@ -6,10 +6,10 @@ fails or does not come, nothing is published and all ranks are told why.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from typing import Literal
 from ..errors import FsError, FsUnsupportedError, PathBlockedError, PublishError
 from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
 from .barriers import exchange, leave_word
-from .calls import explain, persist
-from .debris import aside
-from .dirs import ensure_dir
+from .calls import persist
+from .debris import aside, discard
+from .dirs import ensure_dir, listed
 from .facts import mount_of
 from .group import Group, default_group
 from .once import once_per_part
@@ -100,8 +100,12 @@ def publish(
 
 
 def is_published(path: str | os.PathLike[str]) -> bool:
-    """Whether a directory that is committed by marker is complete."""
-    return (Path(path) / MARKER).exists()
+    """Whether a directory that is committed by marker is complete.
+
+    Raises:
+        FsError: the subclass that fits, if that cannot be found out.
+    """
+    return _inode(Path(path) / MARKER) is not None
 
 
 def _require_one_file_system(target: Path, group: Group, timeout: float | None) -> None:
@@ -129,7 +133,7 @@ def _hand_in(part: Path, draft: Path, how: _How) -> int:
         fsync_tree(part)
     if how.commit == "marker":
         return 0
-    _merge(part, draft)
+    _merge(part, draft, durable=how.durable)
     # By this a second committer, after the death of the first, knows the deed as done. Looked up before this rank
     # says that it is ready: after that, another may rename the draft at any moment.
     return persist(lambda: draft.stat().st_ino, draft, "look at the draft")
@@ -151,7 +155,7 @@ def _agree_on_end(target: Path, draft: Path, trouble: BaseException | None, how:
     if absent is None and not failed:
         return
     if how.commit == "rename":
-        shutil.rmtree(draft, ignore_errors=True)
+        discard(draft)
     problem = absent if trouble is None else trouble
     if problem is not None:
         raise problem
@@ -182,10 +186,8 @@ def _commit(target: Path, draft: Path, inode: int, how: _How) -> None:
         with atomic_write(target / MARKER, durable=how.durable):
             return
     if _inode(target) != inode:  # else the committer before this one had done it when it died
-        if how.durable:
-            fsync_tree(draft)
         publish_dir(draft, target, exists=how.exists)
-    shutil.rmtree(draft, ignore_errors=True)  # what was replaced, or is not needed
+    discard(draft)  # what was replaced, or is not needed
     if how.durable:
         fsync_dir(target.parent)
 
@@ -194,40 +196,57 @@ def _inode(path: Path) -> int | None:
     def look() -> int | None:
         try:
             return path.stat().st_ino
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     return persist(look, path, "see what has the name now")
 
 
-def _merge(part: Path, into: Path) -> None:
+def _merge(part: Path, into: Path, *, durable: bool) -> None:
     """Move what is in ``part`` into the common draft. link(2) refuses a name that another rank has used."""
-    for place in sorted(part.iterdir()):
-        goal = into / place.name
-        if place.is_dir() and not place.is_symlink():
+    for entry in listed(part):
+        goal = into / entry.path.name
+        if entry.is_dir:
             ensure_dir(goal)
-            _merge(place, goal)
+            _merge(entry.path, goal, durable=durable)
         else:
-            _move(place, goal)
-    persist(part.rmdir, part, "remove the emptied part")
+            _move(entry.path, goal)
+    persist(lambda: _remove_dir(part), part, "remove the emptied part")
+    if durable:
+        fsync_dir(into)  # by each rank: who commits may not see the directories of the others yet
+
+
+def _remove_dir(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # by an earlier try whose reply was lost
+        path.rmdir()
 
 
 def _move(place: Path, goal: Path) -> None:
+    inode = persist(lambda: place.lstat().st_ino, place, "look at this rank's part")
+    persist(lambda: _link(place, goal, inode), goal, "move this rank's part in")
+    persist(lambda: place.unlink(missing_ok=True), place, "remove the moved file's old name")
+
+
+def _link(place: Path, goal: Path, inode: int) -> None:
     try:
         os.link(place, goal, follow_symlinks=False)
+    except FileExistsError as error:
+        wait_for(goal)  # it is there, but perhaps not yet for this client
+        if goal.lstat().st_ino == inode:
+            return  # by an earlier try whose reply was lost
+        raise PathBlockedError(
+            "two ranks left a file of the same name",
+            where={"path": goal.name},
+            hint="put the rank into the name",
+        ) from error
     except OSError as error:
-        if error.errno == errno.EEXIST and goal.lstat().st_ino != place.lstat().st_ino:
-            raise PathBlockedError(
-                "two ranks left a file of the same name",
-                where={"path": goal.name},
-                hint="put the rank into the name",
-            ) from error
-        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise FsUnsupportedError(
-                "this file system has no hard links, which keep two ranks from overwriting each other's files",
-                where={"path": goal, "file_system": str(mount_of(goal.parent))},
-                hint='use commit="marker"',
-            ) from error
-        if error.errno != errno.EEXIST:
-            raise explain(error, goal, "move this rank's part in") from error
-    persist(lambda: place.unlink(missing_ok=True), place, "remove the moved file's old name")
+        # EXDEV, and BeeGFS's EPERM: links only within one directory.
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV):
+            raise
+        raise FsUnsupportedError(
+            "this file system has no hard links between directories, which keep two ranks from overwriting each "
+            "other's files",
+            where={"path": goal, "file_system": str(mount_of(goal.parent))},
+            seen=errno.errorcode[error.errno],
+            hint='use commit="marker"',
+        ) from error

@@ -5,6 +5,7 @@ Appending to one shared file is not safe on network file systems: NFS has no ato
 
 from __future__ import annotations
 
+import errno
 import heapq
 import json
 import os
@@ -15,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from ..errors import FsError
 from .calls import explain, persist
 from .context import current_identity
-from .dirs import ensure_dir
+from .dirs import ensure_dir, listed
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class RankLog:
             except OSError as error:
                 raise explain(error, self.path, "append to the log") from error
             if written < len(line):
-                raise explain(OSError(28, os.strerror(28)), self.path, "append to the log")
+                raise explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.path, "append to the log")
 
     def close(self) -> None:
         with self._lock:
@@ -98,18 +99,30 @@ def merge_logs(directory: str | os.PathLike[str]) -> Iterator[Entry]:
 
     A rank's own entries keep their order even if its clock was set back. Lines cut off by a crash or a full disk are
     left out. Holds one line per file in memory.
+
+    Raises:
+        FsError: the subclass that fits, if the directory or a log cannot be read.
     """
-    files = sorted(Path(directory).glob("rank-*.jsonl"))
+    names = (entry.path for entry in listed(Path(directory)))
+    files = [name for name in names if name.match("rank-*.jsonl")]
     yield from heapq.merge(*map(_entries, files), key=lambda entry: (entry.time_ns, entry.rank, entry.number))
 
 
 def _entries(path: Path) -> Iterator[Entry]:
     latest = 0
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+    with persist(lambda: path.open(encoding="utf-8", errors="replace"), path, "open the log") as file:
+        while line := _line(file, path):
             try:
                 values = json.loads(line)
                 latest = max(latest, int(values["t"]))
-                yield Entry(latest, int(values["r"]), int(values["n"]), values["v"])
+                entry = Entry(latest, int(values["r"]), int(values["n"]), values["v"])
             except (ValueError, KeyError, TypeError):
                 continue
+            yield entry
+
+
+def _line(file: IO[str], path: Path) -> str:
+    try:
+        return file.readline()
+    except OSError as error:
+        raise explain(error, path, "read the log") from error
