@@ -1,7 +1,7 @@
 """The calling process as the helpers see it: its rank and the job's settings.
 
-The only module of ``fs`` that reads ``os.environ``: under torchrun, horovodrun or in a single process nobody else is
-there to hand the values in. A safedist task's ranks have torchrun's variables, too (``backends``).
+Of ``fs``, only this module and ``group`` read ``os.environ``: under torchrun, horovodrun or in a single process nobody
+else is there to hand the values in. A safedist task's ranks have torchrun's variables, too (``backends``).
 """
 
 from __future__ import annotations
