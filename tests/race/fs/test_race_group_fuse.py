@@ -114,3 +114,24 @@ def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_dura
             make()
         client.set(faults=[])
         assert not (client.path / "made").exists()
+
+
+def test_what_is_published_was_brought_to_stable_storage_before_with_every_directory(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+
+        def make(name: str) -> None:
+            with publish(client.path / name) as part:
+                (part / "shard").write_text("whole")
+                (part / "sub").mkdir()
+                (part / "sub" / "meta").write_text("whole")
+
+        make("ckpt")
+        counts = client.counts()
+        assert counts["fsync"] == 2
+        assert counts["fsyncdir"] == 5, "the part and its directory, the draft and its directory, and their parent"
+        client.set(faults=[{"op": "fsyncdir", "errno": "EIO"}])
+        with pytest.raises(FsIoError):
+            make("again")
+        client.set(faults=[])
+        assert os.listdir(client.path) == ["ckpt"]
