@@ -119,19 +119,6 @@ COORDINATION_DIR = "SAFEDIST_COORDINATION_DIR"
 JOB_ID = "SAFEDIST_JOB_ID"
 """Names one run of the job; needed only where files coordinate the ranks and nothing else names the run."""
 
-# --- identity of a rank under other launchers ----------------------------------------------------------------------
-HOROVOD_RANK = "HOROVOD_RANK"
-HOROVOD_SIZE = "HOROVOD_SIZE"
-HOROVOD_LOCAL_RANK = "HOROVOD_LOCAL_RANK"
-HOROVOD_LOCAL_SIZE = "HOROVOD_LOCAL_SIZE"
-HOROVOD_CROSS_RANK = "HOROVOD_CROSS_RANK"
-HOROVOD_CROSS_SIZE = "HOROVOD_CROSS_SIZE"
-"""horovodrun's environment (horovod/runner/gloo_run.py, ``create_slot_env_vars``, 0.28.1)."""
-TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
-"""torchrun's environment (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.13)."""
-
 # --- staged code: ours ---------------------------------------------------------------------------------------------
 CODE_STORE = "SAFEDIST_CODE_STORE"
 """Directory of the node's store of staged code; default: ``safedist-code-<uid>`` under ``$TMPDIR``. Set by users."""

@@ -32,6 +32,9 @@ STALE = frozenset({errno.ESTALE, errno.ETIMEDOUT})
 FAILED = frozenset({errno.EIO, errno.ENOTCONN, errno.EREMOTEIO, errno.ECONNRESET, errno.ENOLINK})
 """A soft-mounted or failing-over server says this once and then works; a broken disk says it always. A few tries."""
 
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What link(2) says where there are no hard links, or not enough of them."""
+
 PATIENCE_S = 30.0
 FEW = 8
 

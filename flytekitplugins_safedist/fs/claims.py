@@ -25,7 +25,7 @@ from types import TracebackType
 
 from ..errors import ClaimLostError, FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError
 from . import facts
-from .calls import Retry, explain, persist
+from .calls import NO_LINKS, Retry, explain, persist
 from .context import timeout_s, who
 from .debris import aside
 from .process import ProcessRecord, boot_id, is_provably_dead, this_process
@@ -123,7 +123,7 @@ class Claim:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            if error.errno in NO_LINKS:
                 raise FsUnsupportedError(
                     "this file system has no hard links, so nothing on it can arbitrate a claim",
                     where={"path": self.path, "file_system": str(facts.mount_of(self.path.parent))},

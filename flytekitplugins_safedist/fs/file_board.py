@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ..errors import FsUnsupportedError
 from .atomic import atomic_path
-from .calls import Retry, explain, persist
+from .calls import NO_LINKS, Retry, explain, persist
 from .debris import aside, discard
 from .dirs import ensure_dir
 from .facts import mount_of
@@ -90,7 +90,7 @@ class FileBoard:
         except FileExistsError:
             return
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            if error.errno not in NO_LINKS:
                 raise
             raise FsUnsupportedError(
                 "this file system has no hard links, so nothing on it can arbitrate between ranks",

@@ -195,7 +195,7 @@ def _own_address() -> str:
     """An address of this host that the other ranks reach: the one by which it reaches Horovod's rendezvous server."""
     import socket
 
-    server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    server = os.environ.get(envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR)
     if not server:
         return socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

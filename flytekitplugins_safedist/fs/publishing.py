@@ -19,7 +19,7 @@ from typing import Literal
 from ..errors import FsError, FsUnsupportedError, PathBlockedError, PublishError
 from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
 from .barriers import exchange, leave_word
-from .calls import persist
+from .calls import NO_LINKS, persist
 from .debris import aside, discard
 from .dirs import ensure_dir, listed
 from .facts import mount_of
@@ -241,7 +241,7 @@ def _link(place: Path, goal: Path, inode: int) -> None:
         ) from error
     except OSError as error:
         # EXDEV, and BeeGFS's EPERM: links only within one directory.
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV):
+        if error.errno not in {*NO_LINKS, errno.EXDEV}:
             raise
         raise FsUnsupportedError(
             "this file system has no hard links between directories, which keep two ranks from overwriting each "
