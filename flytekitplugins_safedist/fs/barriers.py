@@ -13,8 +13,11 @@ from ..errors import FsError, FsTimeoutError
 from . import facts
 from .context import timeout_s
 from .group import Group, default_group
+from .waiting import brisk_pauses
 
 LOOK_S = 0.25
+FAREWELL_S = 10.0
+"""How long rank 0, where it holds the store, stays for those who have come and have yet to read that all have."""
 
 
 def barrier(name: str = "", *, timeout: float | None = None, group: Group | None = None) -> None:
@@ -69,12 +72,29 @@ def _meet(group: Group, name: str, text: str | None, timeout: float | None) -> l
             verdict = board.wait(f"{place}/end", min(LOOK_S, left))
             complete = verdict is None and board.count(place) >= me.world_size
     outcome = json.loads(verdict)
+    if board.held_by_rank_0:
+        _see_off(group, place, me.world_size - len(outcome.get("missing", ())))
     if "missing" in outcome:
         raise _gave_up(group, name, turn, outcome)
     if turn > 0:  # whoever is here has left the turn before: nobody will ask for it again
         board.forget(f"{name}/{turn - 1}", me.rank)
     texts: list[str] = outcome["texts"]
     return texts
+
+
+def _see_off(group: Group, place: str, came: int) -> None:
+    """Say that the verdict is read. Rank 0 waits until all say so: it may end next, and the store with it."""
+    try:
+        left = group.board.arrive(f"{place}/left", group.identity.rank)
+        if group.identity.rank == 0:
+            deadline = time.monotonic() + FAREWELL_S
+            for pause in brisk_pauses(group.identity.world_size):
+                if left >= came or time.monotonic() >= deadline:
+                    return
+                time.sleep(pause)
+                left = group.board.count(f"{place}/left")
+    except FsError:  # rank 0 has seen this rank's word, and is gone before its answer is here
+        return
 
 
 def _collect(group: Group, place: str, *, with_texts: bool) -> str:

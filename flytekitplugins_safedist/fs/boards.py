@@ -24,6 +24,8 @@ class Board(Protocol):
     """For messages: "the torch store at 10.0.0.1:29500"."""
     lease_s: float
     """Seconds of silence after which a worker that nobody here can judge counts as lost."""
+    held_by_rank_0: bool
+    """Whether it may be gone as soon as rank 0's process has ended."""
 
     def get(self, key: str, *, within: float = 30.0) -> str | None:
         """The note under ``key``, or None."""
@@ -55,6 +57,7 @@ class MemoryBoard:
 
     where = "this process's memory"
     lease_s = math.inf
+    held_by_rank_0 = False
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

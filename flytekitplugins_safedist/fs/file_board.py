@@ -30,6 +30,8 @@ class FileBoard:
     ranks: how many will look at it; sets the pace of polling.
     """
 
+    held_by_rank_0 = False
+
     def __init__(self, root: str | os.PathLike[str], ranks: int = 1) -> None:
         self.root = Path(root)
         self.where = f"files in {self.root}"

@@ -152,10 +152,9 @@ def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group
     # torchrun keeps its store over restarts; torch's own env:// rendezvous sets rounds apart by the same variable.
     count = os.environ.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
     prefix = f"safedist/fs/{identity.round}/{count}"
-    return Group(
-        StoreBoard(dist.PrefixStore(prefix, store), f"the agent's store at {address}:{port}", identity.world_size),
-        identity,
-    )
+    where = f"the agent's store at {address}:{port}"
+    board = StoreBoard(dist.PrefixStore(prefix, store), where, identity.world_size, held_by_rank_0=False)
+    return Group(board, identity)
 
 
 # --- Horovod -------------------------------------------------------------------------------------------------------

@@ -26,14 +26,16 @@ class StoreBoard:
     store: a ``torch.distributed.Store``.
     where: its name, for messages.
     ranks: how many will ask it; sets the pace of polling.
+    held_by_rank_0: whether rank 0's process serves it; False if an agent that outlives the ranks does.
     """
 
     lease_s = 60.0
 
-    def __init__(self, store: Any, where: str, ranks: int = 1) -> None:
+    def __init__(self, store: Any, where: str, ranks: int = 1, *, held_by_rank_0: bool = True) -> None:
         self._store = store
         self.where = where
         self._ranks = ranks
+        self.held_by_rank_0 = held_by_rank_0
         self._per_thread = threading.local()
         self._stuck = ""
 
@@ -78,7 +80,9 @@ class StoreBoard:
         return self._call(lambda store: {one for one in wanted if store.check([f"{key}/came/{one}"])}, within)
 
     def forget(self, key: str, member: int) -> None:
-        gone = [f"{key}/came/{member}"] + ([f"{key}/came", f"{key}/end"] if member == 0 else [])
+        gone = [f"{key}/came/{member}", f"{key}/left/came/{member}"]
+        if member == 0:
+            gone += [f"{key}/came", f"{key}/left/came", f"{key}/end"]
         self._call(lambda store: [store.delete_key(one) for one in gone], 30.0)
 
     # --- threads ---------------------------------------------------------------------------------------------------

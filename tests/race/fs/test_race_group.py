@@ -41,6 +41,7 @@ from flytekitplugins_safedist.fs import (
     shared_scope,
     torch_group,
     use_group,
+    wait_for,
 )
 from tests.fusefs import FuseMount, require
 from tests.race.fs.ranks import pause, processes, rank_env
@@ -315,6 +316,40 @@ def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
     for error in errors:
         assert isinstance(error, FsTimeoutError)
         assert "did not come to the meeting point: 1, 3" in str(error)
+
+
+def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_all_have_come(tmp_path):
+    """A process group's store, and Horovod's, end with rank 0, and the last meeting would look like a fault."""
+
+    def work(rank):
+        import torch.distributed as dist
+
+        from flytekitplugins_safedist.fs import barriers, store_board
+
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+            (tmp_path / "port.new").write_text(str(store.port))
+            (tmp_path / "port.new").rename(tmp_path / "port")
+            pause("holds the store")
+            see_off = barriers._see_off
+            barriers._see_off = lambda *args: pause("all have come") or see_off(*args)
+        else:
+            port = int(wait_for(tmp_path / "port").read_text())
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+            look = store_board.StoreBoard.wait
+            store_board.StoreBoard.wait = lambda *args: pause("looks") or look(*args)
+        use_group(torch_group(store, identity=identity_from_env(os.environ)))
+        barrier(timeout=LONG)
+        return rank
+
+    with ranks(2, work) as started:
+        started[0].until("holds the store")
+        started[1].until("looks")
+        started[0].resume()
+        started[0].until("all have come")
+        started[0].resume()
+        started[1].resume()
+        assert _values(started) == [0, 1]
 
 
 # --- shared_scope --------------------------------------------------------------------------------------------------
