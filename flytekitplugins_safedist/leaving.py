@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .errors import GroupClosedError, NodeLostError, RendezvousError
+from .errors import NodeLostError, RendezvousError
 from .storefaults import one_line
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> N
         exists: whether the uploaded object can be seen; asked only when node 0 cannot be.
 
     Raises:
-        NodeLostError: node 0 is gone, and there is no upload. Infrastructure: the attempt is lost.
+        NodeLostError: node 0 is gone or too slow, and no upload can be seen. Infrastructure: the attempt is lost.
     """
     try:
         handler.jobs.wait_uploaded(timeout)
@@ -65,13 +65,12 @@ def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> N
             seen += f"; storage cannot be asked: {one_line(unreachable)}"
         if there:
             return
-        what = "node 0 ended the job without an upload" if isinstance(error, GroupClosedError) else "node 0 is gone"
         raise NodeLostError(
-            f"{what}; this node's ranks had finished",
+            "this node's ranks had finished, and no upload by node 0 can be seen",
             where={"node": handler.node_rank},
             seen=seen,
             expected="outputs.pb or error.pb at the output prefix",
-            hint="look at node 0's pod: it was killed before its upload, or storage refused it",
+            hint="look at node 0's pod and log: killed before its upload, or storage refused it or hangs",
         ) from error
     finally:
         handler.leave()

@@ -18,7 +18,8 @@ import pytest
 
 from tests.cli.clis import pyflyte
 from tests.cli.flyteadmin import serving
-from tests.container.cluster import S3, Cluster, Docker, Job, report
+from tests.container.cluster import Cluster, Job, report
+from tests.container.engine import S3, Docker
 from tests.procs import Gate, gate
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tests.container.cluster import Docker, Job, Pod
+from tests.container.cluster import Job, Pod
+from tests.container.engine import Docker
 
 SOCKET = "/var/run/kubernetes/api.sock"
 KUBEXEC = """#!/bin/sh

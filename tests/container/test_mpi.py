@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from flyteidl.core import errors_pb2
 
-from tests.container.cluster import Job, gated, until
+from tests.container.cluster import Job, gated
+from tests.container.engine import until
 from tests.container.kube import Api, operated, operator_files, processes
 from tests.procs import Gate
 

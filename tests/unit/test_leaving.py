@@ -35,7 +35,7 @@ def test_an_upload_that_storage_shows_is_enough() -> None:
 
 def test_without_an_upload_the_attempt_is_lost() -> None:
     handler = Gone()
-    with pytest.raises(NodeLostError, match="node 0 ended the job without an upload"):
+    with pytest.raises(NodeLostError, match="no upload by node 0 can be seen"):
         leaving.follow(handler, timeout=1, exists=lambda: False)
     assert handler.left
 
@@ -44,7 +44,7 @@ def test_a_storage_that_cannot_be_asked_hides_nothing_of_what_happened() -> None
     def unreachable() -> bool:
         raise OSError("no route to host")
 
-    with pytest.raises(NodeLostError, match="node 0 ended the job without an upload") as caught:
+    with pytest.raises(NodeLostError, match="no upload by node 0 can be seen") as caught:
         leaving.follow(Gone(), timeout=1, exists=unreachable)
     text = str(pickle.loads(pickle.dumps(caught.value)))
     assert "node 0 closed the group" in text
