@@ -49,6 +49,11 @@ class Ended:
         return cls(RankOutcome.from_json(data["cause"]), decision, data["disk"])
 
 
+def speaks_for_the_others(node_rank: int, silent: Sequence[int]) -> bool:
+    """Whether a node says that others have fallen silent: the first one that has not fallen silent itself does."""
+    return set(range(node_rank)) <= set(silent) and node_rank not in silent
+
+
 class Pulse:
     """Which nodes have fallen silent, from heartbeat counters that are looked at now and then."""
 
@@ -162,7 +167,7 @@ class JobWide:
         return Decision(Action.RESTART, f"node(s) {names} are replaced")
 
     def watch_nodes(self) -> None:
-        """On node 0, while ranks run: when a node has fallen silent, ask all for a new round.
+        """While ranks run: when a node has fallen silent, ask all for a new round.
 
         Its peers may hang in a collective without any error, so nothing else would ever end this round. A frozen node
         that wakes finds that the round is over and joins the next; one that is recreated takes its own place.
@@ -170,10 +175,13 @@ class JobWide:
         Raises:
             NodeLostError: the budget for lost nodes is spent.
         """
-        if self._handler.nodes == 1 or self._handler.node_rank != 0 or not self._pulse.due():
+        here = self._handler.node_rank
+        # Where node 0 holds the store, the others hear of its loss anyway; N nodes need not read N counters each.
+        watches = here == 0 or not self._handler.node_0_holds_store
+        if self._handler.nodes == 1 or not watches or not self._pulse.due():
             return
         silent = self._pulse.silent(self._handler.jobs.beats())
-        if silent:
+        if silent and speaks_for_the_others(here, silent):
             self._pulse.forget()
             self._replace(self._handler.round, silent, f"no sign of life for {self._pulse.limit:g} s")
             self._handler.request_round()

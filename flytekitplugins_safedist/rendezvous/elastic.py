@@ -35,6 +35,11 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
         self._values: Mapping[str, str] = {}
 
     @property
+    def node_0_holds_store(self) -> bool:
+        """False: torch elastic ranks the nodes of each round anew; the store stays where it is."""
+        return False
+
+    @property
     def round(self) -> int:
         """Number of the round this node is in: the same on every node, and never used twice in one job.
 

@@ -50,6 +50,11 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         self._values: Mapping[str, str] = {}
 
     @property
+    def node_0_holds_store(self) -> bool:
+        """True: node ranks are fixed."""
+        return True
+
+    @property
     def round(self) -> int:
         """Number of the round this node is in: the same on every node, and never used twice in one job.
 

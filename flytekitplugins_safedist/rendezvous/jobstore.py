@@ -272,7 +272,8 @@ class JobStore:
     # --- who is alive --------------------------------------------------------------------------------------------
 
     def beats(self) -> tuple[int, ...]:
-        """Heartbeat counter of every node, 0 for a node that never came. Meant for node 0, where it is local."""
+        """Heartbeat counter of every node, 0 for a node that never came. A request for each: meant for node 0, where
+        they are local, and for ranges, which are small."""
         keys = self._group.beat_keys()
         return self._call("reading heartbeats", lambda s: tuple(int(s.add(key, 0)) for key in keys))
 

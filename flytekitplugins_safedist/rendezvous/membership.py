@@ -60,6 +60,10 @@ class Meeting(Protocol):
     lead: Lead | None
 
     @property
+    def node_0_holds_store(self) -> bool:
+        """Whether node 0 of every round is the one that holds the store: its loss is then known by the store's."""
+
+    @property
     def round(self) -> int:
         """Number of the round this node is in: the same on every node, and never used twice in one job."""
 

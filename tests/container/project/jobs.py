@@ -39,7 +39,7 @@ def happen(step: int) -> None:
     if step != STEPS // 2:
         return
     if how == "gate":
-        say(f"rank {me.rank} round {me.round} pid {os.getpid()}")
+        say(f"rank {me.rank} of {me.world_size} round {me.round} pid {os.getpid()}")
         wait_for_word()
     if me.rank != me.world_size - 1:
         return

@@ -1,0 +1,36 @@
+"""What the agents of all nodes decide together, as far as it is a matter of values."""
+
+from __future__ import annotations
+
+import pytest
+
+from flytekitplugins_safedist.jobwide import Pulse, speaks_for_the_others
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "silent", "speaks"),
+    [
+        (0, (2,), True),
+        (1, (2,), False),  # node 0 does
+        (1, (0,), True),  # node 0 of a round need not be the one that holds the store
+        (2, (0,), False),
+        (2, (0, 1), True),
+        (0, (0,), False),  # nobody has heard from this node either: it is the others' to say
+        (1, (0, 1), False),
+    ],
+)
+def test_the_first_node_that_is_not_silent_speaks_for_the_others(node_rank, silent, speaks):
+    assert speaks_for_the_others(node_rank, silent) is speaks
+
+
+def test_a_node_whose_counter_stands_still_for_longer_than_the_limit_is_silent(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pulse = Pulse(10.0)
+    assert pulse.silent([5, 5]) == ()
+    clock[0] = 9.0
+    assert pulse.silent([6, 5]) == ()
+    clock[0] = 11.0
+    assert pulse.silent([7, 5]) == (1,)
+    pulse.forget()
+    assert pulse.silent([7, 5]) == ()
