@@ -45,6 +45,8 @@ from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1
 _USAGE_EVERY_SECONDS = 5.0
+STORE_PORT = "agent_store_port"
+"""Name under which node 0 offers the port of the store that it holds for the ranks' helpers."""
 _BUG = "report this as a bug of safedist, with the log"
 
 
@@ -289,7 +291,9 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
         own = self.plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
         user = dict(settings.environment)
-        place = self._backend.environment(group, context.local_rank)
+        place = dict(self._backend.environment(group, context.local_rank))
+        if STORE_PORT in group.offered:
+            place[envvars.AGENT_STORE] = f"{group.address}:{group.offered[STORE_PORT]}"
         # The user's word beats everything but a rank's identity, which config.py has refused already.
         return {**defaults, **self.plan.environment, **own, **place, **user}
 

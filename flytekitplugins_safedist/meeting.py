@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from . import rendezvous
+from .agent import STORE_PORT
 from .backends import RankBackend
 from .errors import TopologyError
+from .rendezvous.client import Server
 
 if TYPE_CHECKING:
     from .agent import NodePlan
@@ -21,14 +24,25 @@ _LAST_CALL = 30.0
 
 
 def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
-    """This node's handler; before each round, node 0 opens there what the backend's ranks meet at.
+    """This node's handler; before each round, node 0 opens there what the ranks meet at.
 
     Raises:
         ConfigError, TopologyError: the topology and the rendezvous contradict each other.
     """
     handler = _range(plan) if plan.topology.is_elastic else _fixed(plan)
-    nproc = plan.settings.nproc_per_node
-    handler.lead = lambda _round: backend.open_round(nnodes=handler.nodes, nproc_per_node=nproc)
+    held: list[Server] = []
+
+    def lead(_round: int) -> Mapping[str, str]:
+        offered = backend.open_round(nnodes=handler.nodes, nproc_per_node=plan.settings.nproc_per_node)
+        for store in held:
+            store.close()
+        if handler.nodes == 1 or plan.topology.endpoint is None:
+            return offered
+        # Fresh for each round, like all that ranks meet at: what ranks agreed on is void when they start again.
+        held[:] = [Server(plan.topology.endpoint.host, 0)]
+        return {**offered, STORE_PORT: str(held[0].port)}
+
+    handler.lead = lead
     return handler
 
 

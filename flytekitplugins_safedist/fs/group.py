@@ -1,8 +1,9 @@
 """The ranks of the job as a group that can agree on things, over whatever they have in common.
 
-In this order: what ``use_group`` was given; torch's process group, if it is initialised; torchrun's agent store, if
-torch is imported; Horovod, if it is initialised; files in SAFEDIST_COORDINATION_DIR. A job of one process needs none.
-Nothing is imported for it: a program that uses neither torch nor Horovod does not start to.
+In this order: what ``use_group`` was given; the store that safedist's agent holds for a job of several nodes; torch's
+process group, if it is initialised; torchrun's agent store, if torch is imported; Horovod, if it is initialised; files
+in SAFEDIST_COORDINATION_DIR. A job of one process needs none. Outside a safedist task nothing is imported for it: a
+program that uses neither torch nor Horovod does not start to.
 """
 
 from __future__ import annotations
@@ -80,17 +81,30 @@ def default_group(*, per_node: bool = False) -> Group:
         if _given is not None:
             return _given
         identity = current_identity()
-        torch = _initialised("torch.distributed", identity)
-        if torch is not None:
-            store = torch.distributed_c10d._get_default_store()
-            return _cached(("process group", id(store)), lambda: torch_group(store, identity=identity))
+        over_torch = _over_torch(identity)
+        if over_torch is not None:
+            return over_torch
         if identity.single and _initialised("horovod.torch", identity) is None:
             return _cached(("memory",), lambda: Group(MemoryBoard(), identity))
-        if "torch.distributed" in sys.modules and os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
-            return _cached(("agent store",), lambda: torch_group(identity=identity))
         if _initialised("horovod.torch", identity) is not None:
             return _cached(("horovod",), lambda: horovod_group(identity=identity))
         return _cached(("files", per_node), lambda: _files_from_env(os.environ, identity, per_node=per_node))
+
+
+def _over_torch(identity: Identity) -> Group | None:
+    """Over one of torch's stores, where there is one for more than one rank."""
+    torch = _initialised("torch.distributed", identity)
+    if identity.single:
+        return None
+    held = os.environ.get(envvars.AGENT_STORE)
+    if held:
+        return _cached(("agent", held), lambda: _agent_group(held, identity))
+    if torch is not None:
+        store = torch.distributed_c10d._get_default_store()
+        return _cached(("process group", id(store)), lambda: torch_group(store, identity=identity))
+    if "torch.distributed" in sys.modules and os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
+        return _cached(("agent store",), lambda: torch_group(identity=identity))
+    return None
 
 
 def _initialised(name: str, identity: Identity) -> Any:
@@ -136,25 +150,44 @@ def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group
     if store is not None:
         board = StoreBoard(dist.PrefixStore("safedist/fs", store), "torch's process group", identity.world_size)
         return Group(board, identity)
-    address, port = os.environ.get(envvars.MASTER_ADDR), os.environ.get(envvars.MASTER_PORT)
+    address, port = os.environ.get(envvars.MASTER_ADDR), os.environ.get(envvars.MASTER_PORT, "")
     if not address or not port or os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) != "True":
         raise FsError(
             "there is no torch store to coordinate over",
             seen=f"MASTER_ADDR={address}, MASTER_PORT={port}, no agent store",
             hint="initialise torch.distributed first, start with torchrun, or pass a store",
         )
-    try:
-        store = dist.TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=60))
-    except (RuntimeError, ValueError) as error:
-        raise FsError(
-            "the agent's store cannot be reached", where={"store": f"{address}:{port}"}, seen=error
-        ) from error
+    store = _connected(address, port)
     # torchrun keeps its store over restarts; torch's own env:// rendezvous sets rounds apart by the same variable.
     count = os.environ.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
     prefix = f"safedist/fs/{identity.round}/{count}"
     where = f"the agent's store at {address}:{port}"
     board = StoreBoard(dist.PrefixStore(prefix, store), where, identity.world_size, held_by_rank_0=False)
     return Group(board, identity)
+
+
+def _agent_group(held: str, identity: Identity) -> Group:
+    """Over the store that the agent of node 0 holds until the round is over, whatever becomes of its ranks."""
+    import torch.distributed as dist
+
+    address, _, port = held.rpartition(":")
+    # Ranks that a rank of ours has started (a torchrun of its own) have this variable too, and are another job.
+    run = os.environ.get(envvars.TORCHELASTIC_RUN_ID, "")
+    prefix = f"safedist/fs/{run}/{identity.world_size}"
+    store = dist.PrefixStore(prefix, _connected(address, port))
+    where = f"the agent's store at {held}"
+    return Group(StoreBoard(store, where, identity.world_size, held_by_rank_0=False), identity)
+
+
+def _connected(address: str, port: str) -> Any:
+    import torch.distributed as dist
+
+    try:
+        return dist.TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=60))
+    except (RuntimeError, ValueError) as error:
+        raise FsError(
+            "the agent's store cannot be reached", where={"store": f"{address}:{port}"}, seen=error
+        ) from error
 
 
 # --- Horovod -------------------------------------------------------------------------------------------------------

@@ -39,15 +39,9 @@ def look() -> str:
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2))
 def places_torch() -> str:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
     return look()
 
 
 @task(task_config=SafeHorovod(nodes=2, nproc_per_node=2))
 def places_horovod() -> str:
-    import horovod.torch as hvd
-
-    hvd.init()
     return look()

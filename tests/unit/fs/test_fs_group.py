@@ -1,0 +1,62 @@
+"""Which of the things that ranks have in common the helpers coordinate over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from flytekitplugins_safedist import envvars
+from flytekitplugins_safedist.errors import FsError
+from flytekitplugins_safedist.fs import Identity, default_group, use_identity
+
+
+@pytest.fixture(autouse=True)
+def rank_1_of_4_on_2_nodes(monkeypatch) -> Iterator[None]:
+    monkeypatch.delenv(envvars.AGENT_STORE, raising=False)
+    monkeypatch.delenv(envvars.COORDINATION_DIR, raising=False)
+    use_identity(Identity(1, 4, 1, 2, 0, 2))
+    yield
+    use_identity(None)
+
+
+@pytest.fixture
+def store(monkeypatch) -> dist.TCPStore:
+    """What the agent of node 0 holds, and tells the ranks of."""
+    made = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    monkeypatch.setenv(envvars.AGENT_STORE, f"127.0.0.1:{made.port}")
+    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "job")
+    return made
+
+
+def test_the_agents_store_is_there_before_any_backend_and_outlives_every_rank(store):
+    board = default_group().board
+    assert board.where == f"the agent's store at 127.0.0.1:{store.port}"
+    assert not board.held_by_rank_0
+    board.put("key", "note")
+    assert board.get("key") == "note"
+
+
+def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in(store, monkeypatch):
+    default_group().board.put("key", "of the job")
+    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "started by a rank")
+    use_identity(Identity(0, 2, 0, 2, 0, 1))
+    assert default_group().board.get("key") is None
+
+
+def test_a_rank_on_its_own_needs_no_store(store):
+    use_identity(Identity(0, 1, 0, 1, 0, 1))
+    assert default_group().board.where == "this process's memory"
+
+
+def test_an_agent_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setenv(envvars.AGENT_STORE, "127.0.0.1:not-a-port")
+    with pytest.raises(FsError, match=r"the agent's store cannot be reached.*127\.0\.0\.1:not-a-port"):
+        default_group()
+
+
+def test_ranks_of_several_nodes_with_nothing_in_common_are_told_what_to_set():
+    with pytest.raises(FsError, match=r"4 ranks have nothing to coordinate over.*SAFEDIST_COORDINATION_DIR"):
+        default_group()
