@@ -58,7 +58,8 @@ class Timeouts:
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end.
         heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
-        upload: for node 0 to upload the outputs, while the other nodes wait.
+        upload: for node 0 to upload the outputs, while the other nodes wait. When the store fails, node 0 tries again
+            for half of it, at most 600 s.
     """
 
     start: float = 600.0

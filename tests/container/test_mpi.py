@@ -135,7 +135,7 @@ def test_a_worker_whose_container_is_killed_joins_again(
 
     running.workers[1].signal(signal.SIGKILL)
     heard = pods_gate.heard(4)
-    assert {line.split(" round ")[0] for line in heard} == {f"rank {rank}" for rank in range(4)}
+    assert {line.split(" of ")[0] for line in heard} == {f"rank {rank}" for rank in range(4)}
     pods_gate.let_go(8)  # what is left of the first round takes no harm from a word
     ended = running.launcher.wait()
 
