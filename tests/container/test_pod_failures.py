@@ -18,6 +18,7 @@ from flyteidl.core import errors_pb2
 
 from flytekitplugins_safedist.render import Cluster as Backend
 from tests.container.cluster import Job, gated
+from tests.container.engine import until
 from tests.procs import Gate
 
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
@@ -266,6 +267,45 @@ def test_a_store_that_stays_down_during_the_upload_fails_every_pod(job: Make, ba
     assert all(pod.codes[0] not in (0, 137) for pod in ended)
     assert "FlyteUploadDataException" in ended[0].log
     assert "this node's ranks had finished, and no upload by node 0 can be seen" in ended[1].log
+
+
+@both
+def test_a_node_that_is_killed_after_its_ranks_have_finished_neither_loses_nor_repeats_the_upload(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    with going.s3.down():
+        pods_gate.let_go(4)
+        first.says("trying again in")
+        second.says("waiting until node 0 has uploaded")
+        second.signal(signal.SIGKILL)
+        second.wait(within=SOON)
+    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
+    succeeded(going, ended)
+    assert ended[1].codes == (137, 0)
+    assert going.output["round"] == 0
+
+
+@both
+def test_a_node_0_that_is_killed_right_after_the_upload_loses_nothing(job: Make, backend: str, pods_gate: Gate) -> None:
+    going = job(f"{backend}_2x2", **gated(pods_gate), steps=20)
+    first, second = going.start()
+    pods_gate.heard(4)
+    with contextlib.ExitStack() as frozen:
+        with going.s3.down():
+            pods_gate.let_go(4)
+            first.says("trying again in")
+            second.says("waiting until node 0 has uploaded")
+            frozen.enter_context(second.paused())
+        # Node 0 now stays for the others to read the end; node 1 cannot.
+        until(lambda: going.uploaded, "node 0 uploads")
+        first.signal(signal.SIGKILL)
+        assert first.wait(within=SOON).codes == (137,)
+    assert second.wait(within=SOON).codes == (0,)
+    assert going.uploaded == ["outputs.pb"]
+    assert going.output["size"] == 4
 
 
 @both
