@@ -8,6 +8,7 @@ that tries again while the error may pass, within a time.
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import sys
 import time
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LONGEST_SECONDS = 600.0
 """How long an outage of the store may last at most; a GPU that waits longer costs more than a retry."""
+
+_STAYING = {errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG}
 
 T = TypeVar("T")
 
@@ -75,12 +78,24 @@ async def tried_again(
         except Exception as error:
             end = clock() + seconds if end is None else end
             left = end - clock()
-            if judge(error) is not Verdict.TRANSIENT or left <= 0:
+            if not may_pass(error) or left <= 0:
                 raise
             pause = min(longest * random.uniform(0.5, 1.0), left)  # noqa: S311
             _say(f"upload to {label} failed: {one_line(error)}; trying again in {pause:.1f} s, for {left:.0f} s more")
             await sleep(pause)
             longest = min(longest * 2, 30.0)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same upload may succeed later. A disk says by a number what will not change."""
+    if judge(error) is not Verdict.TRANSIENT:
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _STAYING:
+            return False
+        cause = cause.__cause__
+    return True
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def test_an_outage_that_ends_in_time_is_outlasted() -> None:
     count, time = tried(lambda number: ConnectionRefusedError() if number < 6 else None)
     assert count == 6
     assert 0 < time.now < 60
+
+
+@pytest.mark.parametrize("number", [errno.EEXIST, errno.ENOSPC, errno.EROFS])
+def test_a_disk_as_the_store_that_says_what_will_not_pass_is_believed_at_once(number: int) -> None:
+    def fails(_: int) -> BaseException:
+        error = RuntimeError("upload failed")
+        error.__cause__ = OSError(number, "on the disk")
+        return error
+
+    with pytest.raises(RuntimeError, match="upload failed"):
+        tried(fails)
+    assert not uploads.may_pass(fails(1))
 
 
 def test_an_outage_that_does_not_end_is_the_last_error_after_the_whole_time() -> None:
