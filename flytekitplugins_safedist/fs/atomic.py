@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from ..errors import FsUnsupportedError, PathBlockedError
+from ..errors import FsError, FsUnsupportedError, PathBlockedError
 from .calls import Retry, explain, persist
 from .debris import aside, discard
 from .dirs import listed
@@ -255,8 +255,9 @@ def _rename(source: Path, target: Path, inode: int) -> None:
 
 def _is_now(target: Path, inode: int) -> bool:
     try:
-        return target.lstat().st_ino == inode
-    except OSError:
+        # Again where that can help: a look that fails for a moment would make a rename that was done look like none.
+        return persist(target.lstat, target, "look at it").st_ino == inode
+    except FsError:
         return False
 
 

@@ -1,0 +1,38 @@
+"""What ``atomic_write`` makes of replies that are lost, one after the other.
+
+Played by the two calls themselves, because the order of faults cannot be told to a FUSE client exactly: the kernel asks
+for attributes when it pleases. ``tests/race/fs`` has real clients that fail by chance.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.fs import atomic_write
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EINTR])
+def test_a_rename_whose_reply_is_lost_is_known_as_done_though_the_next_look_fails(tmp_path, monkeypatch, code):
+    rename, lstat, failures = Path.rename, Path.lstat, []
+
+    def lost(self, target):
+        rename(self, target)
+        failures.append("rename")
+        # ESTALE has the kernel try again by itself (fs/namei.c, do_renameat2): the second time there is no such file.
+        raise OSError(errno.ENOENT, "done already")
+
+    def once(self):
+        if failures.count("lstat") < failures.count("rename"):
+            failures.append("lstat")
+            raise OSError(code, "for a moment")
+        return lstat(self)
+
+    monkeypatch.setattr(Path, "rename", lost)
+    monkeypatch.setattr(Path, "lstat", once)
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"whole")
+    assert failures == ["rename", "lstat"]
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
