@@ -65,14 +65,18 @@ class Pulse:
         self.limit = limit
         self._looked = time.monotonic()
         self._changed: dict[int, tuple[int, float]] = {}
+        self._round = -1
 
     def due(self) -> bool:
         """Whether it is time to look again."""
         return time.monotonic() - self._looked >= min(2.0, self.limit / 4)
 
-    def silent(self, beats: Sequence[int]) -> tuple[int, ...]:
-        """Take in one look at all counters; returns the nodes whose counter has stood still for too long."""
+    def silent(self, round_no: int, beats: Sequence[int]) -> tuple[int, ...]:
+        """Take in one look at all counters of a round; returns the nodes whose counter has stood still for too long."""
         now = self._looked = time.monotonic()
+        if round_no != self._round:
+            # In a range, a node's rank is another node's in the next round, or nobody's: it would count as silent.
+            self._round, self._changed = round_no, {}
         for node, beat in enumerate(beats):
             if node not in self._changed or self._changed[node][0] != beat:
                 self._changed[node] = (beat, now)
@@ -180,7 +184,7 @@ class JobWide:
         watches = here == 0 or not self._handler.node_0_holds_store
         if self._handler.nodes == 1 or not watches or not self._pulse.due():
             return
-        silent = self._pulse.silent(self._handler.jobs.beats())
+        silent = self._pulse.silent(self._handler.round, self._handler.jobs.beats())
         if silent and speaks_for_the_others(here, silent):
             self._pulse.forget()
             self._replace(self._handler.round, silent, f"no sign of life for {self._pulse.limit:g} s")

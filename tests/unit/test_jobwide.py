@@ -27,10 +27,21 @@ def test_a_node_whose_counter_stands_still_for_longer_than_the_limit_is_silent(m
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     pulse = Pulse(10.0)
-    assert pulse.silent([5, 5]) == ()
+    assert pulse.silent(0, [5, 5]) == ()
     clock[0] = 9.0
-    assert pulse.silent([6, 5]) == ()
+    assert pulse.silent(0, [6, 5]) == ()
     clock[0] = 11.0
-    assert pulse.silent([7, 5]) == (1,)
+    assert pulse.silent(0, [7, 5]) == (1,)
     pulse.forget()
-    assert pulse.silent([7, 5]) == ()
+    assert pulse.silent(0, [7, 5]) == ()
+
+
+def test_a_node_rank_that_the_next_round_does_not_have_is_not_silent_there(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pulse = Pulse(10.0)
+    assert pulse.silent(0, [5, 5, 5]) == ()
+    clock[0] = 5.0
+    assert pulse.silent(1, [7, 5]) == ()
+    clock[0] = 12.0
+    assert pulse.silent(1, [8, 6]) == ()
