@@ -145,6 +145,9 @@ class JobWide:
         if silent and is_consequence(cause):
             seen = f"no word from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
             return self._replace(round_, silent, seen)
+        if is_consequence(cause) and jobs.replaced(round_):
+            # Another node has said that one is lost, and the lost one has spoken since: still no restart of the user's.
+            return Decision(Action.RESTART, "the round was ended for a lost node")
         granted = None if would_repeat(cause) else jobs.spend_restart(self._max_restarts, round_no=round_)
         decision = decide(self._max_restarts, cause=cause, granted=granted)
         if decision.action is Action.RESTART:

@@ -84,6 +84,11 @@ class JobStore:
         """The same when ``round_no`` failed because a node was lost: a budget of its own."""
         return self._spend("losses", limit, round_no)
 
+    def replaced(self, round_no: int) -> bool:
+        """Whether ``round_no`` was ended because a node was lost."""
+        raw = self._read(self._keys.job("losses"))
+        return raw is not None and int(json.loads(raw)[1]) == round_no
+
     def restarts(self) -> int:
         """Restarts spent so far."""
         raw = self._read(self._keys.job("restarts"))

@@ -380,8 +380,10 @@ def test_the_budget_is_for_the_job_and_ends(pair):
 
 def test_losing_nodes_has_a_budget_of_its_own(pair):
     assert pair[0].jobs.spend_restart(1, round_no=0) == 1
+    assert not pair[0].jobs.replaced(1)
     assert pair[0].jobs.spend_replacement(1, round_no=1) == 1
     assert pair[0].jobs.spend_replacement(1, round_no=2) is None
+    assert [pair[1].jobs.replaced(number) for number in (0, 1, 2)] == [False, True, False]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
