@@ -15,7 +15,8 @@ from .jobconfig import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
 
 
 def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
-    """A new flytekit ``PodTemplate``: the user's, the scratch volume, and shared memory where nothing else brings it.
+    """A new flytekit ``PodTemplate``: the user's, the scratch volume, and shared memory where nothing else brings it;
+    and the end of the log as the termination message, where the user's says nothing else.
 
     The primary container comes first: the operators and the backend write into the first container of a pod
     (``_F_WN`` in ``kfoperators/pytorch``, the MPIJob controller's mounts), and ``kubectl exec`` enters it.
@@ -24,6 +25,10 @@ def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
 
     template = copy.deepcopy(asks.pod_template) if asks.pod_template is not None else PodTemplate()
     primary = _primary_first(template)
+    if primary.termination_message_policy is None:
+        # Flyte shows a failed pod's termination message. It sets this on the containers that it makes, and not on those
+        # of a pod template (flytek8s, v1.16.8): there the text would be empty.
+        primary.termination_message_policy = "FallbackToLogsOnError"
     if shape.scratch_volume is not None and resolved.scratch.path is None:
         volume = _scratch(shape.scratch_volume, resolved)
         _mount(template.pod_spec, primary, volume, shape.scratch_volume.mount_path)

@@ -1,0 +1,28 @@
+"""The pod of a task: what is put into it, and what of the user's stays."""
+
+from __future__ import annotations
+
+import pytest
+from flytekit.core.pod_template import PodTemplate
+from kubernetes.client import V1Container, V1PodSpec
+
+from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist.gpus import TaskAsks
+from flytekitplugins_safedist.podtemplate import merged_template
+from flytekitplugins_safedist.serialization import plan_task
+
+
+def merged(template: PodTemplate | None) -> PodTemplate:
+    kwargs = {} if template is None else {"pod_template": template}
+    resolved, known = plan_task(SafeTorch(nproc_per_node=1), kwargs, where={})
+    return merged_template(known.shape, resolved, TaskAsks.from_kwargs(kwargs))
+
+
+@pytest.mark.parametrize(("own", "policy"), [(None, "FallbackToLogsOnError"), ("File", "File")])
+def test_the_end_of_the_log_is_what_a_failed_pod_shows_unless_the_users_template_says_otherwise(own, policy):
+    container = V1Container(name="primary", termination_message_policy=own)
+    sidecar = V1Container(name="sidecar")
+    template = merged(PodTemplate(pod_spec=V1PodSpec(containers=[sidecar, container])))
+
+    assert [one.termination_message_policy for one in template.pod_spec.containers] == [policy, None]
+    assert container.termination_message_policy == own
