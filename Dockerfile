@@ -40,7 +40,7 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
  && pip install -q -c requirements/constraints.txt "${TORCH}" \
  && grep -v '^cmake' requirements/build.txt > build.txt \
  && pip install -q -c requirements/constraints.txt -r build.txt
-COPY scripts/build_horovod.py scripts/horovod_toolchain.py scripts/verify_horovod.py scripts/
+COPY scripts/build_horovod.py scripts/horovod_*.py scripts/verify_horovod.py scripts/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
     python scripts/build_horovod.py --cache-dir /tmp/horovod \
  && rm -rf /tmp/horovod \

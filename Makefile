@@ -101,7 +101,7 @@ $(PACKAGE_STAMP): $(VENV)/.stamp-venv $(TORCH_STAMP) setup.cfg pyproject.toml $(
 	PYTHONWARNINGS=ignore $(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-$(HOROVOD_STAMP): $(PACKAGE_STAMP) scripts/build_horovod.py scripts/horovod_toolchain.py scripts/verify_horovod.py
+$(HOROVOD_STAMP): $(PACKAGE_STAMP) scripts/build_horovod.py $(wildcard scripts/horovod_*.py) scripts/verify_horovod.py
 	$(BIN)/python scripts/build_horovod.py --gpu $(HOROVOD_GPU)
 	@touch $@
 

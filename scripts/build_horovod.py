@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Build the Horovod wheel that safedist needs, once per machine, and install it into the Python that runs this script.
 
-Horovod's last release (0.28.1, June 2023) asks for C++14, and torch >= 2.1 has headers that need C++17, so the released
-source does not compile. This script takes the released sdist (by its hash), raises the standard in the two CMake
-files, builds against the *installed* torch, proves the wheel with a real allreduce, and only then puts it into the
-cache, under a key made of everything that decides what the compiler produces.
+Horovod's last release (0.28.1, June 2023) does not compile against any torch that safedist runs on. This script takes
+the released sdist (by its hash), applies what it needs (horovod_patches.py), builds against the *installed* torch,
+proves the wheel with a real allreduce, and only then puts it into the cache, under a key made of everything that
+decides what the compiler produces. What the machine has beside that (an nvcc, CUDA_HOME) decides nothing.
 
 Standard library only: it runs in a bare virtual environment, in the Dockerfile's builder stage, and in CI alike.
 Exit status: 0 done; 1 something failed, and the message says what and what to do.
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import horovod_patches
 from horovod_toolchain import (
     SDIST_SHA256,
     UNSAFE_IN_PATH,
@@ -43,12 +45,13 @@ from horovod_toolchain import (
     tool_path,
 )
 
-OLD_STANDARD, NEW_STANDARD = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
-PATCHED_FILES = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
 FACTS_FILE = "facts.json"
 BYTES_PER_JOB = 2 << 30
 LOG_TAIL_LINES = 20
 ERROR_LINES = 10
+# A parent make's MAKEFLAGS carry its job server and variables; MAKELEVEL would make the inner make print them. The rest
+# are what Horovod's CMake files, CMake's search for CUDA, and torch's own build helpers read.
+KEPT_OUT = re.compile(r"MAKEFLAGS$|MFLAGS$|MAKELEVEL$|HOROVOD_|CUDA|CCL_|ROCM_|HIP_|HIPCXX$")
 ERROR_LINE = re.compile(r"\b(fatal )?error: |CMake Error|\w+Error: ")
 
 
@@ -95,18 +98,12 @@ def unpack(sdist: Path, into: Path) -> Path:
     return into / f"horovod-{VERSION}"
 
 
-def patch(source: Path) -> None:
-    """Raise the C++ standard in both CMake files. Raises BuildError when either does not say what it should."""
-    for name in PATCHED_FILES:
-        path = source / name
-        try:
-            text = path.read_text()
-        except OSError as error:
-            raise BuildError(f"the source is not laid out as horovod {VERSION}: {error}") from error
-        count = text.count(OLD_STANDARD)
-        if count != 1:
-            raise BuildError(f"{path} holds {OLD_STANDARD!r} {count} times, expected once: not horovod {VERSION}?")
-        path.write_text(text.replace(OLD_STANDARD, NEW_STANDARD))
+def patch(source: Path, standard: int) -> None:
+    """Apply the patches. Raises BuildError when the source is not the one that they were made for."""
+    try:
+        horovod_patches.apply(source, standard)
+    except horovod_patches.PatchError as error:
+        raise BuildError(str(error)) from error
 
 
 # --- build ------------------------------------------------------------------------------------------------------------
@@ -119,9 +116,11 @@ def job_count() -> int:
 
 
 def build_environment(tools: Toolchain, flags: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the build: the user's, with the toolchain pinned and the calling make kept out."""
-    # A parent make's MAKEFLAGS carry its job server and variables; MAKELEVEL would make the inner make print them.
-    inherited = {name: value for name, value in env.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+    """The environment of the build: the user's, with the toolchain pinned and kept out what would change the result.
+
+    Horovod's and CMake's own settings are those in ``flags``, which the cache's key holds, and no others.
+    """
+    inherited = {name: value for name, value in env.items() if not KEPT_OUT.match(name)}
     return {
         **inherited,
         **flags,
@@ -151,8 +150,20 @@ def compile_wheel(source: Path, into: Path, env: Mapping[str, str], log: Path) -
 def excerpt(log: Path) -> str:
     """What a person would look for in the log: the first errors, then its end, which pip fills with its own command."""
     text = log.read_text(errors="replace")
-    errors = [line for line in text.splitlines() if ERROR_LINE.search(line)][:ERROR_LINES]
-    return "\n".join([f"the first errors in {log}:", *errors, "...and its end:", tail(text)])
+    return "\n".join([f"the first errors in {log}:", *error_lines(text.splitlines()), "...and its end:", tail(text)])
+
+
+def error_lines(lines: list[str]) -> list[str]:
+    """The first errors; of CMake's, which say on their first line only where, also the message up to a blank line."""
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        if len(found) >= ERROR_LINES:
+            break
+        if ERROR_LINE.search(line):
+            found.append(line)
+            if "CMake Error at" in line:
+                found += itertools.takewhile(str.strip, lines[number + 1 : number + 1 + ERROR_LINES])
+    return found
 
 
 def tail(text: str) -> str:
@@ -260,8 +271,9 @@ def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: P
     archive = sdist or fetch_sdist(aside)
     check_sdist(archive)
     source = unpack(archive, aside / "source")
-    patch(source)
-    say(f"building Horovod {VERSION} for torch {tools.torch} with {job_count()} jobs (some minutes); log: {log}")
+    patch(source, tools.standard)
+    what = f"Horovod {VERSION} for torch {tools.torch} in C++{tools.standard}"
+    say(f"building {what} with {job_count()} jobs (some minutes); log: {log}")
     wheel = compile_wheel(source, aside, build_environment(tools, flags, os.environ), log)
     pip_install(wheel, "--target", str(aside / "site"))
     verify(nccl="HOROVOD_GPU_OPERATIONS" in flags, site=aside / "site")

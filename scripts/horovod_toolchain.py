@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import horovod_patches
+
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
@@ -34,11 +36,8 @@ BUILD_MODULES = {
     "yaml": "pyyaml",
 }
 # Settings that change what is built; they come from the user's environment and are part of the cache key.
-PASSED_ON: tuple[str, ...] = (
-    "CXX",
-    "CXXFLAGS",
-    "LDFLAGS",
-    "HOROVOD_BUILD_ARCH_FLAGS",
+PASSED_ON = ("CXX", "CXXFLAGS", "LDFLAGS", "HOROVOD_BUILD_ARCH_FLAGS")
+GPU_PASSED_ON = (
     "HOROVOD_BUILD_CUDA_CC_LIST",
     "HOROVOD_CUDA_HOME",
     "HOROVOD_NCCL_HOME",
@@ -57,12 +56,16 @@ BUILD_FLAGS = {
 CPU_FLAGS = {"avx", "f16c", "fma"}  # Horovod's CMake turns these on when the building machine has them
 
 TORCH_PROBE = """
-import json, torch
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "abi": torch.compiled_with_cxx11_abi()}))
+import json, os, torch
+facts = {"version": torch.__version__, "cuda": torch.version.cuda, "abi": torch.compiled_with_cxx11_abi()}
+print(json.dumps({**facts, "include": os.path.join(os.path.dirname(torch.__file__), "include")}))
 """
 # Horovod's CMake takes the source directory for a regular expression (cmake/Utilities.cmake): below a path with a "+",
 # such as torch's local version tag, the compiled library ends up in the wrong place, and nothing says so.
 UNSAFE_IN_PATH = re.compile(r"[^A-Za-z0-9._/-]")
+# torch/all.h refuses an older standard than torch needs with an #error: C++17 up to torch 2.13, C++20 from 2.14 on.
+STANDARDS = (17, 20, 23)
+TORCH_HEADER = "#include <torch/all.h>\n"
 CXX17_PROBE = "#include <optional>\n#include <variant>\nint main() { return std::optional<int>{0}.value(); }\n"
 
 
@@ -93,6 +96,8 @@ class Toolchain:
     torch: str
     torch_cuda: str | None
     torch_abi: bool
+    standard: int
+    """The C++ standard that torch's headers ask for."""
 
 
 def tool_path(env: Mapping[str, str]) -> str:
@@ -122,15 +127,33 @@ def find_cxx(env: Mapping[str, str]) -> tuple[str, str] | Missing:
     found = next((command for command in commands if shutil.which(command[0], path=tool_path(env))), None)
     if found is None:
         return Missing("a C++ compiler", f"no {' or '.join(command[0] for command in commands)} on PATH", remedy)
-    with tempfile.TemporaryDirectory(prefix="safedist-cxx-") as directory:
-        source = Path(directory, "probe.cc")
-        source.write_text(CXX17_PROBE)
-        command = [*found, "-std=c++17", "-fsyntax-only", str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=searching(env))
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["it printed nothing"])[0]
+    if reason := refusal([*found, "-std=c++17", "-fsyntax-only"], CXX17_PROBE, env):
         return Missing("a C++ compiler", f"{shlex.join(found)} cannot compile C++17: {reason}", remedy)
     return shlex.join(found), first_line([*found, "--version"], env)
+
+
+def refusal(command: list[str], text: str, env: Mapping[str, str]) -> str:
+    """Why the compiler does not take ``text``, in the words of its first error; empty when it does."""
+    with tempfile.TemporaryDirectory(prefix="safedist-cxx-") as directory:
+        source = Path(directory, "probe.cc")
+        source.write_text(text)
+        whole = [*command, "-o", os.devnull, str(source)]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False, env=searching(env))
+    lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+    return "" if done.returncode == 0 else next((line for line in lines if "error" in line), lines[0])
+
+
+def find_standard(env: Mapping[str, str], cxx: str, include: str) -> int | Missing:
+    """The oldest C++ standard with which the compiler gets through torch's headers: they know, not torch's version."""
+    folders = [f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+    for standard in STANDARDS:
+        # Preprocessed only, which takes a second: parsing them takes twenty.
+        command = [*shlex.split(cxx), f"-std=c++{standard}", "-E", *folders]
+        if not (reason := refusal(command, TORCH_HEADER, env)):
+            return standard
+    remedy = "get a newer one (torch 2.14 and later need GCC 11 or Clang 14), or set CXX to one you have"
+    seen = f"{cxx} does not get through them with C++{STANDARDS[-1]}: {reason}"
+    return Missing("a C++ compiler for torch's headers", seen, remedy)
 
 
 def find_cmake(env: Mapping[str, str]) -> str | Missing:
@@ -204,27 +227,33 @@ def find_cuda(env: Mapping[str, str], torch: dict[str, object] | Missing) -> lis
 def find_toolchain(env: Mapping[str, str], *, nccl: bool) -> Toolchain:
     """Everything the build needs. Raises BuildError that lists all that is missing, not only the first."""
     cxx, cmake, generator, torch = find_cxx(env), find_cmake(env), find_generator(env), find_torch()
-    missing = [found for found in (cxx, cmake, generator, torch, find_headers()) if isinstance(found, Missing)]
+    standard: int | Missing | None = None  # cannot be known without both
+    if not (isinstance(cxx, Missing) or isinstance(torch, Missing)):
+        standard = find_standard(env, cxx[0], str(torch["include"]))
+    seen = (cxx, cmake, generator, torch, standard, find_headers())
+    missing = [found for found in seen if isinstance(found, Missing)]
     missing += find_modules()
     missing += find_cuda(env, torch) if nccl else []
-    if missing or isinstance(cxx, Missing) or isinstance(cmake, Missing) or isinstance(torch, Missing):
+    if missing or isinstance(cxx, Missing) or isinstance(torch, Missing) or not isinstance(standard, int):
         things = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
         listed = "\n".join(str(item) for item in missing)
         raise BuildError(f"{things} missing on this machine to build Horovod {VERSION}:\n{listed}")
     return Toolchain(
         cxx=cxx[0],
         cxx_version=cxx[1],
-        cmake=cmake,
+        cmake=str(cmake),
         generator=str(generator),
         torch=str(torch["version"]),
         torch_cuda=str(torch["cuda"]) if torch["cuda"] else None,
         torch_abi=bool(torch["abi"]),
+        standard=standard,
     )
 
 
 def build_flags(env: Mapping[str, str], *, nccl: bool) -> dict[str, str]:
-    """The settings handed to Horovod's build."""
-    passed = {name: env[name] for name in PASSED_ON if env.get(name)}
+    """The settings handed to Horovod's build. A build for the CPU takes none of those about CUDA."""
+    names = (*PASSED_ON, *(GPU_PASSED_ON if nccl else ()))
+    passed = {name: env[name] for name in names if env.get(name)}
     return {**passed, **BUILD_FLAGS, **({"HOROVOD_GPU_OPERATIONS": "NCCL"} if nccl else {})}
 
 
@@ -243,6 +272,8 @@ def build_facts(tools: Toolchain, flags: Mapping[str, str]) -> dict[str, object]
     return {
         "horovod": VERSION,
         "sdist_sha256": SDIST_SHA256,
+        "patches": horovod_patches.digest(tools.standard),
+        "cxx_standard": tools.standard,
         "torch": tools.torch,
         "torch_cuda": tools.torch_cuda,
         "torch_cxx11_abi": tools.torch_abi,

@@ -6,6 +6,7 @@ a test needs a wheel without compiling one, it makes a file of its own and says 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import multiprocessing
@@ -27,6 +28,7 @@ def load(name: str) -> ModuleType:
 
 
 build = load("build_horovod")
+patches = load("horovod_patches")
 toolchain = load("horovod_toolchain")
 verify = load("verify_horovod")
 
@@ -96,24 +98,74 @@ class TestWhatIsMissing:
         assert toolchain.find_cuda(env, {**cpu_torch, "cuda": "13.0"}) == []
 
 
-class TestPatch:
-    def source(self, tmp_path: Path, top: str, torch: str) -> Path:
-        (tmp_path / "horovod" / "torch").mkdir(parents=True)
-        (tmp_path / "CMakeLists.txt").write_text(top)
-        (tmp_path / "horovod" / "torch" / "CMakeLists.txt").write_text(torch)
-        return tmp_path
+class TestStandard:
+    """Asked of the compiler with headers as torch's are: an #error for a standard that is too old."""
 
-    def test_both_files_ask_for_c17_afterwards(self, tmp_path: Path) -> None:
-        old = "a\n    set(CMAKE_CXX_STANDARD 14)\nb\n"
-        build.patch(self.source(tmp_path, old, old))
-        for name in build.PATCHED_FILES:
-            assert (tmp_path / name).read_text() == "a\n    set(CMAKE_CXX_STANDARD 17)\nb\n"
+    def torch_header(self, directory: Path, *lines: str) -> str:
+        header = directory / "torch" / "csrc" / "api" / "include" / "torch" / "all.h"
+        header.parent.mkdir(parents=True)
+        header.write_text("\n".join(lines) + "\n")
+        return str(directory)
+
+    @pytest.mark.parametrize(("value", "expected"), [("201703L", 17), ("202002L", 20)])
+    def test_it_is_the_oldest_that_torchs_headers_take(self, tmp_path: Path, value: str, expected: int) -> None:
+        include = self.torch_header(tmp_path, f"#if __cplusplus < {value}", "#error newer, please", "#endif")
+        assert toolchain.find_standard(os.environ, "c++", include) == expected
+
+    def test_headers_that_no_standard_gets_through_are_quoted(self, tmp_path: Path) -> None:
+        include = self.torch_header(tmp_path, "#error C++98 or older is required")
+        found = toolchain.find_standard(os.environ, "c++", include)
+        assert isinstance(found, toolchain.Missing)
+        assert "C++98 or older is required" in str(found)
+        assert "get a newer one" in str(found)
+
+    def test_the_installed_torchs_headers_have_one(self) -> None:
+        facts = toolchain.find_torch()
+        standard = toolchain.find_standard(os.environ, "c++", facts["include"])
+        release = tuple(int(part) for part in facts["version"].split(".")[:2])
+        assert standard == (20 if release >= (2, 14) else 17)
+
+
+class TestPatch:
+    def source(self, directory: Path, standard: int = 17) -> Path:
+        """A source that holds every text that the patches replace, once, and nothing else."""
+        for patch in patches.patches(standard):
+            for edit in patch.edits:
+                path = directory / edit.file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as stream:
+                    stream.write(edit.old)
+        return directory
+
+    @pytest.mark.parametrize("standard", [17, 20])
+    def test_both_files_ask_for_torchs_standard_afterwards(self, tmp_path: Path, standard: int) -> None:
+        build.patch(self.source(tmp_path), standard)
+        for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+            text = (tmp_path / name).read_text()
+            assert f"set(CMAKE_CXX_STANDARD {standard})" in text
+            assert "set(CMAKE_CXX_STANDARD 14)" not in text
+
+    def test_every_text_is_replaced(self, tmp_path: Path) -> None:
+        build.patch(self.source(tmp_path), 17)
+        for patch in patches.patches(17):
+            for edit in patch.edits:
+                assert edit.new in (tmp_path / edit.file).read_text()
+
+    def test_each_patch_says_where_it_comes_from_and_why(self) -> None:
+        for patch in patches.patches(17):
+            assert patch.why
+            assert patch.origin.startswith("ours") or "#" in patch.origin
 
     @pytest.mark.parametrize("text", ["set(CMAKE_CXX_STANDARD 17)\n", "set(CMAKE_CXX_STANDARD 14)\n" * 2, ""])
-    def test_a_file_that_does_not_say_c14_exactly_once_is_refused(self, tmp_path: Path, text: str) -> None:
-        source = self.source(tmp_path, "set(CMAKE_CXX_STANDARD 14)\n", text)
+    def test_a_file_that_does_not_hold_a_text_exactly_once_is_refused(self, tmp_path: Path, text: str) -> None:
+        source = self.source(tmp_path)
+        (source / "horovod/torch/CMakeLists.txt").write_text(text)
         with pytest.raises(build.BuildError, match=r"horovod/torch/CMakeLists.txt holds .* times, expected once"):
-            build.patch(source)
+            build.patch(source, 17)
+
+    def test_a_source_without_the_file_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(build.BuildError, match=r"not laid out as horovod 0\.28\.1: .*CMakeLists\.txt"):
+            build.patch(tmp_path, 17)
 
     def test_an_sdist_that_is_not_the_released_one_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
@@ -122,7 +174,7 @@ class TestPatch:
 
 
 class TestBuildEnvironment:
-    tools = toolchain.Toolchain("/usr/bin/c++", "c++ 12", "/usr/bin/cmake", "Ninja", "2.13.0", None, True)
+    tools = toolchain.Toolchain("/usr/bin/c++", "c++ 12", "/usr/bin/cmake", "Ninja", "2.13.0", None, True, 17)
 
     def test_a_calling_make_does_not_leak_in(self) -> None:
         env = {"PATH": "/bin", "MAKEFLAGS": " -j --jobserver-auth=3,4 -- TORCH=x", "MFLAGS": "-j", "MAKELEVEL": "1"}
@@ -135,6 +187,15 @@ class TestBuildEnvironment:
         assert (got["CXX"], got["HOROVOD_CMAKE"], got["CMAKE_GENERATOR"]) == ("/usr/bin/c++", "/usr/bin/cmake", "Ninja")
         assert got["HOROVOD_WITH_GLOO"] == "1"
 
+    def test_a_build_for_the_cpu_is_the_same_on_every_machine(self) -> None:
+        """Neither its settings, nor its environment, nor its place in the cache know what the machine has of CUDA."""
+        machine = {"PATH": "/bin", "CUDA_HOME": "/nowhere", "CUDACXX": "/nowhere/nvcc", "HOROVOD_CUDA_HOME": "/nowhere"}
+        machine |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/nccl", "CUDAToolkit_ROOT": "/nowhere"}
+        flags, plain = toolchain.build_flags(machine, nccl=False), toolchain.build_flags({"PATH": "/bin"}, nccl=False)
+        assert flags == plain
+        got = build.build_environment(self.tools, flags, machine)
+        assert got == build.build_environment(self.tools, plain, {"PATH": "/bin"})
+
     def test_nccl_is_asked_for_only_on_request(self) -> None:
         assert "HOROVOD_GPU_OPERATIONS" not in toolchain.build_flags({}, nccl=False)
         assert toolchain.build_flags({}, nccl=True)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
@@ -146,6 +207,17 @@ class TestBuildEnvironment:
         ):
             build.compile_wheel(tmp_path, tmp_path / "out", os.environ, tmp_path / "log")
         assert "fatal error" in (tmp_path / "log").read_text()
+
+    def test_of_cmakes_errors_the_message_is_shown_and_not_only_the_place(self) -> None:
+        log = [
+            "-- Configuring",
+            "  CMake Error at horovod/torch/CMakeLists.txt:22 (message):",
+            "    Horovod build with GPU support was requested but this PyTorch installation",
+            "    does not support CUDA.",
+            "  ",
+            "  -- Configuring incomplete, errors occurred!",
+        ]
+        assert build.error_lines(log) == log[1:4]
 
 
 class TestCacheKey:
@@ -164,6 +236,8 @@ class TestCacheKey:
         [
             "horovod",
             "sdist_sha256",
+            "patches",
+            "cxx_standard",
             "torch",
             "torch_cuda",
             "torch_cxx11_abi",
@@ -180,6 +254,15 @@ class TestCacheKey:
     def test_flags_change_the_key(self) -> None:
         assert self.key({"CXXFLAGS": "-O1"}) != self.key()
         assert self.key(toolchain.build_flags({}, nccl=True)) != self.key(toolchain.build_flags({}, nccl=False))
+
+    def test_another_standard_of_torchs_headers_changes_the_key(self) -> None:
+        newer = dataclasses.replace(self.tools, standard=20)
+        assert toolchain.cache_key(toolchain.build_facts(newer, {})) != self.key()
+
+    def test_another_patch_changes_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = self.key()
+        monkeypatch.setattr(patches, "patches", lambda standard: ())
+        assert self.key() != before
 
     def test_the_local_tag_of_torch_is_in_the_name_but_no_character_that_horovods_cmake_trips_over(self) -> None:
         assert "torch-2.13.0_cpu-" in self.key(torch="2.13.0+cpu")
