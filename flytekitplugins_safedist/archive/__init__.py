@@ -1,7 +1,7 @@
 """Safe unpacking of code archives, and its limits.
 
-:func:`unpack` takes the bytes of a ``.tar.gz`` and fills one private directory, or raises
-:class:`~flytekitplugins_safedist.errors.ArchiveError` naming the member it refuses.
+:func:`unpack` takes the bytes of a tar archive (packed with gzip or zstd or plain, told by its content) and fills one
+private directory, or raises :class:`~flytekitplugins_safedist.errors.ArchiveError` naming the member it refuses.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ def _verify_checksum(block: bytes, field: bytes, label: str, *, first: bool) -> 
         raise ArchiveError(
             "The archive is not a tar archive",
             where={"archive": label},
+            seen=f"first bytes {block[:8]!r}",
+            expected="tar, plain or packed with gzip or zstd",
             hint="the object is not a code archive; register the task again",
         )
     raise ArchiveError(

@@ -48,7 +48,7 @@ class Unpacked:
     Attributes:
         entries: path (bytes, relative) to what is there; directories come before what they hold.
         raw: bytes of the tar stream.
-        compressed: bytes of the gzip stream.
+        compressed: bytes of the archive as it came.
     """
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def unpack(
     inflater: str = INFLATER,
     on_member: Callable[[int], None] | None = None,
 ) -> Unpacked:
-    """Unpack a gzipped tar archive into the existing, empty, private directory ``into``.
+    """Unpack a tar archive, packed or plain, into the existing, empty, private directory ``into``.
 
     Args:
         chunks: the archive's bytes in order, in chunks of any size.

@@ -191,7 +191,7 @@ class _Making:
 
     def pickled(self, code: Path) -> tuple[dict[bytes, Entry], int]:
         """Keep the file as it is, after reading it through as gzip: a torn one must not be found by unpickling."""
-        inflate = Inflate(self._source.label, self._options.limits)
+        inflate = Inflate(self._source.label, self._options.limits, plain=False)
         path = code / PICKLE_NAME
         with open(path, "wb") as kept:
 

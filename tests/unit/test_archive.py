@@ -6,12 +6,14 @@ import gzip
 import os
 import stat
 import struct
+import sys
 import tarfile
 import threading
 import zlib
 from pathlib import Path
 
 import pytest
+from backports import zstd
 
 from flytekitplugins_safedist.archive import INFLATER, Inflate, Limits, unpack
 from flytekitplugins_safedist.archive.tar import _sum
@@ -213,10 +215,74 @@ def test_an_archive_without_its_end_mark_is_truncated(tmp_path):
     assert "end mark" in refused(gzip.compress(tar([member("a", b"1")])[:1024]), tmp_path)
 
 
-def test_something_else_than_gzip_is_named(tmp_path):
-    message = refused(b"<html>404</html>", tmp_path)
-    assert "not gzip" in message
+@pytest.mark.parametrize("length", [16, 511, 512, 5000])
+def test_something_else_than_an_archive_is_named(tmp_path, length):
+    message = refused(b"<html>404</html>".ljust(length, b"x"), tmp_path)
+    assert "not a tar archive" in message
     assert "<html>40" in message
+
+
+# --- how it is packed --------------------------------------------------------------------------------------------
+PACKED = {"gzip": gzip.compress, "zstd": zstd.compress, "plain": lambda raw: raw}
+
+
+@pytest.mark.parametrize("pack", PACKED.values(), ids=PACKED.keys())
+@pytest.mark.parametrize("chunk", [1, 3, 4, 512, 1 << 20])
+def test_how_an_archive_is_packed_is_told_by_its_content(tmp_path, pack, chunk):
+    raw = tar([member("(a", b"1" * 3000), member("b", b"2")])
+    result = unpacked(pack(raw), tmp_path, chunk=chunk)
+    assert (tmp_path / "(a").read_bytes() == b"1" * 3000
+    assert (result.raw, result.files) == (len(raw), 2)
+    assert result.compressed == len(pack(raw))
+
+
+@pytest.mark.parametrize("first", ["\x1f", "(", "(\N{MICRO SIGN}"])
+def test_a_plain_archive_may_begin_as_a_packed_one(tmp_path, first):
+    unpacked(tar([member(first, b"1")], tarfile.GNU_FORMAT), tmp_path, chunk=1)
+    assert (tmp_path / first).read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("pack", PACKED.values(), ids=PACKED.keys())
+def test_limits_hold_however_an_archive_is_packed(tmp_path, pack):
+    raw = tar([member("zeros", bytes(1 << 20))])
+    assert "more than the limit" in refused(pack(raw), tmp_path, limits=Limits(max_bytes=1 << 19))
+    (tmp_path / "files").mkdir()
+    many = tar([member(f"m{n}") for n in range(11)])
+    assert "more members than the limit" in refused(pack(many), tmp_path / "files", limits=Limits(max_files=10))
+
+
+def test_a_plain_archive_that_is_cut_anywhere_is_truncated(tmp_path):
+    raw = tar([member("a", b"1" * 1000), member("b", b"2")], tarfile.GNU_FORMAT)
+    for cut in (512, 513, 1000, 1536, 2048, 2049, 2560):
+        into = tmp_path / str(cut)
+        into.mkdir()
+        assert "truncated" in refused(raw[:cut], into)
+
+
+def test_zstd_that_is_cut_damaged_or_followed_by_something_is_refused(tmp_path):
+    options = {zstd.CompressionParameter.checksum_flag: 1}
+    data = zstd.compress(tar([member("a", os.urandom(5000))]), options=options)
+    wrong = bytearray(data)
+    wrong[-2] ^= 1
+    cases = {"truncated": data[:-1], "fails its checksum": bytes(wrong), "trailing garbage": data + b"garbage"}
+    for number, (said, broken) in enumerate(cases.items()):
+        (tmp_path / str(number)).mkdir()
+        assert said in refused(broken, tmp_path / str(number))
+
+
+def test_several_zstd_frames_and_skipped_ones_are_one_stream(tmp_path):
+    raw = tar([member("a", b"1" * 3000)])
+    skipped = struct.pack("<II", 0x184D2A50, 4) + b"note"
+    unpacked(skipped + zstd.compress(raw[:700]) + skipped + zstd.compress(raw[700:]), tmp_path, chunk=1)
+    assert (tmp_path / "a").read_bytes() == b"1" * 3000
+
+
+def test_zstd_without_its_library_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    message = refused(zstd.compress(tar([member("a")])), tmp_path)
+    assert "packed with zstd" in message
+    assert "flytekitplugins-safedist[zstd]" in message
 
 
 def test_gzip_of_something_else_than_tar_is_named(tmp_path):

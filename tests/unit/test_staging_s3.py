@@ -3,65 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.moto_s3 import BUCKET, S3
 from tests.objectstore import ObjectStore
 from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
-
-BUCKET = "code"
-
-
-class S3:
-    """A moto server in a process of its own, which counts what is asked of it in its log."""
-
-    def __init__(self, root: Path) -> None:
-        self._log = root / "moto.log"
-        with open(self._log, "w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        port = None
-        while port is None:
-            assert self._process.poll() is None, self._log.read_text()
-            port = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._log.read_text())
-        self.endpoint = f"http://127.0.0.1:{port[1]}"
-        self.environment = {
-            "FLYTE_AWS_ENDPOINT": self.endpoint,
-            "FLYTE_AWS_ACCESS_KEY_ID": "test",
-            "FLYTE_AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-
-    def put(self, key: str, content: bytes) -> str:
-        import botocore.session
-
-        client = botocore.session.get_session().create_client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
-        client.create_bucket(Bucket=BUCKET)
-        client.put_object(Bucket=BUCKET, Key=key, Body=content)
-        return f"s3://{BUCKET}/{key}"
-
-    def count(self, method: str, key: str) -> int:
-        return len(re.findall(rf'"[^"]*{method} /{BUCKET}/{key}', self._log.read_text()))
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
 
 
 @pytest.fixture(scope="module")
