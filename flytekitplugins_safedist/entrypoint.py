@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars, uploads
+from . import envvars, lastwords, storeclients, uploads
 from .errors import ConfigError, Problem, SafedistError, StagingError
 
 if TYPE_CHECKING:
@@ -72,7 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             flush=True,
         )
         code = EXIT_INFRASTRUCTURE
+    finally:
+        storeclients.close()
+        _say_last_words()
     sys.exit(code)
+
+
+def _say_last_words() -> None:
+    sentence = lastwords.take()
+    if sentence is not None:
+        print(f"[safedist] the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _run(arguments: list[str]) -> int:

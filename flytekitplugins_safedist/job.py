@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, envvars, flytecontext, leaving, payload, scratch, topology, uploads
+from . import backends, envvars, flytecontext, lastwords, leaving, payload, scratch, topology, uploads
 from .config import Resolved
 from .errors import NodeLostError, SafedistError, ScratchError
 from .launcher import RankServer
@@ -39,6 +39,15 @@ class Done:
 @dataclass(frozen=True)
 class Elsewhere:
     """The job has ended, and node 0 has uploaded how."""
+
+
+@dataclass(frozen=True)
+class _Attended:
+    """How the job ended, as this node knows it: the report, whether it is the one to upload, and both as a line."""
+
+    report: Report
+    uploads: bool
+    summary: str
 
 
 def say(text: str) -> None:
@@ -106,9 +115,14 @@ def run(
                 fork=fork,
             )
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
-            report, is_uploader = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
-            keep.succeeded = report.verdict is None
-            return _result(report, uploads=is_uploader)
+            attended = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
+            keep.succeeded = attended.report.verdict is None
+            result = _result(attended)
+    # Last, when all is tidied up: a log is read from its end.
+    say(attended.summary)
+    if attended.report.verdict is not None:
+        lastwords.keep(attended.report.verdict.error)
+    return result
 
 
 @contextlib.contextmanager
@@ -132,8 +146,8 @@ def _attend(
     flyte: flytecontext.FlyteSnapshot,
     *,
     preparing: float,
-) -> tuple[Report, bool]:
-    """Meet the other nodes, drive this one's ranks, and leave in order; whether this node is the one to upload."""
+) -> _Attended:
+    """Meet the other nodes, drive this one's ranks, and leave in order."""
     from .agent import NodeAgent, to_stdout
     from .meeting import open_handler
 
@@ -141,9 +155,8 @@ def _attend(
     try:
         agent = NodeAgent(plan, server=server, backend=backend, handler=opened, show=to_stdout, say=say)
         report = agent.drive()
-        say(_end_line(report, preparing, opened.node_rank))
-        uploads = _uploads(report, opened)
-        open_still = _in_order(plan, report, opened, flyte, uploads=uploads)
+        attended = _Attended(report, _uploads(report, opened), _end_line(report, preparing, opened.node_rank))
+        open_still = _in_order(plan, report, opened, flyte, uploads=attended.uploads)
     except BaseException:
         # Not shutdown, which ends the job for every node: this place stays free for the pod that takes it.
         with contextlib.suppress(SafedistError):
@@ -151,7 +164,7 @@ def _attend(
         raise
     if open_still is not None:
         open_still.shutdown()
-    return report, uploads
+    return attended
 
 
 def _uploads(report: Report, handler: Meeting) -> bool:
@@ -175,7 +188,8 @@ def _in_order(
     return None
 
 
-def _result(report: Report, *, uploads: bool) -> Done | Elsewhere | Verdict:
+def _result(attended: _Attended) -> Done | Elsewhere | Verdict:
+    report, uploads = attended.report, attended.uploads
     if report.verdict is not None and (uploads or report.verdict.kind is Kind.INFRASTRUCTURE):
         return report.verdict
     if not uploads:

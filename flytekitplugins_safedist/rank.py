@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from . import codepath, context, descendants, flytecontext, payload, preload, uploads
+from . import codepath, context, descendants, flytecontext, payload, preload, storeclients, uploads
 from .context import RankContext
 from .errors import ConfigError, MissingDependencyError, NotInTaskError, PayloadError, SafedistError
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
@@ -255,7 +255,10 @@ def main(arguments: list[str]) -> int:
     order_file, parent = arguments
     os.setsid()
     codepath.install_from(os.environ)  # a forked rank has it from the server
-    return run(Path(order_file), parent=int(parent))
+    try:
+        return run(Path(order_file), parent=int(parent))
+    finally:
+        storeclients.close()  # a forked rank ends without what libraries have to say at an interpreter's end
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from . import job, prefork
+from . import job, lastwords, prefork
 from .config import SafeDistributed, SafeHorovod, SafeTorch
 from .errors import RankFailedError, SafedistError
 from .serialization import SerializesToKubeflow, plan_task
@@ -89,12 +89,17 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         try:
             result = job.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
         except SafedistError as error:
+            lastwords.keep(error)
             if remote and is_infrastructure(error):
                 raise _leave_for_retry(error) from error
             raise
         if isinstance(result, job.Done):
             return result
         if isinstance(result, job.Elsewhere):
+            if remote:
+                # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
+                # nothing uploaded, and in silence.
+                raise SystemExit(0)
             raise IgnoreOutputs("node 0 has uploaded what this job came to")
         if result.kind is Kind.RECOVERABLE:
             raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)

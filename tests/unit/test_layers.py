@@ -20,9 +20,11 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "flytecontext",
         "hostchecks",
         "jobconfig",
+        "lastwords",
         "outcome",
         "preload",
         "ranklogs",
+        "storeclients",
         "storefaults",
     ),
     # what the user writes, what the operator says, what the file system does
