@@ -113,14 +113,14 @@ VK_TASK_INDEX = "VK_TASK_INDEX"
 
 # --- file-system helpers (fs): ours, settable by users -------------------------------------------------------------
 AGENT_STORE = "SAFEDIST_AGENT_STORE"
-"""Set in the ranks of a job of several nodes: ``host:port`` of the store that node 0's agent holds for their helpers in
+"""Set in the ranks of a job of several: ``host:port`` of the store that node 0's agent holds for their helpers in
 this round. Not torchrun's agent store: that one is the rendezvous's, and a user's own store would meet ours in it."""
 FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 """Seconds that the helpers of ``flytekitplugins_safedist.fs`` wait for other ranks, unless a call says otherwise."""
 COORDINATION_DIR = "SAFEDIST_COORDINATION_DIR"
 """Directory that all ranks share, through which ``fs`` coordinates them when there is no store or process group."""
 JOB_ID = "SAFEDIST_JOB_ID"
-"""Names one run of the job; needed only where files coordinate the ranks and nothing else names the run."""
+"""Names one run of the job, and no other, where files coordinate the ranks."""
 
 # --- staged code: ours ---------------------------------------------------------------------------------------------
 CODE_STORE = "SAFEDIST_CODE_STORE"

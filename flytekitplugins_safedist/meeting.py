@@ -36,10 +36,11 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
         offered = backend.open_round(nnodes=handler.nodes, nproc_per_node=plan.settings.nproc_per_node)
         for store in held:
             store.close()
-        if handler.nodes == 1 or plan.topology.endpoint is None:
+        if handler.nodes * plan.settings.nproc_per_node == 1:
             return offered
+        host = "127.0.0.1" if plan.topology.endpoint is None else plan.topology.endpoint.host
         # Fresh for each round, like all that ranks meet at: what ranks agreed on is void when they start again.
-        held[:] = [Server(plan.topology.endpoint.host, 0)]
+        held[:] = [Server(host, 0)]
         return {**offered, STORE_PORT: str(held[0].port)}
 
     handler.lead = lead

@@ -76,7 +76,7 @@ def download_once(
         FsTimeoutError: it took longer than ``timeout``.
     """
     target = Path(destination)
-    group = group or default_group(per_node=scope in ("node", "rank"))
+    group = group or default_group()
     ensure_dir(target.parent)
     fetch = plan_fetch(source)
     part = _part(target.parent, scope, group)

@@ -1,9 +1,12 @@
 """The ranks of the job as a group that can agree on things, over whatever they have in common.
 
-In this order: what ``use_group`` was given; the store that safedist's agent holds for a job of several nodes; torch's
-process group, if it is initialised; torchrun's agent store, if torch is imported; Horovod, if it is initialised; files
-in SAFEDIST_COORDINATION_DIR. A job of one process needs none. Outside a safedist task nothing is imported for it: a
-program that uses neither torch nor Horovod does not start to.
+In this order: what ``use_group`` was given; torchrun's agent store; the store that safedist's agent holds; torch's
+process group, if it is initialised; Horovod, if it is initialised; files in SAFEDIST_COORDINATION_DIR, for the run that
+SAFEDIST_JOB_ID names. A job of one process needs none.
+
+Notes are answers, so they must be of *this* run. Launchers' names are not names of one run: two torchruns may share an
+``--rdzv-id``, and all tasks of a workflow an execution id. That is why only what lives as long as the run does (a
+launcher's store) or the user's own word counts, and why a program under torchrun imports torch for it.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import envvars
-from ..errors import FsAccessError, FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
+from ..errors import FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
 from .boards import Board, MemoryBoard
-from .calls import persist
 from .context import current_identity, timeout_s
 from .file_board import FileBoard
 from .identity import Identity
@@ -55,6 +57,7 @@ class Group:
 _lock = threading.RLock()
 _given: Group | None = None
 _made: dict[Any, Group] = {}
+_of_process_group: dict[Any, tuple[Any, Group]] = {}
 
 
 def use_group(group: Group | None) -> None:
@@ -67,11 +70,8 @@ def use_group(group: Group | None) -> None:
         _given = group
 
 
-def default_group(*, per_node: bool = False) -> Group:
+def default_group() -> Group:
     """The group that the helpers use when none is given; see the module's first lines for the order.
-
-    Args:
-        per_node: only the ranks of one node will coordinate, so that files in a directory of the node will do.
 
     Raises:
         FsError: the ranks have nothing in common that they could coordinate over. The hint says what to give them.
@@ -84,11 +84,11 @@ def default_group(*, per_node: bool = False) -> Group:
         over_torch = _over_torch(identity)
         if over_torch is not None:
             return over_torch
-        if identity.single and _initialised("horovod.torch", identity) is None:
-            return _cached(("memory",), lambda: Group(MemoryBoard(), identity))
         if _initialised("horovod.torch", identity) is not None:
             return _cached(("horovod",), lambda: horovod_group(identity=identity))
-        return _cached(("files", per_node), lambda: _files_from_env(os.environ, identity, per_node=per_node))
+        if identity.single:
+            return _cached(("memory",), lambda: Group(MemoryBoard(), identity))
+        return _cached(("files",), lambda: _files_from_env(os.environ, identity))
 
 
 def _over_torch(identity: Identity) -> Group | None:
@@ -96,15 +96,28 @@ def _over_torch(identity: Identity) -> Group | None:
     torch = _initialised("torch.distributed", identity)
     if identity.single:
         return None
+    # Before the store of our own agent: a torchrun that a rank of ours has started inherits the name of that one.
+    if os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
+        return _cached(("agent store",), lambda: torch_group(identity=identity))
     held = os.environ.get(envvars.AGENT_STORE)
     if held:
         return _cached(("agent", held), lambda: _agent_group(held, identity))
     if torch is not None:
-        store = torch.distributed_c10d._get_default_store()
-        return _cached(("process group", id(store)), lambda: torch_group(store, identity=identity))
-    if "torch.distributed" in sys.modules and os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
-        return _cached(("agent store",), lambda: torch_group(identity=identity))
+        return _over_process_group(torch.distributed_c10d._get_default_store(), identity)
     return None
+
+
+def _over_process_group(store: Any, identity: Identity) -> Group:
+    """Over the store of the process group that there is now.
+
+    A later one (destroyed, initialised again) has a store of its own. Objects are compared, and kept, because an id
+    alone is used again as soon as its object is gone.
+    """
+    key = (os.getpid(), current_identity(), "process group")
+    known = _of_process_group.get(key)
+    if known is None or known[0] is not store:
+        known = _of_process_group[key] = (store, torch_group(store, identity=identity))
+    return known[1]
 
 
 def _initialised(name: str, identity: Identity) -> Any:
@@ -271,48 +284,20 @@ def file_group(root: str | os.PathLike[str], *, identity: Identity | None = None
     return Group(FileBoard(root, identity.world_size), identity)
 
 
-def job_id(env: Mapping[str, str], identity: Identity) -> str | None:
-    """A name for this run of the job that no other run has, if the launcher gives one. Pure."""
-    restarts = env.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
-    if env.get(envvars.JOB_ID):
-        name = env[envvars.JOB_ID]
-    elif env.get(envvars.FLYTE_EXECUTION_ID):
-        name = f"{env[envvars.FLYTE_EXECUTION_ID]}-{identity.attempt}"
-    elif env.get(envvars.TORCHELASTIC_RUN_ID, "none") != "none":  # torchrun's own default says nothing
-        name = f"{env[envvars.TORCHELASTIC_RUN_ID]}-{env.get(envvars.MASTER_PORT, '')}"
-    else:
-        return None
-    return re.sub(r"[^\w-]", "-", f"{name}-{identity.round}-{restarts}")
-
-
-def _files_from_env(env: Mapping[str, str], identity: Identity, *, per_node: bool) -> Group:
-    name, root = job_id(env, identity), env.get(envvars.COORDINATION_DIR)
-    local = per_node or identity.nnodes == 1
-    if name is None or not (root or local):
+def _files_from_env(env: Mapping[str, str], identity: Identity) -> Group:
+    name, root = env.get(envvars.JOB_ID), env.get(envvars.COORDINATION_DIR)
+    if not name or not root:
         raise FsError(
             f"{identity.world_size} ranks have nothing to coordinate over",
-            seen="no torch process group, no agent store (or torch not imported), no Horovod, "
-            + ("no name of this run" if name is None else f"no {envvars.COORDINATION_DIR}"),
+            seen="no agent's store, no torch process group, no Horovod, "
+            + (f"no {envvars.COORDINATION_DIR}" if not root else f"no {envvars.JOB_ID}"),
             hint="call this after torch.distributed or Horovod is initialised, or say use_group(file_group(DIR)), or "
             f"set {envvars.JOB_ID} (new for each run) and {envvars.COORDINATION_DIR} (shared by all ranks)",
         )
-    base = Path(root) if root else _own_tmp()
-    return file_group(
-        base / f"{name}-node{identity.node_rank}" if local and not root else base / name, identity=identity
-    )
+    return file_group(Path(root) / run_name(name, env, identity), identity=identity)
 
 
-def _own_tmp() -> Path:
-    """A directory of this user on this machine. /tmp itself, not TMPDIR: that may be a different one in each rank."""
-    place = Path(f"/tmp/safedist-{os.getuid()}")  # noqa: S108  (checked below)
-    persist(lambda: place.mkdir(mode=0o700, exist_ok=True), place, "make a directory for notes")
-    status = place.lstat()
-    if status.st_uid != os.getuid() or not place.is_dir() or place.is_symlink():
-        raise FsAccessError(
-            "another user's directory is where this user's notes belong",
-            where={"path": place},
-            seen=f"owner {status.st_uid}",
-            expected=f"a directory of user {os.getuid()}",
-            hint=f"set {envvars.COORDINATION_DIR}",
-        )
-    return place
+def run_name(name: str, env: Mapping[str, str], identity: Identity) -> str:
+    """The directory of one launch of the ranks, given the user's name for the run. Pure."""
+    restarts = env.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
+    return re.sub(r"[^\w-]", "-", f"{name}-{identity.attempt}-{identity.round}-{restarts}")

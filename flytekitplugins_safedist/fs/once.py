@@ -94,12 +94,11 @@ def once_per_node(
         WorkFailedError, WorkerLostError, FsTimeoutError: as for ``once_per_job``.
         FsError: the directory cannot be made or written; see ``shared_scope``.
     """
+    group = group or default_group()
     if path is not None:
-        group = group or default_group()
         scope = shared_scope(path, timeout=timeout, group=group)
         part = f"part{scope.part}of{len(scope.parts)}"
         return once_per_part(part, key, work, on_death=on_death, timeout=timeout, group=group)
-    group = group or default_group(per_node=True)
     return _once(group, f"node{group.identity.node_rank}/{key}", work, on_death, timeout)
 
 

@@ -60,3 +60,42 @@ def test_an_agent_that_does_not_answer_is_named(monkeypatch):
 def test_ranks_of_several_nodes_with_nothing_in_common_are_told_what_to_set():
     with pytest.raises(FsError, match=r"4 ranks have nothing to coordinate over.*SAFEDIST_COORDINATION_DIR"):
         default_group()
+
+
+def test_the_names_that_launchers_give_are_not_names_of_one_run(monkeypatch, tmp_path):
+    # Two torchruns may share an --rdzv-id, all tasks of a workflow share an execution id; their notes are not answers.
+    monkeypatch.setenv(envvars.COORDINATION_DIR, str(tmp_path))
+    monkeypatch.setenv(envvars.FLYTE_EXECUTION_ID, "f1")
+    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "nightly3")
+    with pytest.raises(FsError, match="SAFEDIST_JOB_ID"):
+        default_group()
+
+
+def test_files_coordinate_where_the_user_names_directory_and_run(monkeypatch, tmp_path):
+    monkeypatch.setenv(envvars.COORDINATION_DIR, str(tmp_path))
+    monkeypatch.setenv(envvars.JOB_ID, "run/7")
+    assert default_group().board.where == f"files in {tmp_path}/run-7-0-0-0"
+
+
+def test_a_torchrun_started_by_a_rank_has_its_own_launchers_store(store, monkeypatch):
+    theirs = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    default_group().board.put("key", "of the job")
+    monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")
+    monkeypatch.setenv(envvars.MASTER_ADDR, "127.0.0.1")
+    monkeypatch.setenv(envvars.MASTER_PORT, str(theirs.port))
+    assert default_group().board.where == f"the agent's store at 127.0.0.1:{theirs.port}"
+    assert default_group().board.get("key") is None
+
+
+def test_a_process_group_that_was_destroyed_and_made_again_is_another_group(monkeypatch):
+    # Python gives a new store the id of one that is gone: an id is not a name.
+    for life in range(50):
+        dist.init_process_group("gloo", store=(made := dist.HashStore()), rank=0, world_size=1)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+        monkeypatch.setattr(dist, "get_rank", lambda: 1)
+        board = default_group().board
+        assert board.get("key") is None, f"in life {life}"
+        board.put("key", "note")
+        monkeypatch.undo()
+        del made, board
+        dist.destroy_process_group()

@@ -1,0 +1,28 @@
+"""Tasks whose ranks agree on something before any backend is initialised; ``$TEST_WORD`` says on what."""
+
+from __future__ import annotations
+
+import os
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch
+from flytekitplugins_safedist.fs import default_group, exchange, once_per_job
+
+
+def agree() -> list[str]:
+    """The place where the ranks meet, what one of them made for all, and what each of them said."""
+    word = os.environ["TEST_WORD"]
+    made = once_per_job("vocabulary", lambda: word, timeout=120)
+    where, _, _ = default_group().board.where.partition(" at ")
+    return [where, made, *exchange("word", word, timeout=120)]
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def torch() -> list[str]:
+    return agree()
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2))
+def horovod() -> list[str]:
+    return agree()
