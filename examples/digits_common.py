@@ -2,6 +2,8 @@
 
 The data are scikit-learn's bundled handwritten digits: 1,797 images of 8 x 8 pixels, written by people. Every rank
 trains on its share of each global batch; averaged gradients make the result that of one process with the whole batch.
+
+torch and scikit-learn are imported where they are used: a machine that only registers the tasks needs neither.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import nn
-from torch.utils.data import TensorDataset
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
 
 GLOBAL_BATCH = 64
 
@@ -36,6 +38,11 @@ class Score:
 
 def datasets() -> tuple[TensorDataset, TensorDataset]:
     """Training and test images, the same split in every rank."""
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    from torch.utils.data import TensorDataset
+
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target, dtype=torch.int64)
@@ -45,12 +52,17 @@ def datasets() -> tuple[TensorDataset, TensorDataset]:
 
 def new_model() -> nn.Module:
     """A small perceptron, with the same initial weights in every rank."""
+    import torch
+    from torch import nn
+
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def batches(size: int, *, epoch: int, rank: int, world_size: int) -> list[torch.Tensor]:
     """Indices of one epoch's batches, each cut down to this rank's share; the order does not depend on world_size."""
+    import torch
+
     order = torch.randperm(size, generator=torch.Generator().manual_seed(epoch))
     whole = order[: size // GLOBAL_BATCH * GLOBAL_BATCH].view(-1, GLOBAL_BATCH)
     return [batch[rank::world_size] for batch in whole]
@@ -65,6 +77,8 @@ def train(
     world_size: int,
 ) -> None:
     """Train on this rank's share. The optimizer or the model averages gradients among the ranks."""
+    from torch import nn
+
     if GLOBAL_BATCH % world_size:
         raise ValueError(f"the global batch of {GLOBAL_BATCH} does not divide among {world_size} ranks; use 1, 2, 4, 8")
     data, _ = datasets()
@@ -84,6 +98,9 @@ def train(
 
 def evaluate(model: nn.Module, *, rank: int, world_size: int, total: Callable[[torch.Tensor], torch.Tensor]) -> Score:
     """Score the model: each rank on its share of the test images, summed over ranks by ``total``."""
+    import torch
+    from torch import nn
+
     _, data = datasets()
     images, labels = (tensor[rank::world_size] for tensor in data.tensors)
     with torch.no_grad():
@@ -96,6 +113,8 @@ def evaluate(model: nn.Module, *, rank: int, world_size: int, total: Callable[[t
 
 def save(model: nn.Module, directory: Path) -> Path:
     """Save the weights; only rank 0's file becomes the task's output."""
+    import torch
+
     path = directory / "digits.pt"
     torch.save(model.state_dict(), path)
     return path

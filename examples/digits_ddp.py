@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import digits_common as common
-import torch
-from flytekit import task, workflow
+from flytekit import Resources, task, workflow
 from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist import SafeTorch, current_rank
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Trained(NamedTuple):
@@ -19,9 +21,14 @@ class Trained(NamedTuple):
     score: common.Score
 
 
-@task(task_config=SafeTorch(nproc_per_node=4))
+@task(
+    task_config=SafeTorch(nproc_per_node=4),
+    requests=Resources(cpu="1", mem="3Gi"),
+    limits=Resources(cpu="2", mem="3Gi"),
+)
 def train(epochs: int) -> Trained:
     """Runs on every rank; what rank 0 returns is the task's output."""
+    import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -40,6 +47,7 @@ def train(epochs: int) -> Trained:
 
 
 def _sum(sums: torch.Tensor) -> torch.Tensor:
+    import torch
     import torch.distributed as dist
 
     sums = sums.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import digits_common as common
-import torch
-from flytekit import task, workflow
+from flytekit import Resources, task, workflow
 from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist import SafeHorovod, current_rank
@@ -19,10 +18,15 @@ class Trained(NamedTuple):
     score: common.Score
 
 
-@task(task_config=SafeHorovod(nproc_per_node=4))
+@task(
+    task_config=SafeHorovod(nproc_per_node=4),
+    requests=Resources(cpu="1", mem="3Gi"),
+    limits=Resources(cpu="2", mem="3Gi"),
+)
 def train(epochs: int) -> Trained:
     """Runs on every rank; what rank 0 returns is the task's output."""
     import horovod.torch as hvd
+    import torch
 
     hvd.init()
     me = current_rank()
