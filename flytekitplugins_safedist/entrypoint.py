@@ -16,14 +16,14 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import envvars, lastwords, storeclients, uploads
-from .errors import ConfigError, Problem, SafedistError, StagingError
+from .errors import ConfigError, Problem, RankFailedError, SafedistError, StagingError
 
 if TYPE_CHECKING:
     from .staging import Options, StagedCode
@@ -250,6 +250,7 @@ def execute(command: list[str]) -> int:
 
     sys.argv = list(command)
     flytekit_entrypoint.FileAccessProvider = uploads.patient_access()
+    flytekit_entrypoint.get_traceback_str = cause_first(flytekit_entrypoint.get_traceback_str)
     try:
         getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:
@@ -258,6 +259,25 @@ def execute(command: list[str]) -> int:
     except click.exceptions.Abort:
         return EXIT_INFRASTRUCTURE
     return 0
+
+
+def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], str]:
+    """The text that flytekit uploads for an exception: ours begins with its cause, for that is all the console shows.
+
+    Args:
+        formatted: flytekit's own (1.16, flytekit.bin.entrypoint.get_traceback_str): the frames first that led from the
+            container's command to us, the message under them.
+    """
+
+    def told(error: Exception) -> str:
+        value = getattr(error, "value", error)
+        if isinstance(value, RankFailedError):
+            return str(value)  # the frames that matter are the rank's, and in its text
+        if isinstance(value, SafedistError):
+            return f"{value}\n\n{formatted(error)}"
+        return formatted(error)
+
+    return told
 
 
 def _replace_process(command: list[str]) -> int:

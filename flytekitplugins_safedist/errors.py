@@ -129,7 +129,18 @@ class LaunchError(SafedistError):
 
 
 class RankFailedError(SafedistError):
-    """The job failed in the user's function. The message is the root cause: the first failing rank of the job."""
+    """The job failed in the user's function. The message is the root cause: the first failing rank of the job.
+
+    Attributes:
+        error_code: what flytekit uploads as the error's code (FlyteUserRuntimeException asks for this very name).
+    """
+
+    error_code: str = "USER:RankFailed"
+
+    def with_code(self, code: str) -> RankFailedError:
+        """This very error, under the name of its cause."""
+        self.error_code = code
+        return self
 
 
 class RankKilledError(SafedistError):

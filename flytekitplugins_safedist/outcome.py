@@ -46,6 +46,7 @@ class Raised:
             disk).
         errnos: ``errno`` of every OSError in the chain of causes.
         consequence: whether it only says that a peer was lost (connection closed, collective aborted).
+        code: the exception's own ``error_code``, which flytekit shows in place of its own; "" where it has none.
     """
 
     type: str
@@ -55,6 +56,7 @@ class Raised:
     repeats: bool = False
     errnos: tuple[int, ...] = ()
     consequence: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,15 @@ def signal_reason(number: int) -> str:
         return f"signal {number}"
     reason = _SIGNAL_REASONS.get(name)
     return f"{name.name}: {reason}" if reason else name.name
+
+
+def error_code(outcome: RankOutcome) -> str:
+    """What a failure is called in Flyte's console and in its metrics, as ``USER:ValueError`` or ``USER:SIGSEGV``."""
+    if outcome.raised is not None:
+        return outcome.raised.code or f"USER:{outcome.raised.type.rsplit('.', 1)[-1]}"
+    if outcome.status is Status.KILLED:
+        return f"USER:{signal_reason(-(outcome.exit_code or 0)).partition(':')[0].replace(' ', '')}"
+    return f"USER:Exit{outcome.exit_code}"
 
 
 def describe(outcome: RankOutcome) -> str:

@@ -212,7 +212,14 @@ def _record(error: BaseException, shown: str) -> Raised:
         repeats=isinstance(error, _REPEATING) or not FULL_ERRNOS.isdisjoint(errnos),
         errnos=errnos,
         consequence=speaks_of_lost_peer(qualified, message),
+        code=_own_code(error),
     )
+
+
+def _own_code(error: BaseException) -> str:
+    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException)."""
+    code = getattr(error, "error_code", None)
+    return str(code) if isinstance(code, (str, int)) else ""
 
 
 def _fault(error: BaseException) -> Fault:

@@ -38,6 +38,8 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
     def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
         """The same facts, in the class that flytekit knows as recoverable."""
         recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
+        if isinstance(error, RankFailedError):
+            recoverable.error_code = error.error_code
         recoverable._timestamp = time_ns / 1e9  # where errors are aggregated, the earliest is the root cause
         return recoverable
 

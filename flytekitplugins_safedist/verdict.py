@@ -18,7 +18,7 @@ from .errors import (
     RendezvousError,
     SafedistError,
 )
-from .outcome import Fault, RankOutcome, Status, describe
+from .outcome import Fault, RankOutcome, Status, describe, error_code
 from .restart import Decision
 from .scratch import FULL_ERRNOS, human
 
@@ -71,13 +71,13 @@ def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: int | Non
             f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n{text}",
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
             "(Scratch(path=...))",
-        )
+        ).with_code(error_code(cause))
         # A full disk stays full: Flyte must not retry it by itself. The user's own word that it may wins.
         return Verdict(Kind.RECOVERABLE if cause.raised.fault is Fault.RECOVERABLE else Kind.USER, error, cause.time_ns)
     kind = _kind(cause)
     if kind is Kind.INFRASTRUCTURE:
         return Verdict(kind, RankKilledError(text), cause.time_ns)
-    return Verdict(kind, RankFailedError(text), cause.time_ns)
+    return Verdict(kind, RankFailedError(text).with_code(error_code(cause)), cause.time_ns)
 
 
 def _kind(cause: RankOutcome) -> Kind:

@@ -43,6 +43,7 @@ RAISED = st.builds(
     repeats=st.booleans(),
     errnos=st.lists(st.integers(0, 200), max_size=3).map(tuple),
     consequence=st.booleans(),
+    code=TEXTS,
 )
 
 OUTCOMES = st.builds(

@@ -20,6 +20,12 @@ class Unlucky(FlyteRecoverableException):
     """A user's own recoverable error."""
 
 
+class Unreadable(ValueError):
+    """A user's error with a code of its own, as flytekit takes it."""
+
+    error_code = "DATA:Unreadable"
+
+
 QUICK = Timeouts(stop=0.5, exit=0.5)
 
 
@@ -35,6 +41,8 @@ def fail(how: str) -> None:
         raise FlyteRecoverableException("try me again")
     if how == "recoverable subclass":
         raise Unlucky("try me again")
+    if how == "own code":
+        raise Unreadable("shard 7")
     if how == "system":
         raise FlyteUploadDataException("the bucket is away")
     if how == "import":

@@ -8,10 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import flytekit
 import pytest
 from flyteidl.core import errors_pb2
 from flytekit.exceptions.user import FlyteRecoverableException
 
+import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
 from tests.procs import Ended, Gate, Warm, alive, until
 
@@ -80,21 +82,34 @@ def test_a_recoverable_exception_stays_recoverable(warm, tmp_path, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"),
+    ("how", "kind", "code"),
     [
-        ("raise", errors_pb2.ContainerError.NON_RECOVERABLE),
-        ("SIGSEGV", errors_pb2.ContainerError.NON_RECOVERABLE),
-        ("recoverable", errors_pb2.ContainerError.RECOVERABLE),
-        ("recoverable subclass", errors_pb2.ContainerError.RECOVERABLE),
+        ("raise", errors_pb2.ContainerError.NON_RECOVERABLE, "USER:ValueError"),
+        ("SIGSEGV", errors_pb2.ContainerError.NON_RECOVERABLE, "USER:SIGSEGV"),
+        ("os._exit", errors_pb2.ContainerError.NON_RECOVERABLE, "USER:Exit3"),
+        ("recoverable", errors_pb2.ContainerError.RECOVERABLE, "USER:FlyteRecoverableException"),
+        ("recoverable subclass", errors_pb2.ContainerError.RECOVERABLE, "USER:Unlucky"),
+        ("own code", errors_pb2.ContainerError.NON_RECOVERABLE, "DATA:Unreadable"),
     ],
 )
-def test_pyflyte_execute_uploads_one_error_of_the_right_kind_and_exits_0(warm, tmp_path, how, kind):
+def test_pyflyte_execute_uploads_one_error_of_the_right_kind_and_code_and_exits_0(warm, tmp_path, how, kind, code):
     ended = failed(warm, tmp_path / "job", how, kind="execute")
     assert ended.code == 0, ended.err
     assert ended.uploaded == ["error.pb"]
     document = error_document(ended)
-    assert document.error.kind == kind
-    assert "rank 1 (local_rank 1)" in document.error.message
+    assert (document.error.kind, document.error.code) == (kind, code)
+    assert document.error.message.startswith("rank 1 (local_rank 1) on node 0")
+
+
+def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no_frames_of_ours(warm, tmp_path):
+    text = error_document(failed(warm, tmp_path / "job", "raise", kind="execute")).error.message
+    first, blank, second, third = text.splitlines()[:4]
+    assert first == f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) raised ValueError: no learning rate"
+    assert (blank, second) == ("", "Traceback (most recent call last):")
+    assert "job_failing.py" in third
+    for package in (flytekit, flytekitplugins_safedist):
+        assert os.path.join(os.path.dirname(package.__file__), "") not in text
+    assert text.count("raised ValueError") == 1
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "system"])
