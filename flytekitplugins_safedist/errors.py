@@ -112,6 +112,10 @@ class TopologyError(SafedistError):
     """The environment does not say, or contradicts itself about, which node of how many this is."""
 
 
+class IncompatibleVersionError(SafedistError):
+    """torch or flytekit, as installed, lacks something private that safedist needs. The text names the versions."""
+
+
 class NotInTaskError(SafedistError):
     """Something that exists only inside a rank was asked for outside one."""
 

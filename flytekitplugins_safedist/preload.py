@@ -13,11 +13,15 @@ import os
 import pickle
 import random
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .compat import flytekit as flytekit_inside
+from .errors import IncompatibleVersionError
 
 SAFE_IMPORT_ENVIRONMENT = {
     # OpenBLAS starts its threads when it is loaded, unless it has just one. Ranks get their own number back.
@@ -113,6 +117,11 @@ def _import(name: str) -> str | None:
         importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         return f"importing {name} there failed with {type(error).__name__}: {error}"
+    try:
+        # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.
+        flytekit_inside.stop_event_loops()
+    except IncompatibleVersionError as error:
+        return f"after importing {name}, flytekit's threads cannot be ended: {error}"
     return unsafe_to_fork(f"importing {name}")
 
 
@@ -123,8 +132,9 @@ def unsafe_to_fork(culprit: str) -> str | None:
         culprit: what was done last, for the message.
     """
     threads = _threads()
-    if threads > 1:
-        return f"{culprit} started {threads - 1} thread(s), and a forked copy of their locks can hang"
+    if threads:
+        named = ", ".join(threads)
+        return f"{culprit} started {len(threads)} thread(s) ({named}), and a forked copy of their locks can hang"
     torch_cuda = sys.modules.get("torch.cuda")
     if torch_cuda is not None and torch_cuda.is_initialized():
         return f"{culprit} initialised CUDA, which does not survive a fork"
@@ -135,12 +145,25 @@ def unsafe_to_fork(culprit: str) -> str | None:
     return None
 
 
-def _threads() -> int:
-    """Threads of this process. One that was joined takes a moment to leave the kernel's list: give it that."""
+def _threads() -> list[str]:
+    """Names of the threads beside this one. One that was joined takes a moment to leave the kernel's list: give it
+    that."""
     deadline = time.monotonic() + _LEAVING_SECONDS
-    while (count := len(list(Path("/proc/self/task").iterdir()))) > 1 and time.monotonic() < deadline:
+    own = threading.get_native_id()
+    while True:
+        others = {int(task.name) for task in Path("/proc/self/task").iterdir()} - {own}
+        if not others or time.monotonic() > deadline:
+            break
         time.sleep(0.002)
-    return count
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    return [known.get(thread) or _native_name(thread) for thread in sorted(others)]
+
+
+def _native_name(thread: int) -> str:
+    """What the kernel calls a thread that Python does not know: native code has started it."""
+    with contextlib.suppress(OSError):
+        return f"native {Path(f'/proc/self/task/{thread}/comm').read_text().strip()!r}"
+    return "native, gone by now"
 
 
 def _numpy_state() -> bytes | None:

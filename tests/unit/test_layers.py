@@ -12,6 +12,8 @@ SOURCE = Path(__file__).parents[2] / PACKAGE
 
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("envvars", "errors"),
+    # what is private to torch and flytekit
+    ("compat",),
     # facts and small values that know nothing of each other
     (
         "caches",

@@ -73,16 +73,75 @@ def test_an_ordinary_module_is_safe(tmp_path: Path) -> None:
     assert unsafe(tmp_path, "import json\nX = 1\n") is None
 
 
-def test_a_module_that_starts_threads_is_named_with_their_number(tmp_path: Path) -> None:
+def test_a_module_that_starts_threads_is_named_with_their_names(tmp_path: Path) -> None:
     source = (
         "import threading\n"
         "stop = threading.Event()\n"
         "for _ in range(2):\n"
-        "    threading.Thread(target=stop.wait, daemon=True).start()\n"
+        "    threading.Thread(target=stop.wait, daemon=True, name=f'heartbeat {_}').start()\n"
     )
     assert unsafe(tmp_path, source) == (
-        "importing users started 2 thread(s), and a forked copy of their locks can hang"
+        "importing users started 2 thread(s) (heartbeat 0, heartbeat 1), and a forked copy of their locks can hang"
     )
+
+
+def test_a_thread_that_python_does_not_know_is_named_as_the_kernel_does(tmp_path: Path) -> None:
+    source = (
+        "import ctypes\n"
+        "c = ctypes.CDLL(None)\n"
+        "thread = ctypes.c_ulong()\n"
+        "c.pthread_create(ctypes.byref(thread), None, c.pause, None)\n"
+        "assert c.pthread_setname_np(thread, b'of-a-driver') == 0\n"
+    )
+    assert unsafe(tmp_path, source) == (
+        "importing users started 1 thread(s) (native 'of-a-driver'), and a forked copy of their locks can hang"
+    )
+
+
+LAUNCH_PLAN = """
+from flytekit import LaunchPlan, task, workflow
+
+@task
+def plus_one(n: int) -> int:
+    return n + 1
+
+@workflow
+def shop(n: int = 1) -> int:
+    return plus_one(n=n)
+
+daily = LaunchPlan.get_or_create(shop, name="daily", default_inputs={"n": 4})
+"""
+
+
+def test_a_launch_plan_with_default_inputs_beside_the_tasks_is_safe(tmp_path: Path) -> None:
+    (tmp_path / "users.py").write_text(LAUNCH_PLAN)
+    code = PRELOAD + "import threading, users\nprint(done.unsafe, threading.active_count(), users.daily.name)"
+    assert run(code, tmp_path, libraries=["flytekit"], modules=["users"]) == "None 1 daily\n"
+
+
+def test_flytekit_converts_on_after_its_thread_was_ended_here_and_in_a_forked_process(tmp_path: Path) -> None:
+    (tmp_path / "users.py").write_text(LAUNCH_PLAN)
+    code = PRELOAD + (
+        "import os, users\n"
+        "from flytekit import LaunchPlan\n"
+        "assert done.unsafe is None, done.unsafe\n"
+        "if os.fork() == 0:\n"
+        "    plan = LaunchPlan.get_or_create(users.shop, name='weekly', default_inputs={'n': 7})\n"
+        "    os.write(1, f'{plan.name} {users.shop(n=1)}\\n'.encode())\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(LaunchPlan.get_or_create(users.shop, name='weekly', default_inputs={'n': 7}).name)\n"
+    )
+    assert run(code, tmp_path, modules=["users"]) == "weekly 2\nweekly\n"
+
+
+def test_a_flytekit_whose_threads_are_kept_otherwise_is_named_with_its_version(tmp_path: Path) -> None:
+    source = "import flytekit.utils.asyn as asyn\ndel asyn.loop_manager._runner_map\n"
+    said = unsafe(tmp_path, source)
+    assert said is not None
+    assert "_AsyncLoopManager._runner_map" in said
+    assert "seen: flytekit 1." in said
+    assert "(tested)" in said
 
 
 def test_a_thread_that_has_ended_by_the_time_of_the_fork_is_no_danger(tmp_path: Path) -> None:

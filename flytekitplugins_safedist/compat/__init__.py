@@ -1,0 +1,48 @@
+"""Private names of torch and flytekit: each is looked up in one place, by an error that names the versions.
+
+What is private upstream may go in any release. Where we cannot do without such a name it stands in
+:mod:`.flytekit` or :mod:`.torch`, and nowhere else; that it is gone is said at once, never passed over: a checkpoint or
+metadata that silently is not there costs more than a job that does not start.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from ..errors import IncompatibleVersionError
+
+TESTED: dict[str, tuple[str, ...]] = {"flytekit": ("1.16.31",), "torch": ("2.13.0",)}
+"""The versions with which this project's tests have run."""
+
+
+def lookup(holder: Any, name: str, *, of: str) -> Any:
+    """``holder.name``.
+
+    Args:
+        holder: a module, class or object of the library.
+        name: its attribute.
+        of: the library: a key of :data:`TESTED`.
+
+    Raises:
+        IncompatibleVersionError: the installed version has no such name.
+    """
+    try:
+        return getattr(holder, name)
+    except AttributeError:
+        raise gone(f"{getattr(holder, '__name__', type(holder).__qualname__)}.{name}", of=of) from None
+
+
+def gone(what: str, *, of: str) -> IncompatibleVersionError:
+    """The error for something private of a library that is not there, or not as it was."""
+    try:
+        seen = f"{of} {metadata.version(of)}"
+    except metadata.PackageNotFoundError:
+        seen = f"{of} of a version that its metadata do not tell"
+    return IncompatibleVersionError(
+        f"{of} no longer has something that safedist stands on",
+        where={"name": what},
+        seen=seen,
+        expected=f"{of} {', '.join(TESTED[of])} (tested)",
+        hint=f"install a version of {of} that was tested, or a newer safedist",
+    )
