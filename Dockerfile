@@ -46,8 +46,9 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=
  && rm -rf /tmp/horovod \
  && strip --strip-debug /opt/venv/lib/python3*/site-packages/horovod/torch/*.so
 COPY --from=metadata /dependencies.txt .
+# numpy: torch warns where it is absent, and no training is without it.
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
-    pip install -q -c requirements/constraints.txt -r dependencies.txt
+    pip install -q -c requirements/constraints.txt -r dependencies.txt numpy
 
 
 FROM builder AS package
@@ -57,7 +58,9 @@ RUN pip wheel -q --no-deps --no-build-isolation --no-index --wheel-dir /package 
 
 
 FROM ${BASE_IMAGE} AS runtime
-RUN useradd --uid 1000 --create-home --shell /usr/sbin/nologin flyte
+# /root is where pyflyte registers and packages code to unless it is told otherwise (--dest-dir /root): the user's own.
+RUN useradd --uid 1000 --create-home --shell /usr/sbin/nologin flyte \
+ && chown 1000:1000 /root && chmod 0755 /root
 COPY --from=builder /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 # Further packages of the user's own code, e.g. "scikit-learn pandas".

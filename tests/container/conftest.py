@@ -120,9 +120,8 @@ def registered(image: str, directory: Path) -> tuple[dict[str, Any], dict[str, b
     """
     shutil.copytree(Path(__file__).parent / "project", directory / "project")
     version = ("--version", "v1", "--project", "flytesnacks", "--domain", "development")
-    where = ("--image", image, "--destination-dir", "/home/flyte")
     with serving() as (endpoint, received):
-        pyflyte("register", *version, *where, "project", cwd=directory, endpoint=endpoint)
+        pyflyte("register", *version, "--image", image, "project", cwd=directory, endpoint=endpoint)
     return {name.rsplit(".", 1)[1]: sent.spec.template for name, sent in received.tasks.items()}, received.uploads
 
 

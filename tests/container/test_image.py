@@ -34,6 +34,17 @@ def test_it_is_not_root_and_cannot_change_what_is_installed(
     assert done.stderr.count("Permission denied") == 2
 
 
+def test_code_goes_where_pyflyte_registers_it_to_by_default(run_in_image: Run) -> None:
+    stage = "safedist-execute --additional-distribution /tmp/code.tar.gz --dest-dir /root"
+    steps = (
+        "mkdir /tmp/code && echo 'print(__file__)' >/tmp/code/acme.py",
+        "tar -czf /tmp/code.tar.gz -C /tmp/code acme.py",
+        f"{stage} -- python -c 'import acme, os; print(os.getuid())'",
+    )
+    done = run_in_image("sh", "-ec", "\n".join(steps))
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["/root/acme.py", "1000"]), done.stderr
+
+
 def test_flyte_sets_the_whole_command(inspected: dict[str, dict[str, object]]) -> None:
     assert not inspected["Config"].get("Entrypoint")
 
@@ -70,9 +81,10 @@ def test_the_package_and_its_commands_are_installed(run_in_image: Run) -> None:
     assert done.stdout.splitlines() == ["0.1.0 True", "['flytekitplugins_safedist.task']", ""], done.stderr
 
 
-def test_its_torch_is_a_cpu_build_and_horovod_imports(run_in_image: Run) -> None:
-    done = run_in_image("python", "-c", "import horovod.torch, torch; print(torch.version.cuda)")
-    assert (done.returncode, done.stdout.strip()) == (0, "None"), done.stderr
+def test_its_torch_is_a_cpu_build_that_knows_numpy_and_horovod_imports(run_in_image: Run) -> None:
+    code = "import horovod.torch, torch; print(torch.version.cuda, torch.zeros(2).numpy().sum())"
+    done = run_in_image("python", "-c", code)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "None 0.0", "")
 
 
 def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
