@@ -291,7 +291,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
         own = self.plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
         user = dict(settings.environment)
-        place = dict(self._backend.environment(group, context.local_rank))
+        place = {**self._backend.environment(group, context.local_rank), envvars.ROUND: str(context.round)}
         if STORE_PORT in group.offered:
             place[envvars.AGENT_STORE] = f"{group.address}:{group.offered[STORE_PORT]}"
         # The user's word beats everything but a rank's identity, which config.py has refused already.

@@ -115,6 +115,8 @@ VK_TASK_INDEX = "VK_TASK_INDEX"
 AGENT_STORE = "SAFEDIST_AGENT_STORE"
 """Set in the ranks of a job of several: ``host:port`` of the store that node 0's agent holds for their helpers in
 this round. Not torchrun's agent store: that one is the rendezvous's, and a user's own store would meet ours in it."""
+ROUND = "SAFEDIST_ROUND"
+"""Set in every rank: which launch of the ranks this is, from 0."""
 FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 """Seconds that the helpers of ``flytekitplugins_safedist.fs`` wait for other ranks, unless a call says otherwise."""
 COORDINATION_DIR = "SAFEDIST_COORDINATION_DIR"

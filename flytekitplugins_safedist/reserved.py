@@ -7,7 +7,7 @@ from . import envvars as names
 PINNED = frozenset(
     {
         *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS),
-        *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.AGENT_STORE),
+        *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.AGENT_STORE, names.ROUND),
     }
 )
 """Ours."""

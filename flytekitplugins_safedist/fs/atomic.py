@@ -11,6 +11,7 @@ import ctypes
 import errno
 import io
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ def atomic_write(
     mode: Literal["w", "wb"] = "wb",
     *,
     encoding: str = "utf-8",
-    permissions: int = 0o666,
+    permissions: int | None = None,
     durable: bool = True,
 ) -> Iterator[IO[Any]]:
     """Open a file for writing that becomes ``path`` when the block ends without an error, and not before.
@@ -44,7 +45,8 @@ def atomic_write(
         path: the file to make or replace. Its directory must exist. A symbolic link is replaced, not followed.
         mode: "wb" or "w".
         encoding: of text.
-        permissions: mode bits of the new file, less the umask.
+        permissions: mode bits of the new file, less the umask; without them those of the file that it replaces, so that
+            a private file stays private, and 0o666 less the umask for a new one.
         durable: fsync file and directory; without it a crash of the *machine* may lose the file or leave it empty.
 
     Raises:
@@ -52,7 +54,8 @@ def atomic_write(
     """
     target = Path(path)
     draft = aside(target)
-    raw = _Raw(persist(lambda: _create(draft, permissions), draft, "create the file"), draft)
+    kept = None if permissions is not None else persist(lambda: _mode_of(target), target, "look at what is replaced")
+    raw = _Raw(persist(lambda: _create(draft, permissions, kept), draft, "create the file"), draft)
     buffered = io.BufferedWriter(raw, _BUFFER)
     file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
     try:
@@ -88,15 +91,22 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
         yield draft
         handle = persist(lambda: os.open(draft, os.O_RDONLY | os.O_CLOEXEC), draft, "open what was to be written")
         try:
-            inode = persist(lambda: os.fstat(handle).st_ino, draft, "look at what was written")
+            status = persist(lambda: os.fstat(handle), draft, "look at what was written")
+            if stat.S_ISDIR(status.st_mode):
+                raise PathBlockedError(
+                    "a directory was made where a file was to be written",
+                    where={"path": target},
+                    hint="write a file to the path that atomic_path gives, or use atomic_dir",
+                )
             if durable:
                 _fsync(handle, draft)
         finally:
             os.close(handle)
-        _rename(draft, target, inode)
+        _rename(draft, target, status.st_ino)
     except BaseException:
         with contextlib.suppress(OSError):
             draft.unlink()
+        discard(draft)  # the block made a directory
         raise
     if durable:
         fsync_dir(target.parent)
@@ -182,11 +192,30 @@ class _Raw(io.FileIO):
             raise explain(error, self._path, "write") from error
 
 
-def _create(path: Path, permissions: int) -> int:
-    with contextlib.suppress(FileExistsError):
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, permissions)
-    # The name is random and ours: an earlier try of this same call has made it, and the reply was lost.
-    return os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+def _mode_of(path: Path) -> int | None:
+    """The permission bits of a regular file; None where there is none."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
+
+
+def _create(path: Path, permissions: int | None, kept: int | None) -> int:
+    """Open a new file; its bits are ``kept`` whatever the umask, or ``permissions`` less the umask."""
+    bits = permissions if permissions is not None else 0o666
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, bits if kept is None else 0o600)
+    except FileExistsError:
+        # The name is random and ours: an earlier try of this same call has made it, and the reply was lost.
+        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    if kept is not None:
+        try:
+            os.fchmod(handle, kept)
+        except BaseException:
+            os.close(handle)
+            raise
+    return handle
 
 
 def _mkdir_new(path: Path) -> None:

@@ -44,18 +44,67 @@ def exchange(name: str, text: str, *, timeout: float | None = None, group: Group
     return _meet(group or default_group(), f"exchange/{name}", text, timeout)
 
 
-def leave_word(name: str, text: str, group: Group) -> None:
-    """Take part in the coming ``exchange`` without waiting for the others: for a rank that must leave at once."""
-    place = f"exchange/{name}/{group.turn(f'exchange/{name}')}"
-    group.board.put(f"{place}/text/{group.identity.rank}", text)
-    if group.board.arrive(place, group.identity.rank) >= group.identity.world_size:
-        group.board.put_once(f"{place}/end", _collect(group, place, with_texts=True))
+class Occasion:
+    """One collective call, with all the points at which its ranks meet.
+
+    A rank that fails before a point is not one turn behind in the next call: the call is counted once, when it begins.
+
+    Args:
+        name: what the ranks are called to; calls of one name are matched in their order.
+        group: the ranks.
+        timeout: seconds at each point; see ``barrier``.
+    """
+
+    def __init__(self, name: str, group: Group, timeout: float | None) -> None:
+        self.group, self.timeout = group, timeout
+        self.place = f"{name}/{group.turn(name)}"
+        self._points: list[str] = []
+
+    def agree(self, point: str, text: str) -> str:
+        """What the first rank to come has proposed."""
+        return self.group.board.put_once(self._at(point), text)
+
+    def exchange(self, point: str, text: str) -> list[str]:
+        """As the function, at one point of this call."""
+        return _meet_at(self.group, self._at(point), text, self.timeout)
+
+    def barrier(self, point: str) -> None:
+        """As the function, at one point of this call."""
+        _meet_at(self.group, self._at(point), None, self.timeout)
+
+    def leave_word(self, point: str, text: str) -> None:
+        """Take part in the ``exchange`` at a point without waiting: for a rank that must leave at once."""
+        board, me, place = self.group.board, self.group.identity, self._at(point)
+        board.put(f"{place}/text/{me.rank}", text)
+        if board.arrive(place, me.rank) >= me.world_size:
+            board.put_once(f"{place}/end", _collect(self.group, place, with_texts=True))
+
+    def close(self) -> None:
+        """Say that this rank will ask for nothing of this call again; the last one clears its notes away."""
+        board, me = self.group.board, self.group.identity
+        try:
+            if board.arrive(f"{self.place}/gone", me.rank) >= me.world_size:
+                for key in [*self._points, f"{self.place}/gone"]:
+                    board.clear(key, me.world_size)
+        except FsError:  # whoever held the board has left it; with it go the notes
+            return
+
+    def _at(self, point: str) -> str:
+        key = f"{self.place}/{point}"
+        self._points.append(key)
+        return key
 
 
 def _meet(group: Group, name: str, text: str | None, timeout: float | None) -> list[str]:
-    board, me = group.board, group.identity
     turn = group.turn(name)
-    place = f"{name}/{turn}"
+    texts = _meet_at(group, f"{name}/{turn}", text, timeout)
+    if turn > 0:  # whoever is here has left the turn before: nobody will ask for it again
+        group.board.forget(f"{name}/{turn - 1}", group.identity.rank)
+    return texts
+
+
+def _meet_at(group: Group, place: str, text: str | None, timeout: float | None) -> list[str]:
+    board, me = group.board, group.identity
     began = time.monotonic()
     limit = timeout_s(timeout)
     if text is not None:
@@ -75,9 +124,7 @@ def _meet(group: Group, name: str, text: str | None, timeout: float | None) -> l
     if board.held_by_rank_0:
         _see_off(group, place, me.world_size - len(outcome.get("missing", ())))
     if "missing" in outcome:
-        raise _gave_up(group, name, turn, outcome)
-    if turn > 0:  # whoever is here has left the turn before: nobody will ask for it again
-        board.forget(f"{name}/{turn - 1}", me.rank)
+        raise _gave_up(group, place, outcome)
     texts: list[str] = outcome["texts"]
     return texts
 
@@ -116,13 +163,14 @@ def _missing(group: Group, place: str, limit: float) -> str:
     return json.dumps({"missing": [rank for rank in everyone if rank not in came], "waited": waited})
 
 
-def _gave_up(group: Group, name: str, turn: int, outcome: dict[str, object]) -> FsTimeoutError:
+def _gave_up(group: Group, place: str, outcome: dict[str, object]) -> FsTimeoutError:
     missing = outcome["missing"]
     listed = ", ".join(str(rank) for rank in missing) if isinstance(missing, list) else str(missing)
     return FsTimeoutError(
         f"ranks did not come to the meeting point: {listed or 'none, but too late'}",
-        where={"point": f"{name} #{turn}", "rank": group.identity, "board": group.board.where},
+        where={"point": place, "rank": group.identity, "board": group.board.where},
         seen=f"waited {outcome['waited']}",
         expected=f"{group.identity.world_size} ranks",
-        hint="see what these ranks do instead: a hang before this point, an early return, or a death",
+        hint="see what these ranks do instead: a hang before this point, an early return, a death, or the same call "
+        "with another name or path",
     )

@@ -51,6 +51,9 @@ class Board(Protocol):
     def forget(self, key: str, member: int) -> None:
         """``member`` will not ask for ``key`` and what is below it again; when all have said so, it may be gone."""
 
+    def clear(self, key: str, ranks: int) -> None:
+        """Nobody will ask for ``key`` and what ``ranks`` ranks have left below it again: it goes."""
+
 
 class MemoryBoard:
     """For a job of one process: its threads are the callers."""
@@ -100,7 +103,10 @@ class MemoryBoard:
             return self._came.get(key, set()) & set(candidates)
 
     def forget(self, key: str, member: int) -> None:
+        self.clear(key, 1)
+
+    def clear(self, key: str, ranks: int) -> None:
         with self._changed:
-            self._came.pop(key, None)
-            for note in [note for note in self._notes if note.startswith(key + "/")]:
-                del self._notes[note]
+            for kept in (self._came, self._notes):
+                for one in [one for one in kept if one == key or one.startswith(key + "/")]:
+                    del kept[one]

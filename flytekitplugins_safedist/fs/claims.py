@@ -180,7 +180,8 @@ class Claim:
             os.close(handle)
 
     def _break(self, dead: Owner, left: float) -> None:
-        marker = self.path.parent / f".{self.path.name[:150]}.break-{dead.token}"
+        stem = os.fsencode(self.path.name)[:150].decode(errors="ignore")  # NAME_MAX counts bytes
+        marker = self.path.parent / f".{stem}.break-{dead.token}"
         with Claim(marker).acquire(max(left, 1.0)):
             # Only the holder of this marker removes this owner's lock: what the link shows stays so until we are done.
             self._remove(dead)

@@ -39,6 +39,11 @@ def current_identity() -> Identity:
     return given if given is not None else identity_from_env(os.environ)
 
 
+def says_timeout(given: float | None) -> bool:
+    """Whether somebody, the call or the job's environment, has set how long to wait."""
+    return given is not None or bool(os.environ.get(envvars.FS_TIMEOUT))
+
+
 def timeout_s(given: float | None) -> float:
     """Seconds to wait: the call's own word, else SAFEDIST_FS_TIMEOUT for the whole job, else five minutes.
 

@@ -58,44 +58,62 @@ def download_once(
 ) -> Path:
     """Fetch ``source`` to ``destination`` once per file system that the ranks share; return the path in every rank.
 
-    What is there already is complete (it was published by one rename) and is not fetched again.
+    What is there already is complete (it was published by one rename) and is not fetched again, unless it is a file
+    whose digest is not the one that is asked for.
 
     Args:
         source: a URL or path that fsspec knows (a directory if it ends in "/"), an http(s) URL, a ``FlyteFile`` or a
             ``FlyteDirectory`` (fetched with Flyte's own credentials).
         destination: the file or directory to make. Its parent is made if need be.
         scope: who shares the parent: "job", "node", "rank"; without it the ranks find out (``shared_scope``).
-        sha256: the digest (hexadecimal) that a file must have.
+        sha256: the digest (hexadecimal) that a file must have, also one that is there already.
         progress: called every ``report_every_s`` seconds in the rank that fetches; without it, log lines.
         on_death: when the fetching rank dies, another takes over, or all fail.
         timeout: seconds for the whole download; an hour without it.
         group: the ranks; without it ``default_group()``.
 
     Raises:
+        DownloadError: the source is nothing that can be fetched, or a directory is to have a digest.
         WorkFailedError: the download failed; every rank of the part gets the one error (a DownloadError within).
         FsTimeoutError: it took longer than ``timeout``.
     """
     target = Path(destination)
     group = group or default_group()
-    ensure_dir(target.parent)
     fetch = plan_fetch(source)
-    part = _part(target.parent, scope, group)
+    if fetch.is_dir and sha256 is not None:
+        raise DownloadError(
+            "a directory has no digest of its own",
+            where={"source": fetch.name},
+            seen=f"sha256={sha256}",
+            hint="fetch an archive or a file, or compare the files' digests yourself",
+        )
+    key = hashlib.sha256(f"{fetch.name}\0{target.name}".encode()).hexdigest()[:32]
+    part = _part(target.parent, scope, key, group)
 
     def work() -> str:
-        if not target.exists():
+        if not _is_there(target, sha256):
             _fetch(fetch, target, sha256, _Reporter(fetch.name, progress, report_every_s))
         return str(target)
 
-    key = hashlib.sha256(f"{fetch.name}\0{target.name}".encode()).hexdigest()[:32]
     turn = group.turn(f"download/{key}")
     once_per_part(f"download/{part}", f"{key}/{turn}", work, on_death=on_death, timeout=timeout, group=group)
     return wait_for(target, kind="dir" if fetch.is_dir else "file", made_by=f"the download of {fetch.name}")
 
 
-def _part(place: Path, scope: Literal["job", "node", "rank"] | None, group: Group) -> str:
+def _is_there(target: Path, sha256: str | None) -> bool:
+    if not target.exists():
+        return False
+    if sha256 is None or _digest(target) == sha256.lower():
+        return True
+    log.warning("%s is there with another digest than asked for; it is fetched anew", target)
+    return False
+
+
+def _part(place: Path, scope: Literal["job", "node", "rank"] | None, key: str, group: Group) -> str:
     me = group.identity
     if scope is None:
-        return f"part{shared_scope(place, group=group).part}"
+        return f"part{shared_scope(place, key=f'download/{key}', group=group).part}"
+    ensure_dir(place)
     return {"job": "job", "node": f"node{me.node_rank}", "rank": f"rank{me.rank}"}[scope]
 
 
@@ -157,17 +175,22 @@ def _fetch(fetch: Fetch, target: Path, sha256: str | None, reporter: _Reporter) 
 def _verify(draft: Path, sha256: str | None, name: str) -> None:
     if sha256 is None:
         return
-    digest = hashlib.sha256()
-    with draft.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != sha256.lower():
+    digest = _digest(draft)
+    if digest != sha256.lower():
         raise DownloadError(
             "the download is not what was expected",
             where={"source": name},
-            seen=f"sha256 {digest.hexdigest()}, {draft.stat().st_size} bytes",
+            seen=f"sha256 {digest}, {draft.stat().st_size} bytes",
             expected=f"sha256 {sha256.lower()}",
         )
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 # --- ways to fetch -------------------------------------------------------------------------------------------------

@@ -140,4 +140,9 @@ class FileBoard:
 
     def forget(self, key: str, member: int) -> None:
         if member == 0:
-            discard(self._place(f"{key}/x").parent)
+            self.clear(key, self._ranks)
+
+    def clear(self, key: str, ranks: int) -> None:
+        discard(self._place(f"{key}/x").parent)
+        with contextlib.suppress(OSError):
+            self._place(key).unlink()

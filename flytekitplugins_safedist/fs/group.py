@@ -42,6 +42,7 @@ class Group:
         self.board = board
         self.identity = identity
         self._turns: Counter[str] = Counter()
+        self._failures: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def turn(self, name: str) -> int:
@@ -49,6 +50,16 @@ class Group:
         with self._lock:
             self._turns[name] += 1
             return self._turns[name] - 1
+
+    def failures(self, work: str) -> int:
+        """How many tries of ``work`` this process has seen end in failure: the number of the next one."""
+        with self._lock:
+            return self._failures.get(work, 0)
+
+    def failed(self, work: str, attempt: int) -> None:
+        """A try of ``work`` has failed, and a caller here is told so."""
+        with self._lock:
+            self._failures[work] = max(attempt + 1, self._failures.get(work, 0))
 
     def __repr__(self) -> str:
         return f"<Group of {self.identity.world_size} over {self.board.where}, seen by {self.identity}>"
@@ -171,9 +182,8 @@ def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group
             hint="initialise torch.distributed first, start with torchrun, or pass a store",
         )
     store = _connected(address, port)
-    # torchrun keeps its store over restarts; torch's own env:// rendezvous sets rounds apart by the same variable.
-    count = os.environ.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
-    prefix = f"safedist/fs/{identity.round}/{count}"
+    # torchrun keeps its store over restarts; torch's own env:// rendezvous sets rounds apart by the same number.
+    prefix = f"safedist/fs/{identity.round}"
     where = f"the agent's store at {address}:{port}"
     board = StoreBoard(dist.PrefixStore(prefix, store), where, identity.world_size, held_by_rank_0=False)
     return Group(board, identity)
@@ -294,10 +304,5 @@ def _files_from_env(env: Mapping[str, str], identity: Identity) -> Group:
             hint="call this after torch.distributed or Horovod is initialised, or say use_group(file_group(DIR)), or "
             f"set {envvars.JOB_ID} (new for each run) and {envvars.COORDINATION_DIR} (shared by all ranks)",
         )
-    return file_group(Path(root) / run_name(name, env, identity), identity=identity)
-
-
-def run_name(name: str, env: Mapping[str, str], identity: Identity) -> str:
-    """The directory of one launch of the ranks, given the user's name for the run. Pure."""
-    restarts = env.get(envvars.TORCHELASTIC_RESTART_COUNT, "0")
-    return re.sub(r"[^\w-]", "-", f"{name}-{identity.attempt}-{identity.round}-{restarts}")
+    launch = re.sub(r"[^\w-]", "-", f"{name}-{identity.attempt}-{identity.round}")
+    return file_group(Path(root) / launch, identity=identity)

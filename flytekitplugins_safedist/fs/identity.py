@@ -78,6 +78,8 @@ def identity_from_env(env: Mapping[str, str]) -> Identity:
     attempt = _number(env, envvars.FLYTE_ATTEMPT) if env.get(envvars.FLYTE_ATTEMPT) else 0
     if place is None:
         return Identity(attempt=attempt)
+    # torchrun's first: one that a rank of ours has started counts its own.
+    rounds = next((name for name in (envvars.TORCHELASTIC_RESTART_COUNT, envvars.ROUND) if env.get(name)), None)
     rank, world_size, local_rank, local_world_size, node_rank, nnodes = place
     return Identity(
         rank=rank,
@@ -86,6 +88,7 @@ def identity_from_env(env: Mapping[str, str]) -> Identity:
         local_world_size=local_world_size,
         node_rank=node_rank,
         nnodes=nnodes,
+        round=_number(env, rounds) if rounds else 0,
         attempt=attempt,
     )
 

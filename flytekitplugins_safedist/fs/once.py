@@ -14,13 +14,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkerLostError, WorkFailedError
 from . import facts
 from .bells import Bell, Listener
-from .context import timeout_s
+from .context import says_timeout, timeout_s
 from .group import Group, default_group
 from .process import ProcessRecord, boot_id, is_provably_dead, pid_namespace, this_process
 from .scope import shared_scope
@@ -47,7 +47,8 @@ def once_per_job(
     """Have ``work`` done by exactly one rank of the job; return its result in every rank that calls this.
 
     The first to come works. A later call with the same key, from any rank or thread, returns the same result: it is
-    once per job (once per round, after a restart of the ranks).
+    once per job (once per round, after a restart of the ranks). After a failure, a rank that has had the error and
+    calls again begins another try, which all ranks that call again take part in.
 
     Args:
         key: names the work; the same in all ranks.
@@ -58,7 +59,8 @@ def once_per_job(
             Its death is noticed within ``LOOK_S`` seconds by callers on its machine, and told to all; when nobody can
             judge (its whole machine is gone), after the board's lease: 60 s for a store, 180 s for network files. A
             takeover after such a silence may overlap with a worker that was only frozen: its result is void.
-        timeout: seconds to wait for another's work; without it SAFEDIST_FS_TIMEOUT, without that five minutes.
+        timeout: seconds to wait for another's work; without it SAFEDIST_FS_TIMEOUT; without that for as long as the
+            worker is alive, and five minutes from its last sign of life.
         group: the ranks; without it ``default_group()``.
 
     Raises:
@@ -96,7 +98,7 @@ def once_per_node(
     """
     group = group or default_group()
     if path is not None:
-        scope = shared_scope(path, timeout=timeout, group=group)
+        scope = shared_scope(path, timeout=timeout, key=f"once/{key}", group=group)
         part = f"part{scope.part}of{len(scope.parts)}"
         return once_per_part(part, key, work, on_death=on_death, timeout=timeout, group=group)
     return _once(group, f"node{group.identity.node_rank}/{key}", work, on_death, timeout)
@@ -131,33 +133,52 @@ class _Worker:
 
 
 def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, timeout: float | None) -> T:
-    deadline = time.monotonic() + timeout_s(timeout)
+    patience = _Patience(timeout_s(timeout), says_timeout(timeout))
     with Bell() as bell:
         me = _Worker(this_process(), group.identity.rank, threading.get_ident(), secrets.token_hex(16), bell.address)
-        for generation in range(MOST_WORKERS):
+        first = group.failures(key)
+        for generation in range(first, first + MOST_WORKERS):
             place = f"once/{key}/{generation}"
             worker = _Worker.from_text(group.board.put_once(f"{place}/worker", me.to_text()))
             if worker.token == me.token:
                 try:
                     verdict = _work(group, place, key, me, work)
+                except BaseException:
+                    group.failed(key, generation)
+                    raise
                 finally:
                     bell.ring()
             else:
                 _refuse_own_work(group, place, key, me, worker)
-                verdict = _await(group, place, key, worker, deadline)
+                verdict = _await(group, place, key, worker, patience)
             if "value" in verdict:
                 result: T = decode(verdict["value"])
                 return result
             if "error" in verdict:
+                group.failed(key, generation)
                 raise _failed(key, verdict)
             if on_death == "fail":
                 break
+    group.failed(key, generation)
     raise WorkerLostError(
         "the rank that did the work for the others is lost",
         where={"key": key, "worker": verdict["worker"], "board": group.board.where},
         seen=verdict["lost"],
         hint="see why it ended (out of memory?); on_death='takeover' lets another rank do the work",
     )
+
+
+@dataclass(frozen=True)
+class _Patience:
+    """How long to wait for another's work: in all, where somebody has said so; else since its last sign of life."""
+
+    seconds: float
+    in_all: bool
+    began: float = field(default_factory=time.monotonic)
+
+    def left(self, heard: float) -> float:
+        """Seconds, given when (by this clock) the worker last showed that it lives."""
+        return (self.began if self.in_all else max(self.began, heard)) + self.seconds - time.monotonic()
 
 
 def _refuse_own_work(group: Group, place: str, key: str, me: _Worker, worker: _Worker) -> None:
@@ -191,10 +212,10 @@ def _work(group: Group, place: str, key: str, me: _Worker, work: Callable[[], An
     return agreed
 
 
-def _await(group: Group, place: str, key: str, worker: _Worker, deadline: float) -> dict[str, str]:
+def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patience) -> dict[str, str]:
     watch = _Watch(group, place, worker)
     with Listener(worker.bell if watch.judges else "") as bell:
-        for look in _looks(bell, deadline):
+        for look in _looks(bell, lambda: patience.left(watch.heard)):
             text = group.board.wait(f"{place}/end", look)
             if text is None and (lost := watch.lost()):
                 verdict = {"worker": str(worker), "lost": f"{lost}, says rank {group.identity.rank}"}
@@ -202,7 +223,7 @@ def _await(group: Group, place: str, key: str, worker: _Worker, deadline: float)
             if text is not None:
                 agreed: dict[str, str] = json.loads(text)
                 return agreed
-            if time.monotonic() >= deadline:
+            if patience.left(watch.heard) <= 0:
                 break
     raise FsTimeoutError(
         "the work that one rank does for the others was not done in time",
@@ -212,11 +233,11 @@ def _await(group: Group, place: str, key: str, worker: _Worker, deadline: float)
     )
 
 
-def _looks(bell: Listener, deadline: float) -> Iterator[float]:
+def _looks(bell: Listener, patience: Callable[[], float]) -> Iterator[float]:
     """How long to wait for the verdict, in seconds, before the next look after the worker's health."""
     most = LOOK_S
     while True:
-        left = max(0.0, deadline - time.monotonic())
+        left = max(0.0, patience())
         if bell.hears:
             bell.rest(min(LOOK_S, left))
             yield 0.0
@@ -234,18 +255,22 @@ class _Watch:
         here = (boot_id(), pid_namespace())
         self.judges = here == (worker.process.boot_id, worker.process.pid_ns) and here[0] != ""
         self._pulse: str | None = None
-        self._heard = time.monotonic()
+        self.heard = time.monotonic()
+        """When the worker was last known to live, by this process's monotonic clock."""
         self.state = "alive, and still at work"
 
     def lost(self) -> str:
         """Why the worker counts as lost; empty while it does not."""
         if self.judges:
-            return f"{self._worker.process} has died" if is_provably_dead(self._worker.process) else ""
+            if is_provably_dead(self._worker.process):
+                return f"{self._worker.process} has died"
+            self.heard = time.monotonic()
+            return ""
         pulse = self._group.board.get(f"{self._place}/pulse")
         now = time.monotonic()
         if pulse != self._pulse:
-            self._pulse, self._heard = pulse, now
-        silent = now - self._heard
+            self._pulse, self.heard = pulse, now
+        silent = now - self.heard
         self.state = f"last sign of life {silent:.0f} s ago"
         return f"no sign of life for {silent:.0f} s" if silent > self._group.board.lease_s else ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,9 +19,9 @@ from typing import Literal
 
 from ..errors import FsError, FsUnsupportedError, PathBlockedError, PublishError
 from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
-from .barriers import exchange, leave_word
+from .barriers import Occasion
 from .calls import NO_LINKS, persist
-from .debris import aside, discard
+from .debris import aside, discard, living
 from .dirs import ensure_dir, listed
 from .facts import mount_of
 from .group import Group, default_group
@@ -50,6 +51,7 @@ def publish(
     shared: Literal["probe", "yes"] = "probe",
     durable: bool = True,
     timeout: float | None = None,
+    key: str | None = None,
     group: Group | None = None,
 ) -> Iterator[Path]:
     """Write this rank's part of the directory ``path``; all ranks call it, and all parts become visible together.
@@ -66,6 +68,8 @@ def publish(
         shared: "yes" spares the probing whether all ranks see one file system (``shared_scope``).
         durable: fsync everything before it is published.
         timeout: seconds for the ranks to come together, at the beginning and at the end; see ``barrier``.
+        key: names this publication; the same in all ranks. Without it the absolute path does: ranks that see the place
+            under different names must say a key.
         group: the ranks; without it ``default_group()``.
 
     Raises:
@@ -76,27 +80,28 @@ def publish(
     target = Path(path)
     group = group or default_group()
     how = _How(commit, exists, durable, timeout)
-    if commit == "marker" and (exists != "fail" or is_published(target)):
-        raise PathBlockedError(
-            "a directory that is committed by marker cannot be published again",
-            where={"path": target},
-            hint="publish under a new name",
-        )
-    ensure_dir(target.parent)
-    if shared == "probe":
-        _require_one_file_system(target, group, timeout)
-    draft = _agree_on_draft(target, group, commit)
-    part = draft if commit == "marker" else draft / f".part-{group.identity.rank}-{secrets.token_hex(4)}"
-    trouble: BaseException | None = None
-    inode = 0
-    try:
-        ensure_dir(part)
-        yield part
-        inode = _hand_in(part, draft, how)
-    except BaseException as error:
-        trouble = error
-    _agree_on_end(target, draft, trouble, how, group)
-    _commit_once(target, draft, inode, how, group)
+    # By what is meant, not by order: threads of one rank may publish two directories at once.
+    key = key or os.path.abspath(target)  # noqa: PTH100  (links stay)
+    call = Occasion(f"publish/{key}", group, timeout)
+    with contextlib.ExitStack() as held:
+        try:
+            draft = _begin(target, shared, how, key, call)
+            held.enter_context(living(draft))
+            part = draft if commit == "marker" else draft / f".part-{group.identity.rank}-{secrets.token_hex(4)}"
+            ensure_dir(part)
+        except BaseException as error:
+            call.leave_word("end", _said(target, how, error))  # the others learn it at their end, and wait for nobody
+            raise
+        trouble: BaseException | None = None
+        inode = 0
+        try:
+            yield part
+            inode = _hand_in(part, draft, how)
+        except BaseException as error:
+            trouble = error
+        _agree_on_end(target, draft, trouble, how, call)
+        _commit_once(target, draft, inode, how, call)
+    call.close()
 
 
 def is_published(path: str | os.PathLike[str]) -> bool:
@@ -108,8 +113,8 @@ def is_published(path: str | os.PathLike[str]) -> bool:
     return _inode(Path(path) / MARKER) is not None
 
 
-def _require_one_file_system(target: Path, group: Group, timeout: float | None) -> None:
-    scope = shared_scope(target.parent, timeout=timeout, group=group)
+def _require_one_file_system(target: Path, key: str, call: Occasion) -> None:
+    scope = shared_scope(target.parent, timeout=call.timeout, key=f"publish/{key}", group=call.group)
     if scope.kind != "job":
         raise PublishError(
             "the ranks do not share the file system to publish on",
@@ -119,12 +124,28 @@ def _require_one_file_system(target: Path, group: Group, timeout: float | None) 
         )
 
 
-def _agree_on_draft(target: Path, group: Group, commit: str) -> Path:
-    if commit == "marker":
-        return target
-    turn = group.turn("publish")
-    # A path relative to the target's parent: the ranks may see that under different names.
-    return target.parent / group.board.put_once(f"publish/{turn}/draft", aside(target).name)
+def _begin(target: Path, shared: str, how: _How, key: str, call: Occasion) -> Path:
+    """See that this can be published, and agree on where the parts are collected."""
+    if shared == "probe":  # which makes the parent, and tells all ranks if one cannot
+        _require_one_file_system(target, key, call)
+    else:
+        ensure_dir(target.parent)
+    if how.commit == "marker":
+        if how.exists != "fail" or is_published(target):
+            raise PathBlockedError(
+                "a directory that is committed by marker cannot be published again",
+                where={"path": target},
+                hint="publish under a new name",
+            )
+        return ensure_dir(target)
+    # A name without its directory: the ranks may see that under different names.
+    return ensure_dir(target.parent / call.agree("draft", aside(target, of_group=True).name))
+
+
+def _said(target: Path, how: _How, trouble: BaseException | None) -> str:
+    """What a rank tells the others at the end: what it meant, and what kept it from doing that."""
+    error = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
+    return json.dumps({"meant": f"{target.name}, commit={how.commit!r}, exists={how.exists!r}", "error": error})
 
 
 def _hand_in(part: Path, draft: Path, how: _How) -> int:
@@ -139,44 +160,56 @@ def _hand_in(part: Path, draft: Path, how: _How) -> int:
     return persist(lambda: draft.stat().st_ino, draft, "look at the draft")
 
 
-def _agree_on_end(target: Path, draft: Path, trouble: BaseException | None, how: _How, group: Group) -> None:
+def _agree_on_end(target: Path, draft: Path, trouble: BaseException | None, how: _How, call: Occasion) -> None:
     """Return when all ranks have handed in their parts; else remove the draft and raise, the own trouble first."""
-    said = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
+    said = _said(target, how, trouble)
     if trouble is not None and not isinstance(trouble, Exception):  # Ctrl-C, exit: tell the others, and go
-        leave_word("publish", said, group)
+        call.leave_word("end", said)
         raise trouble
     absent: FsError | None = None
-    reports: list[str] = []
+    reports: list[dict[str, str]] = []
     try:
-        reports = exchange("publish", said, timeout=how.timeout, group=group)
+        reports = [json.loads(text) for text in call.exchange("end", said)]
     except FsError as error:
         absent = error
-    failed = [(rank, report) for rank, report in enumerate(reports) if report]
-    if absent is None and not failed:
+    problem: BaseException | None = trouble or absent or _failed(target, reports)
+    if problem is None:
         return
     if how.commit == "rename":
         discard(draft)
-    problem = absent if trouble is None else trouble
-    if problem is not None:
-        raise problem
-    rank, report = failed[0]
-    raise PublishError(
-        f"nothing was published: {len(failed)} of {len(reports)} ranks failed",
-        where={"path": target, "first_failed_rank": rank},
-        seen=report,
-        hint="see that rank's own error",
-    )
+    raise problem
 
 
-def _commit_once(target: Path, draft: Path, inode: int, how: _How, group: Group) -> None:
-    turn = group.turn("publish/commit")
+def _failed(target: Path, reports: list[dict[str, str]]) -> PublishError | None:
+    """The error of a publication whose ranks have all spoken, if it is one."""
+    failed = [(rank, report["error"]) for rank, report in enumerate(reports) if report["error"]]
+    if failed:
+        rank, error = failed[0]
+        return PublishError(
+            f"nothing was published: {len(failed)} of {len(reports)} ranks failed",
+            where={"path": target, "first_failed_rank": rank},
+            seen=error,
+            hint="see that rank's own error",
+        )
+    meant = {report["meant"]: rank for rank, report in reversed(list(enumerate(reports)))}
+    if len(meant) > 1:
+        return PublishError(
+            "nothing was published: the ranks mean different things",
+            where={"path": target},
+            seen="; ".join(f"rank {rank}: {what}" for what, rank in sorted(meant.items(), key=lambda item: item[1])),
+            hint="call publish with the same name and options in all ranks, and with one key for one directory",
+        )
+    return None
+
+
+def _commit_once(target: Path, draft: Path, inode: int, how: _How, call: Occasion) -> None:
     once_per_part(
         "publish",
-        f"commit/{turn}",
+        f"commit/{call.place}",
         lambda: _commit(target, draft, inode, how),
         on_death="takeover",
         timeout=how.timeout,
-        group=group,
+        group=call.group,
     )
     wait_for(target / MARKER if how.commit == "marker" else target, timeout=how.timeout)
 

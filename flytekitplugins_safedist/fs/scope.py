@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import FsError
-from .barriers import barrier, exchange
+from .barriers import Occasion
 from .calls import persist
+from .debris import aside
 from .dirs import ensure_dir
 from .facts import mount_of
 from .group import Group, default_group
@@ -70,6 +71,7 @@ def shared_scope(
     declared: Literal["job", "node", "rank"] | None = None,
     timeout: float | None = None,
     grace: float = GRACE_S,
+    key: str = "",
     group: Group | None = None,
 ) -> SharedScope:
     """Find out who shares the directory ``path``; every rank must call it, at the same point.
@@ -80,6 +82,8 @@ def shared_scope(
         timeout: seconds for the ranks to come together; see ``barrier``.
         grace: seconds to wait for the files of ranks that might share a slow network file system. They are spent
             only where such files stay away: on separate mounts of network file systems.
+        key: names the question; the same in all ranks. Calls of one key are matched in their order, so threads that ask
+            at once must each say their own. (Not by path: that may be another one in each rank.)
         group: the ranks; without it ``default_group()``.
 
     Raises:
@@ -90,22 +94,23 @@ def shared_scope(
     group = group or default_group()
     me = group.identity
     if me.single:
+        ensure_dir(place)
         return SharedScope("job", ((0,),), place, 0)
+    call = Occasion(f"scope/{key}", group, timeout)
     if declared is not None:
-        return _declared(declared, place, group, timeout)
-    turn = group.turn("scope")
-    token = group.board.put_once(f"scope/{turn}/token", secrets.token_hex(8))
-    probe = place / f".safedist-scope-{token}-{me.rank}"
+        return _declared(declared, place, call)
+    token = call.agree("token", secrets.token_hex(8))
+    probe = aside(place / f"{_prefix(token)[1:]}{me.rank}")
     try:
         report = {"node": me.node_rank, **_leave(place, probe)}
-        tables = _all(exchange("scope/place", json.dumps(report), timeout=timeout, group=group), place)
-        seen = _look(place, token, tables, me, grace)
-        views = [json.loads(text) for text in exchange("scope/seen", json.dumps(seen), timeout=timeout, group=group)]
-        barrier("scope/read", timeout=timeout, group=group)
+        tables = _all(call.exchange("place", json.dumps(report)), place)
+        views = _all(call.exchange("seen", json.dumps(_look(place, token, tables, me, grace))), place)
+        call.barrier("read")
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
-    parts = partition(views)
+    call.close()
+    parts = partition([view["seen"] for view in views])
     return SharedScope(kind_of(parts, [table["node"] for table in tables]), parts, place, me.rank)
 
 
@@ -128,21 +133,36 @@ def _all(texts: Sequence[str], place: Path) -> list[dict[str, Any]]:
     return tables
 
 
-def _look(place: Path, token: str, tables: Sequence[Mapping[str, Any]], me: Identity, grace: float) -> list[int]:
-    """The ranks whose probes this rank sees, after all the patience that can help."""
+def _look(
+    place: Path, token: str, tables: Sequence[Mapping[str, Any]], me: Identity, grace: float
+) -> dict[str, list[int] | str]:
+    """The ranks whose probes this rank sees, after all the patience that can help; or why it cannot look."""
+    try:
+        return {"seen": _seen(place, token, tables, me, grace)}
+    except FsError as error:
+        return {"error": str(error)}
+
+
+def _seen(place: Path, token: str, tables: Sequence[Mapping[str, Any]], me: Identity, grace: float) -> list[int]:
     mine = tables[me.rank]
     may_be_late = {rank for rank, table in enumerate(tables) if not (mine["local"] or table["local"])}
     deadline = time.monotonic() + grace
-    prefix = f".safedist-scope-{token}-"
+    prefix = _prefix(token)
     for pause in pauses(me.world_size):
         refresh(place / prefix)
         names = persist(lambda: os.listdir(place), place, "list the probes")  # noqa: PTH208
-        seen = {int(name[len(prefix) :]) for name in names if name.startswith(prefix)} | {me.rank}
+        found = (name[len(prefix) :].partition(".")[0] for name in names if name.startswith(prefix))
+        seen = {me.rank, *map(int, found)}
         left = deadline - time.monotonic()
         if may_be_late <= seen or left <= 0:
             break
         time.sleep(min(pause, left))
     return sorted(seen)
+
+
+def _prefix(token: str) -> str:
+    """How the names of one call's probes begin, as ``aside`` makes them; behind it comes the rank, then a dot."""
+    return f".scope-{token}-"
 
 
 def partition(views: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -182,13 +202,15 @@ def kind_of(parts: Sequence[Sequence[int]], nodes: Sequence[int]) -> Kind:
     return "mixed"
 
 
-def _declared(kind: Literal["job", "node", "rank"], place: Path, group: Group, timeout: float | None) -> SharedScope:
-    me = group.identity
+def _declared(kind: Literal["job", "node", "rank"], place: Path, call: Occasion) -> SharedScope:
+    me = call.group.identity
+    ensure_dir(place)
     if kind == "job":
         parts: tuple[tuple[int, ...], ...] = (tuple(range(me.world_size)),)
     elif kind == "rank":
         parts = tuple((rank,) for rank in range(me.world_size))
     else:
-        nodes = [int(text) for text in exchange("scope/declared", str(me.node_rank), timeout=timeout, group=group)]
+        nodes = [int(text) for text in call.exchange("declared", str(me.node_rank))]
+        call.close()
         parts = tuple(tuple(r for r, n in enumerate(nodes) if n == node) for node in sorted(set(nodes)))
     return SharedScope(kind, parts, place, me.rank)

@@ -80,9 +80,13 @@ class StoreBoard:
         return self._call(lambda store: {one for one in wanted if store.check([f"{key}/came/{one}"])}, within)
 
     def forget(self, key: str, member: int) -> None:
-        gone = [f"{key}/came/{member}", f"{key}/left/came/{member}"]
+        gone = _of_member(key, member)
         if member == 0:
-            gone += [f"{key}/came", f"{key}/left/came", f"{key}/end"]
+            gone += _of_all(key)
+        self._call(lambda store: [store.delete_key(one) for one in gone], 30.0)
+
+    def clear(self, key: str, ranks: int) -> None:
+        gone = [*_of_all(key), *(one for rank in range(ranks) for one in _of_member(key, rank))]
         self._call(lambda store: [store.delete_key(one) for one in gone], 30.0)
 
     # --- threads ---------------------------------------------------------------------------------------------------
@@ -141,6 +145,14 @@ class _Lane:
                 answer.put((True, work(self._store)))
             except BaseException as error:
                 answer.put((False, error))
+
+
+def _of_member(key: str, member: int) -> list[str]:
+    return [f"{key}/came/{member}", f"{key}/left/came/{member}", f"{key}/text/{member}"]
+
+
+def _of_all(key: str) -> list[str]:
+    return [key, f"{key}/came", f"{key}/left/came", f"{key}/end"]
 
 
 def _text(value: Any) -> str:

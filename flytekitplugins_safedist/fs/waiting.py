@@ -147,7 +147,7 @@ class Expected:
 
     def _look(self, path: Path) -> str:
         if self.kind == "any" and self.content is None:
-            path.lstat()
+            path.stat()  # a link is there when what it points to is
             return ""
         # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

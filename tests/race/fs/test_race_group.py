@@ -11,6 +11,7 @@ import http.server
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.fs import (
     atomic_dir,
     barrier,
+    context,
     download_once,
     exchange,
     file_group,
@@ -39,11 +41,13 @@ from flytekitplugins_safedist.fs import (
     process,
     publish,
     shared_scope,
+    sweep,
     torch_group,
     use_group,
     wait_for,
 )
 from tests.fusefs import FuseMount, require
+from tests.procs import until
 from tests.race.fs.ranks import pause, processes, rank_env
 
 LONG = 3600.0  # no test waits for this: an outcome within its own bound shows that nothing waited for a time-out
@@ -287,6 +291,47 @@ def test_work_that_waits_for_itself_is_told_so(meet):
     assert all("waits for itself" in str(error) for error in errors)
 
 
+def test_work_that_failed_can_be_tried_again_by_all(meet, tmp_path):
+    def work(rank):
+        def first_fails():
+            _note(tmp_path / "tries", str(rank))
+            if len((tmp_path / "tries").read_text().split()) == 1:
+                raise OSError("the server is starting")
+            return "loaded"
+
+        with pytest.raises(WorkFailedError, match="the server is starting"):
+            once_per_job("load", first_fails, timeout=LONG)
+        barrier("all have had the error", timeout=LONG)
+        return once_per_job("load", first_fails, timeout=LONG)
+
+    with ranks(3, work, meet=meet) as started:
+        assert _values(started) == ["loaded"] * 3
+    assert len((tmp_path / "tries").read_text().split()) == 2
+
+
+def test_a_worker_that_is_alive_is_waited_for_unless_somebody_has_said_how_long(meet, monkeypatch):
+    monkeypatch.setattr(context, "DEFAULT_TIMEOUT_S", 0.2)
+
+    def work(rank):
+        if rank == 0:
+            return once_per_job("load", lambda: pause("at work") or "loaded")
+        pause("ready")
+        with pytest.raises(FsTimeoutError):
+            once_per_job("load", lambda: "mine", timeout=0.2)
+        pause("has given up")  # whoever said so; the next call has waited five times as long as nobody would
+        return once_per_job("load", lambda: "mine")
+
+    with ranks(2, work, meet=meet) as (worker, waiter):
+        worker.until("at work")
+        waiter.until("ready")
+        waiter.resume()
+        waiter.until("has given up")
+        waiter.resume()
+        assert not waiter._here.poll(1.0)
+        worker.resume()
+        assert _values([worker, waiter]) == ["loaded"] * 2
+
+
 # --- barrier -------------------------------------------------------------------------------------------------------
 def test_nobody_passes_a_barrier_before_all_have_come(meet, tmp_path):
     def work(rank):
@@ -440,17 +485,17 @@ def test_parts_of_all_ranks_become_one_directory(meet, tmp_path, commit):
 
 def test_a_rank_that_dawdles_after_all_are_ready_finds_it_published(meet, tmp_path):
     def work(rank):
-        from flytekitplugins_safedist.fs import publishing
+        from flytekitplugins_safedist.fs.barriers import Occasion
 
-        everyone_ready = publishing.exchange
+        everyone_ready = Occasion.exchange
 
-        def dawdle(*args, **options):
-            reports = everyone_ready(*args, **options)
-            if rank == 1:
+        def dawdle(call, point, text):
+            reports = everyone_ready(call, point, text)
+            if rank == 1 and point == "end":
                 pause("all are ready")
             return reports
 
-        publishing.exchange = dawdle
+        Occasion.exchange = dawdle
         return _publish_part(tmp_path / "ckpt", rank)
 
     with ranks(2, work, meet=meet) as started:
@@ -491,7 +536,7 @@ def test_two_ranks_with_the_same_file_name_are_told(meet, tmp_path):
 
 
 def test_separate_file_systems_are_refused_before_anything_is_written(meet, tmp_path):
-    with ranks(2, lambda rank: _publish_part(tmp_path / f"r{rank}" / "ckpt", rank), meet=meet) as started:
+    with ranks(2, lambda rank: _publish_part(tmp_path / f"r{rank}" / "ckpt", rank, key="ckpt"), meet=meet) as started:
         errors = [one.outcome(within=60).error() for one in started]
     assert all(isinstance(error, PublishError) and "do not share" in str(error) for error in errors)
 
@@ -509,6 +554,93 @@ def test_a_rank_killed_while_it_writes_leaves_nothing_visible(meet, tmp_path):
         errors = [started[rank].outcome(within=60).error() for rank in (0, 2)]
     assert all(isinstance(error, FsTimeoutError) and "meeting point: 1 [" in str(error) for error in errors)
     assert not (tmp_path / "ckpt").exists()
+
+
+def test_threads_that_publish_at_once_publish_each_their_own(meet, tmp_path):
+    def work(rank):
+        opened = threading.Barrier(2, timeout=60)
+
+        def one(name):
+            with publish(tmp_path / name, timeout=60) as part:
+                (part / f"{name}-{rank}").touch()
+                opened.wait()
+
+        # Each rank's threads begin in another order.
+        names = ["model", "optimizer"][:: 1 if rank else -1]
+        with ThreadPoolExecutor(2) as pool:
+            for name, ended in [(name, pool.submit(one, name)) for name in names]:
+                assert ended.exception() is None, name
+        return True
+
+    with ranks(2, work, meet=meet) as started:
+        assert _values(started) == [True, True]
+    for name in ("model", "optimizer"):
+        assert sorted(os.listdir(tmp_path / name)) == [f"{name}-0", f"{name}-1"]
+
+
+def test_a_rank_that_fails_before_it_begins_tells_the_others_and_is_not_behind_afterwards(meet, tmp_path):
+    (tmp_path / "file").touch()
+
+    def work(rank):
+        first = tmp_path / ("file" if rank == 1 else "place") / "ckpt"
+        with pytest.raises(FsError) as caught, publish(first, key="ckpt", shared="yes", timeout=LONG):
+            pass
+        with publish(tmp_path / "place" / "ckpt", key="ckpt", shared="yes", timeout=60) as part:
+            (part / str(rank)).touch()
+        return str(caught.value)
+
+    with ranks(2, work, meet=meet) as started:
+        other, failed = _values(started)
+    assert "a file is in the way" in failed
+    assert "first_failed_rank=1" in other
+    assert "a file is in the way" in other
+    assert sorted(os.listdir(tmp_path / "place" / "ckpt")) == ["0", "1"]
+
+
+def test_ranks_that_mean_different_things_publish_nothing(meet, tmp_path):
+    def work(rank):
+        with publish(tmp_path / "ckpt", exists="replace" if rank else "keep", timeout=LONG) as part:
+            (part / str(rank)).touch()
+
+    with ranks(2, work, meet=meet) as started:
+        errors = [str(one.outcome(within=60).error()) for one in started]
+    assert all("mean different things" in error and "rank 1: ckpt, commit='rename'" in error for error in errors)
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_sweep_spares_what_a_living_group_writes_when_the_rank_that_named_it_is_dead(meet, tmp_path):
+    def work(rank):
+        with publish(tmp_path / "ckpt", shared="yes", timeout=LONG) as part:
+            (part / str(rank)).touch()
+            pause("writing")
+
+    with ranks(2, work, meet=meet) as started:
+        started[0].until("writing")
+        (draft,) = (name for name in os.listdir(tmp_path) if "ckpt" in name)
+        started[1].until("writing")
+        proposer = next(one for one in started if f"-{one.pid}-" in draft)
+        (other,) = (one for one in started if one is not proposer)
+        proposer.kill()
+        assert sweep(tmp_path) == []
+        other.kill()
+        assert sweep(tmp_path) == [tmp_path / draft]
+    assert not (tmp_path / draft).exists()
+
+
+def test_sweep_takes_the_probes_of_the_dead(meet, tmp_path):
+    place = tmp_path / "place"
+
+    def work(rank):
+        if rank == 0:
+            shared_scope(place, timeout=LONG)
+        pause("not coming")
+
+    with ranks(2, work, meet=meet) as started:
+        started[1].until("not coming")
+        until(lambda: place.exists() and os.listdir(place), "a probe")
+        started[0].kill()
+        (probe,) = os.listdir(place)
+        assert sweep(place) == [place / probe]
 
 
 # --- download_once -------------------------------------------------------------------------------------------------
@@ -551,6 +683,18 @@ def web():
     yield f"http://127.0.0.1:{server.server_port}/model?signature=secret"
     server.shutdown()
     server.server_close()
+
+
+def test_a_file_with_another_digest_than_asked_for_is_fetched_anew(tmp_path, web):
+    (tmp_path / "model").write_bytes(b"of last week")
+    assert download_once(web, tmp_path / "model").read_bytes() == b"of last week"
+    digest = hashlib.sha256(_Server.body).hexdigest()
+    assert download_once(web, tmp_path / "model", sha256=digest).read_bytes() == _Server.body
+
+
+def test_a_digest_of_a_directory_is_refused(tmp_path):
+    with pytest.raises(DownloadError, match="a directory has no digest"):
+        download_once(f"{tmp_path}/", tmp_path / "copy", sha256="0" * 64)
 
 
 def test_a_url_is_fetched_whole_with_progress_and_no_secrets_in_names(tmp_path, web):

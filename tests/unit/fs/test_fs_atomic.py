@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.fs import atomic_write
+from flytekitplugins_safedist.errors import FsError
+from flytekitplugins_safedist.fs import atomic_path, atomic_write
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EINTR])
@@ -36,3 +37,20 @@ def test_a_rename_whose_reply_is_lost_is_known_as_done_though_the_next_look_fail
         file.write(b"whole")
     assert failures == ["rename", "lstat"]
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_private_file_stays_private_when_it_is_replaced(tmp_path):
+    (tmp_path / "secret").touch(mode=0o600)
+    with atomic_write(tmp_path / "secret", "w") as file:
+        file.write("new")
+    assert (tmp_path / "secret").read_text() == "new"
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    with atomic_write(tmp_path / "secret", permissions=0o640):
+        pass
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_directory_where_a_file_was_to_be_made_is_an_error_and_goes(tmp_path):
+    with pytest.raises(FsError), atomic_path(tmp_path / "file") as draft:
+        (draft / "below").mkdir(parents=True)
+    assert list(tmp_path.iterdir()) == []

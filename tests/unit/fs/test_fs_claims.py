@@ -29,6 +29,15 @@ def test_a_claim_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_names_are_cut_by_bytes_not_characters(tmp_path):
+    # An owner that is provably dead: this pid, started before the kernel was.
+    lock = tmp_path / ("錠" * 80)
+    dead = replace(this_process(), started=0)
+    lock.write_text(Owner(dead, 0.0, "t" * 32).to_text())
+    with claim(lock, timeout=60):
+        assert Owner.from_text(lock.read_text()).process == this_process()
+
+
 def test_another_thread_waits_and_the_timeout_names_the_owner(tmp_path):
     with claim(tmp_path / "lock"):
         caught: list[FsError] = []

@@ -74,7 +74,7 @@ def test_the_names_that_launchers_give_are_not_names_of_one_run(monkeypatch, tmp
 def test_files_coordinate_where_the_user_names_directory_and_run(monkeypatch, tmp_path):
     monkeypatch.setenv(envvars.COORDINATION_DIR, str(tmp_path))
     monkeypatch.setenv(envvars.JOB_ID, "run/7")
-    assert default_group().board.where == f"files in {tmp_path}/run-7-0-0-0"
+    assert default_group().board.where == f"files in {tmp_path}/run-7-0-0"
 
 
 def test_a_torchrun_started_by_a_rank_has_its_own_launchers_store(store, monkeypatch):

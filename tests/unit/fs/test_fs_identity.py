@@ -29,6 +29,14 @@ def test_no_variables_are_a_single_process():
     assert identity_from_env({"FLYTE_ATTEMPT_NUMBER": "2"}).attempt == 2
 
 
+@pytest.mark.parametrize(
+    ("env", "round_"),
+    [({}, 0), ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2), ({"SAFEDIST_ROUND": "3"}, 3)],
+)
+def test_the_round_is_the_launchers_count_of_restarts(env, round_):
+    assert identity_from_env({**HOROVOD, **env}).round == round_
+
+
 @given(st.sets(st.sampled_from(sorted(TORCH)), min_size=1, max_size=4))
 def test_a_part_of_the_variables_is_an_error_that_names_the_others(names):
     with pytest.raises(FsIdentityError) as caught:

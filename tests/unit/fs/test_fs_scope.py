@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.fs import shared_scope
+from flytekitplugins_safedist.fs import once_per_node, shared_scope
 from flytekitplugins_safedist.fs.scope import SharedScope, kind_of, partition
 
 RANKS = st.integers(1, 8).flatmap(
@@ -58,6 +58,8 @@ def test_leaders_are_the_lowest_of_their_part(tmp_path):
     assert (scope.part, scope.leader, scope.is_leader) == (1, 2, False)
 
 
-def test_a_single_process_shares_with_itself_and_asks_nobody(tmp_path):
-    assert shared_scope(tmp_path / "not-made").kind == "job"
-    assert not (tmp_path / "not-made").exists()
+def test_a_single_process_shares_with_itself_and_has_the_directory_made(tmp_path):
+    assert shared_scope(tmp_path / "made" / "by it").kind == "job"
+    assert (tmp_path / "made" / "by it").is_dir()
+    assert once_per_node("fill", lambda: "filled", path=tmp_path / "another") == "filled"
+    assert (tmp_path / "another").is_dir()

@@ -42,6 +42,14 @@ def test_the_wrong_kind_is_an_error_at_once(tmp_path):
         wait_for(tmp_path / "f" / "below", timeout=3600)
 
 
+def test_a_link_to_nothing_is_not_there_yet(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "later")
+    with pytest.raises(FsTimeoutError):
+        wait_for(tmp_path / "link", timeout=0.01)
+    (tmp_path / "later").touch()
+    assert wait_for(tmp_path / "link", timeout=60) == tmp_path / "link"
+
+
 def test_a_fifo_does_not_hang_it(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     assert wait_for(tmp_path / "fifo", kind="file", timeout=1) == tmp_path / "fifo"

@@ -1,0 +1,35 @@
+"""Drafts go with all they hold, as far as their owner may remove it."""
+
+from __future__ import annotations
+
+import os
+
+from flytekitplugins_safedist.fs.debris import discard
+
+
+def test_read_only_directories_go_too_without_root(tmp_path):
+    tmp_path.chmod(0o777)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    keep = tmp_path / "keep"
+    keep.mkdir(mode=0o500)
+    (keep / "file").touch()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            draft = tmp_path / "draft"
+            (draft / "closed" / "below").mkdir(parents=True)
+            (draft / "closed" / "below" / "file").touch()
+            (draft / "link").symlink_to(keep)
+            (draft / "closed" / "below").chmod(0o555)
+            (draft / "closed").chmod(0o000)
+            discard(draft)
+            code = int(draft.exists())
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert keep.stat().st_mode & 0o777 == 0o500
+    assert (keep / "file").exists()
