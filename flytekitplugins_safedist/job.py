@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, envvars, flytecontext, lastwords, leaving, payload, scratch, topology, uploads
+from . import backends, envvars, flytecontext, lastwords, leaving, memory, payload, scratch, topology, uploads
 from .config import Resolved
 from .errors import NodeLostError, SafedistError, ScratchError
 from .launcher import RankServer
@@ -115,6 +115,10 @@ def run(
                 fork=fork,
             )
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
+            imported = max(running.imported(), 0 if fork else memory.anonymous())
+            short = memory.shortage(memory.cgroup(), ranks=settings.nproc_per_node, imported=imported)
+            if short is not None:
+                say(f"warning: {short}")
             attended = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
             keep.succeeded = attended.report.verdict is None
             result = _result(attended)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import envvars, rankserver
+from . import envvars, memory, rankserver
 from .errors import LaunchError
 from .outcome import signal_reason
 from .preload import SAFE_IMPORT_ENVIRONMENT
@@ -26,11 +26,13 @@ SERVER_NICE_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Ended:
-    """A rank that ended: its process id, exit code (negative: signal), and when, in nanoseconds since the epoch."""
+    """A rank that ended: its process id, exit code (negative: signal), when, in nanoseconds since the epoch, and the
+    most bytes it had in memory (0: unknown)."""
 
     pid: int
     exit_code: int
     time_ns: int
+    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class RankServer:
         request = {"libraries": list(libraries), "modules": list(modules), "sys_path": list(search_path)}
         reply = self._ask("preload", request, timeout=timeout)
         return reply["unsafe"], reply["seconds"]
+
+    def imported(self) -> int:
+        """Bytes that importing has taken in the server, so far."""
+        return memory.anonymous(self._pid)
 
     def enter(self, directory: Path, environment: Mapping[str, str]) -> None:
         """Give ranks to come this process's working directory, and the code archive it imports from.
@@ -220,7 +226,7 @@ class RankServer:
                 self._replies[message["reply"]] = message
             else:
                 self._started.discard(message["exited"])
-                self._ended.append(Ended(message["exited"], message["exit_code"], message["time_ns"]))
+                self._ended.append(Ended(message["exited"], message["exit_code"], message["time_ns"], message["peak"]))
 
     def _lost(self) -> LaunchError:
         # The kernel ends the ranks with their server, but not what they started; each leads a group of its own.

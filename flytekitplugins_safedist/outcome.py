@@ -72,6 +72,8 @@ class RankOutcome:
         raised: the exception, where ``status`` is RAISED.
         exit_code: of the process; negative for a signal; None while it has not ended.
         log_tail: the last lines it printed.
+        memory: what is known of memory on its node, where it was killed.
+        out_of_memory: whether the kernel has killed processes there for want of memory while the ranks ran.
         seconds: how long each phase took, by name ("start", "inputs", "function", "outputs").
     """
 
@@ -86,6 +88,8 @@ class RankOutcome:
     raised: Raised | None = None
     exit_code: int | None = None
     log_tail: tuple[str, ...] = ()
+    memory: str = ""
+    out_of_memory: bool = False
     seconds: dict[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -185,6 +189,9 @@ _SIGNAL_REASONS = {
 }
 
 
+_OUT_OF_MEMORY = "SIGKILL: the kernel's out-of-memory killer"
+
+
 def signal_reason(number: int) -> str:
     """The signal's name and its likely reason, as ``SIGKILL: most often …``."""
     try:
@@ -210,9 +217,12 @@ def describe(outcome: RankOutcome) -> str:
     if outcome.raised is not None:
         text = f"{place} raised {outcome.raised.type}: {outcome.raised.message}\n\n{outcome.raised.traceback.rstrip()}"
     elif outcome.status is Status.KILLED:
-        text = f"{place} was killed by {signal_reason(-(outcome.exit_code or 0))}"
+        reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
+        text = f"{place} was killed by {reason}"
     else:
         text = f"{place} left with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
+    if outcome.memory:
+        text += f"\n\n{outcome.memory}"
     if outcome.round:
         text += f"\n\nThis was round {outcome.round}: the ranks had been started before (rounds count from 0)."
     if outcome.log_tail:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import rank, ranklogs, scratch
+from . import memory, rank, ranklogs, scratch
 from .config import Resolved
 from .context import RankContext
 from .errors import LaunchError, SafedistError, ScratchError
@@ -79,6 +79,7 @@ class Ranks:
         self._warn = warn
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
+        self._memory_before = memory.cgroup()
         self._follower = ranklogs.LogFollower(_shown(orders, settings), show)
 
     def start(self, *, fork: bool) -> dict[int, int]:
@@ -227,7 +228,18 @@ class Ranks:
         status = Status.KILLED if code is not None and code < 0 else Status.EXITED
         if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
             status = Status.STOPPED
-        return _bare_outcome(member, status, time_ns, code)
+        outcome = _bare_outcome(member, status, time_ns, code)
+        return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
+
+    def _with_memory(self, outcome: RankOutcome) -> RankOutcome:
+        """Now, while the other ranks still run: what each has held at most, and whether the kernel ran short."""
+        now = memory.cgroup()
+        peaks = {
+            member.order.context.rank: member.ended.peak if member.ended is not None else memory.high_water(member.pid)
+            for member in self._members
+        }
+        short = bool(memory.killed(now, self._memory_before))
+        return replace(outcome, memory=memory.told(now, self._memory_before, peaks), out_of_memory=short)
 
     def _with_tail(self, member: _Member) -> RankOutcome:
         outcome = member.outcome

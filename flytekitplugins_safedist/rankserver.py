@@ -211,14 +211,16 @@ class _Server:
         if pid in self.ranks:
             # Before the pid is free for others: whatever the rank started and left behind goes with it.
             _signal_rank(pid, signal.SIGKILL, whole_group=True)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         if pid not in self.ranks:
             return  # an orphan of a rank's
         self.ranks.discard(pid)
         if not self.ranks:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
             descendants.end(spare=self.helpers, patience=_KILL_GRACE_SECONDS)
-        self.send({"exited": pid, "exit_code": os.waitstatus_to_exitcode(status), "time_ns": now})
+        code = os.waitstatus_to_exitcode(status)
+        # The kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
+        self.send({"exited": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
 
     def clean_up(self) -> None:
         signal.set_wakeup_fd(-1)

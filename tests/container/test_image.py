@@ -96,5 +96,19 @@ def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
     assert "an allreduce over 2 ranks is right" in done.stdout
 
 
+def test_the_containers_limit_is_read_and_the_kernels_killer_is_counted(run_in_image: Run) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "from flytekitplugins_safedist import memory\n"
+        "before = memory.cgroup()\n"
+        "greedy = subprocess.run([sys.executable, '-c', 'held = b\"x\" * (1 << 30)'])\n"
+        "after = memory.cgroup()\n"
+        "print(before.limit, 0 < before.in_use < before.limit, greedy.returncode, memory.killed(after, before))\n"
+    )
+    limit = ("--network", "none", "--memory", "256m", "--memory-swap", "256m")
+    done = run_in_image("python", "-c", code, options=limit)
+    assert done.stdout.split() == [str(256 << 20), "True", "-9", "1"], done.stderr
+
+
 def test_its_size_stays_below_the_ceiling(inspected: dict[str, int]) -> None:
     assert inspected["Size"] / 1e6 < SIZE_LIMIT_MB

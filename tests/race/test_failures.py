@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, 
     # A crash in native code leaves Python's stack as the last words; there, three lines were not enough for more.
     assert ("the last thing it said" if how != "SIGSEGV" else "Extension modules") in str(ended.error)
     assert isinstance(ended.error, RankKilledError if how == "SIGKILL" else RankFailedError)
+    # Real ranks with torch imported: hundreds of MiB, kept by the kernel also for the one that is gone.
+    high_water = r"Memory high-water of each rank of this node: rank 0 \d\d\d\.\d MiB, rank 1 \d\d\d\.\d MiB"
+    assert bool(re.search(high_water, str(ended.error))) == (how == "SIGKILL")
 
 
 @pytest.mark.parametrize("how", ["recoverable", "recoverable subclass"])

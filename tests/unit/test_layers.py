@@ -33,7 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("config", "context", "fs", "payload", "reserved", "topology", "uploads"),
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
     (
-        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "migrate", "mpilaunch"),
+        *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "memory", "migrate", "mpilaunch"),
         "mpiworker",
         *("rank", "render", "staging", "verdict"),
     ),

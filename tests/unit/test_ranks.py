@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist import SafeTorch, Timeouts, rank
+from flytekitplugins_safedist import SafeTorch, Timeouts, memory, rank
 from flytekitplugins_safedist.config import Requested, resolve
 from flytekitplugins_safedist.context import RankContext
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.launcher import Ended, Start
-from flytekitplugins_safedist.outcome import Raised, RankOutcome, Status
+from flytekitplugins_safedist.outcome import Raised, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks import Ranks, plan_orders
 from flytekitplugins_safedist.scratch import JobScratch, make_job, make_rank
 
@@ -107,6 +107,36 @@ def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
     [outcome] = ranks.outcomes()
     assert ranks.failed
     assert (outcome.rank, outcome.status, outcome.exit_code, outcome.time_ns) == (5, status, code, 5)
+
+
+@pytest.mark.parametrize(
+    ("kills_now", "reason"),
+    [
+        (8, "was killed by SIGKILL: the kernel's out-of-memory killer\n"),
+        (7, "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
+    ],
+)
+def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_where_that_has_counted_it(
+    round_, monkeypatch, kills_now, reason
+):
+    ranks, processes, _, _ = round_
+    ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
+    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
+    monkeypatch.setattr(memory, "high_water", lambda pid: {100: 3 << 20}[pid])
+    processes.to_come = [Ended(101, -9, 5, 5 << 20)]
+    ranks.poll()
+    [outcome] = ranks.outcomes()
+    told = describe(RankOutcome.from_json(outcome.to_json()))
+    assert reason in told
+    assert "\n\nMemory high-water of each rank of this node: rank 4 3.0 MiB, rank 5 5.0 MiB. " in told
+
+
+@pytest.mark.parametrize("code", [-15, 3])
+def test_other_ends_say_nothing_of_memory(round_, code):
+    ranks, processes, _, _ = round_
+    processes.to_come = [Ended(101, code, 5, 5 << 20)]
+    ranks.poll()
+    assert [outcome.memory for outcome in ranks.outcomes()] == [""]
 
 
 def test_a_crash_after_a_reported_success_is_only_a_warning(round_):

@@ -1,0 +1,188 @@
+"""How much memory this container may use, what it uses, and whether that is enough for the ranks.
+
+A pod that asks for too little is ended by the kernel in the middle of its work, and Flyte shows no text for it. So the
+numbers are read before the first rank starts, and again when one was killed. They come from the kernel: the control
+group of this process (version 1 and 2), and ``/proc``. Reading never fails: what is not there is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .scratch import human
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """The memory of this process's control group.
+
+    Attributes:
+        limit: bytes that it may use; None without a limit, or above what the machine has.
+        in_use: bytes that the kernel cannot take back: all but the cached files.
+        kills: processes that the kernel's out-of-memory killer has ended here; None where it does not count them.
+    """
+
+    limit: int | None
+    in_use: int
+    kills: int | None
+
+
+@dataclass(frozen=True)
+class _Version:
+    """The files of one version of control groups."""
+
+    limit: str
+    usage: str
+    kills: str
+    cached: tuple[str, ...]
+
+
+_V1 = _Version(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "memory.oom_control",
+    ("total_inactive_file", "total_active_file"),
+)
+_V2 = _Version("memory.max", "memory.current", "memory.events", ("inactive_file", "active_file"))
+
+
+def cgroup(root: Path = Path("/")) -> Cgroup | None:
+    """The control group of this process; None where there is none that accounts for memory.
+
+    Args:
+        root: where ``proc`` and the mount points lie; another one in tests.
+    """
+    for version, mount, own in _places(root):
+        usage = _number(own / version.usage)
+        if usage is None:
+            continue
+        cached = sum(_table(own / "memory.stat").get(name, 0) for name in version.cached)
+        above = [own, *own.parents][: len(own.parts) - len(mount.parts) + 1]
+        limits = [limit for place in above if (limit := _number(place / version.limit)) is not None]
+        machine = _table(root / "proc" / "meminfo").get("MemTotal:", 0) * 1024
+        # "No limit" is a very large number in version 1.
+        real = [limit for limit in limits if not machine or limit < machine]
+        kills = _table(own / version.kills).get("oom_kill")
+        return Cgroup(limit=min(real, default=None), in_use=max(0, usage - cached), kills=kills)
+    return None
+
+
+def _places(root: Path) -> Iterator[tuple[_Version, Path, Path]]:
+    """For each version that this process is under: its mount point, and this process's own directory below it."""
+    paths = _paths(root)
+    for line in _lines(root / "proc" / "self" / "mountinfo"):
+        # proc_pid_mountinfo(5): ... root, mount point, options, optional fields, "-", type, source, options
+        before, dash, after = line.partition(" - ")
+        if not dash:
+            continue
+        mounted, point = before.split()[3:5]
+        kind, *_, options = after.split()
+        if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        mount = root / point.lstrip("/")
+        # In a container the mount's root is often the group itself; in a namespace of its own, both are "/".
+        below = os.path.relpath(paths[kind], mounted)
+        own = mount if below.startswith("..") else mount / below
+        if own.is_dir():
+            yield (_V1 if kind == "cgroup" else _V2), mount, own
+
+
+def _paths(root: Path) -> dict[str, str]:
+    """The path of this process's group by the kind of its file system (cgroups(7), /proc/pid/cgroup)."""
+    found = {}
+    for line in _lines(root / "proc" / "self" / "cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            found["cgroup"] = path
+        elif number == "0" and not controllers:
+            found["cgroup2"] = path
+    return found
+
+
+def anonymous(pid: int | str = "self") -> int:
+    """Bytes of a process that are its own, not a file's: what a copy of it costs. 0 when it is gone."""
+    return _table(Path(f"/proc/{pid}/status")).get("RssAnon:", 0) * 1024
+
+
+def high_water(pid: int) -> int:
+    """The most bytes that a process has had in memory, pages shared with others included. 0 when it is gone."""
+    return _table(Path(f"/proc/{pid}/status")).get("VmHWM:", 0) * 1024
+
+
+def shortage(group: Cgroup | None, *, ranks: int, imported: int) -> str | None:
+    """Why this container's memory is small for its ranks, in one line; None when it is not.
+
+    A forked rank shares what was imported with the others until it writes to it, and by the end of its first steps it
+    has written to nearly all of it (the counts of references lie beside the objects); a fresh interpreter has its own
+    from the start. So each rank adds as much as the imports took, and what the task's own data take comes on top.
+
+    Args:
+        group: what was read when everything was imported, and no rank had started.
+        ranks: of this node.
+        imported: bytes that the imports took, measured in the process that ranks come from.
+    """
+    if group is None or group.limit is None:
+        return None
+    needed = group.in_use + ranks * imported
+    if needed <= group.limit:
+        return None
+    return (
+        f"memory is small for {ranks} rank(s): the limit is {human(group.limit)}, {human(group.in_use)} are in use "
+        f"before a rank starts, and each rank adds about the {human(imported)} that the imports took: "
+        f"{human(needed)} without any data of the task's. Ask for more (requests and limits with mem=...), or start "
+        "fewer ranks"
+    )
+
+
+def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int]) -> str:
+    """What is known of memory when a rank was killed, in one paragraph.
+
+    Args:
+        now: read after that.
+        before: read when the ranks started.
+        peaks: high-water in bytes by rank; 0 where it is not known.
+    """
+    shown = ", ".join(f"rank {rank} {human(peak) if peak else 'unknown'}" for rank, peak in sorted(peaks.items()))
+    text = f"Memory high-water of each rank of this node: {shown}."
+    if now is None:
+        return text
+    limit = "no limit" if now.limit is None else f"a limit of {human(now.limit)}"
+    text += f" The container has {limit}, {human(now.in_use)} were in use right after."
+    kills = killed(now, before)
+    if kills is not None:
+        text += f" Since the ranks started, the kernel's out-of-memory killer has ended {kills} process(es) here."
+    return text
+
+
+def killed(now: Cgroup | None, before: Cgroup | None) -> int | None:
+    """Processes of this container that the out-of-memory killer ended in between; None where nobody counts."""
+    if now is None or before is None or now.kills is None or before.kills is None:
+        return None
+    return now.kills - before.kills
+
+
+def _lines(path: Path) -> Iterable[str]:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace").splitlines()
+    return ()
+
+
+def _number(path: Path) -> int | None:
+    """The one number in a file; None for "max", which means no limit."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """The first number of each line, by the line's first word."""
+    found = {}
+    for line in _lines(path):
+        name, _, rest = line.partition(" ") if "\t" not in line else line.partition("\t")
+        with contextlib.suppress(ValueError, IndexError):
+            found[name] = int(rest.split()[0])
+    return found
