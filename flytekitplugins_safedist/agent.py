@@ -164,6 +164,14 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             self.report.verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=limit)
         return self.report
 
+    def _invoke_run(self, *args: Any, **kwargs: Any) -> RunResult:
+        try:
+            return super()._invoke_run(*args, **kwargs)
+        except SignalException as stop:
+            # Torch elastic ends the ranks next, which may take a while; the others need not learn it from their echo.
+            self._job.leave(f"told to stop by {signal.Signals(stop.sigval).name}")
+            raise
+
     # --- what torch elastic asks for -----------------------------------------------------------------------------
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         group = self._group(worker_group)
@@ -204,6 +212,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         if ranks is not None:
             # Another node asked for a new round, or this one did: say how it ended here before it is forgotten.
             self._job.report(root_cause(ranks.outcomes()))
+            self._job.say_who_left()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
         self._end_round(death_sig)
@@ -222,7 +231,8 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._say(f"round {group.round}: {group.nnodes} node(s) are there, {group.world_size} rank(s) start")
 
     def _round_failed(self, ranks: Ranks) -> RunResult:
-        ranks.settle()
+        if not self._job.anybody_left():
+            ranks.settle()
         ranks.stop()
         cause = root_cause(ranks.outcomes())
         if cause is None:

@@ -7,18 +7,27 @@ nodes may take at once with one result.
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from .errors import NodeLostError
+from .errors import NodeLostError, RendezvousError
 from .outcome import RankOutcome, is_consequence
 from .rendezvous.jobstore import TEXT_LIMIT, Failure
 from .rendezvous.membership import Meeting
+from .rendezvous.pulse import Pulse
 from .restart import Action, Decision, decide, would_repeat
 
 REPORT_SECONDS = 15.0
-"""How long the nodes of a failed round wait for each other's word beyond the time that ending ranks may take."""
+"""How long, at most, the nodes of a failed round wait for each other's word beyond the time that ending ranks may take;
+less where a node counts as silent earlier."""
+
+_LEAST_SECONDS = 5.0
+"""The same at least: a node whose ranks only echo a failure waits some seconds for the one that they echo."""
+
+LEAVE_SECONDS = 2.0
+"""How long a node that is told to stop tries to tell the others: a store that hangs must not eat the time to stop."""
 
 
 @dataclass(frozen=True)
@@ -54,39 +63,6 @@ def speaks_for_the_others(node_rank: int, silent: Sequence[int]) -> bool:
     return set(range(node_rank)) <= set(silent) and node_rank not in silent
 
 
-class Pulse:
-    """Which nodes have fallen silent, from heartbeat counters that are looked at now and then."""
-
-    def __init__(self, limit: float) -> None:
-        """
-        Args:
-            limit: seconds without a change after which a node counts as silent.
-        """
-        self.limit = limit
-        self._looked = time.monotonic()
-        self._changed: dict[int, tuple[int, float]] = {}
-        self._round = -1
-
-    def due(self) -> bool:
-        """Whether it is time to look again."""
-        return time.monotonic() - self._looked >= min(2.0, self.limit / 4)
-
-    def silent(self, round_no: int, beats: Sequence[int]) -> tuple[int, ...]:
-        """Take in one look at all counters of a round; returns the nodes whose counter has stood still for too long."""
-        now = self._looked = time.monotonic()
-        if round_no != self._round:
-            # In a range, a node's rank is another node's in the next round, or nobody's: it would count as silent.
-            self._round, self._changed = round_no, {}
-        for node, beat in enumerate(beats):
-            if node not in self._changed or self._changed[node][0] != beat:
-                self._changed[node] = (beat, now)
-        return tuple(node for node, (_, since) in self._changed.items() if now - since > self.limit)
-
-    def forget(self) -> None:
-        """Start over: every node gets its whole time again."""
-        self._changed = {}
-
-
 class JobWide:
     """The job as all its agents see it."""
 
@@ -109,11 +85,56 @@ class JobWide:
         """
         self._handler = handler
         self._max_restarts = max_restarts
-        self._patience = stop_seconds + REPORT_SECONDS
+        self._patience = stop_seconds + max(_LEAST_SECONDS, min(REPORT_SECONDS, heartbeat))
         self._say = say
         self._pulse = Pulse(heartbeat)
         self._reported = -1
         self._done = -1
+        self._missed = -1
+
+    def leave(self, why: str) -> None:
+        """This node is told to stop: tell the others before its ranks are ended, so that they act at once.
+
+        Where it holds the store, the job's attempt ends with it, for all. Else a new round is asked for, which begins
+        when this node's place is taken; or, in a range, when the others are there. A node whose ranks have succeeded
+        already leaves in silence: its part is done.
+
+        Args:
+            why: for the others' logs.
+        """
+        telling = threading.Thread(target=self._tell_that_it_leaves, args=(why,), daemon=True)
+        telling.start()
+        telling.join(LEAVE_SECONDS)
+
+    def _tell_that_it_leaves(self, why: str) -> None:
+        handler = self._handler
+        # Whatever goes wrong here, the others will miss this node by its silence.
+        with suppress(RendezvousError):
+            round_, jobs = handler.round, handler.jobs
+            if handler.nodes == 1 and handler.node_0_holds_store:
+                return
+            if handler.holds_store:
+                jobs.close("stopped", f"node {handler.node_rank}, which holds the job's store, was {why}")
+                return
+            if self._done == round_:
+                return
+            jobs.leave_round(round_, why)
+            if jobs.spend_replacement(handler.max_replacements, round_no=round_) is None:
+                jobs.close("replacements", f"node {handler.node_rank} was {why}, and {_spent(handler)}")
+                return
+            handler.request_round()
+            handler.step_down()
+
+    def anybody_left(self) -> bool:
+        """Whether a node has left this round: what fails after that is an echo, and there is nothing to wait for."""
+        with suppress(RendezvousError):
+            return bool(self._handler.jobs.left(self._handler.round))
+        return False
+
+    def say_who_left(self) -> None:
+        """For this node's log: why the round that it leaves is over, where nodes left it."""
+        for node, why in self._handler.jobs.left(self._handler.round).items():
+            self._say(f"node {node} has left: {why}")
 
     def report(self, cause: RankOutcome | None) -> None:
         """Say how the current round ended on this node: its first failure, or None where ranks were only torn down."""
@@ -140,6 +161,7 @@ class JobWide:
         self.report(cause)
         self._handler.request_round()
         found, silent = jobs.wait_reports(round_, self._patience)
+        self.say_who_left()
         if found is not None:
             cause = RankOutcome.from_json(found.text)
         if silent and is_consequence(cause):
@@ -162,7 +184,7 @@ class JobWide:
         names = ", ".join(map(str, lost))
         granted = self._handler.jobs.spend_replacement(limit, round_no=round_)
         if granted is None:
-            text = f"node(s) {names} were lost, and {limit} replacements are used up"
+            text = f"node(s) {names} were lost, and {_spent(self._handler)}"
             self._handler.jobs.close("replacements", text)
             raise NodeLostError(
                 text,
@@ -187,10 +209,18 @@ class JobWide:
         watches = here == 0 or not self._handler.node_0_holds_store
         if self._handler.nodes == 1 or not watches or not self._pulse.due():
             return
-        silent = self._pulse.silent(self._handler.round, self._handler.jobs.beats())
-        if silent and speaks_for_the_others(here, silent):
+        round_, jobs = self._handler.round, self._handler.jobs
+        silent = self._pulse.silent(round_, jobs.beats())
+        if not silent or not speaks_for_the_others(here, silent):
+            return
+        done = jobs.done_among(round_, silent)
+        if done and self._missed != round_:
+            self._missed = round_
+            self._say(f"node(s) {', '.join(map(str, done))} lost after their ranks had succeeded: the round goes on")
+        lost = tuple(node for node in silent if node not in done)
+        if lost:
             self._pulse.forget()
-            self._replace(self._handler.round, silent, f"no sign of life for {self._pulse.limit:g} s")
+            self._replace(round_, lost, f"no sign of life for {self._pulse.limit:g} s")
             self._handler.request_round()
 
     def all_done(self) -> bool:
@@ -210,6 +240,10 @@ class JobWide:
         """How the job failed, if an agent has closed it as failed."""
         end = self._handler.jobs.end()
         return Ended.from_json(end.text) if end is not None and end.kind == "failed" else None
+
+
+def _spent(handler: Meeting) -> str:
+    return f"{handler.max_replacements} replacements are used up"
 
 
 def _failure(cause: RankOutcome) -> Failure:

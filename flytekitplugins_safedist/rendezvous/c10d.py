@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -55,7 +57,33 @@ class BoundedBackend(RendezvousBackend):  # type: ignore[misc]  # torch is Any t
             raise RendezvousConnectionError(str(error)) from error
 
 
-def open_dynamic(settings: RangeSettings, *, state: Connection, rounds: Any, address: str) -> Any:
+class _Timeouts(RendezvousTimeout):  # type: ignore[misc]  # torch is Any to mypy here
+    """Torch elastic's timeouts, with a last call that depends on who is still to come."""
+
+    def __init__(self, last_call: Callable[[], float], **others: timedelta) -> None:
+        super().__init__(**others)
+        self._now = last_call
+
+    @property
+    def last_call(self) -> timedelta:
+        """Asked for when the minimum of nodes is there."""
+        return timedelta(seconds=self._now())
+
+
+def step_down(dynamic: Any, seconds: float) -> None:
+    """Take this node out of torch elastic's round at once, where the others would wait until it counts as silent.
+
+    Torch elastic does so itself, at the start of ``next_rendezvous``, and offers no other way; a version that does it
+    differently leaves the node to its silence.
+    """
+    with suppress(AttributeError, TypeError, RendezvousError):
+        dynamic._stop_heartbeats()
+        dynamic._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), time.monotonic() + seconds)
+
+
+def open_dynamic(
+    settings: RangeSettings, *, state: Connection, rounds: Any, address: str, last_call: Callable[[], float]
+) -> Any:
     """Torch elastic's handler for a range of nodes.
 
     A node that stops beating is forgotten after ``silence``, the same time after which our own watchers miss it: were
@@ -68,6 +96,7 @@ def open_dynamic(settings: RangeSettings, *, state: Connection, rounds: Any, add
         rounds: TCPStore in which torch makes a prefix for each round; its timeout bounds torch's waits for node 0.
         address: how other nodes reach this one. Torch would take the fully qualified host name, which pods without a
             headless service of their own cannot resolve.
+        last_call: seconds that the round which is forming waits for further nodes once the minimum is there.
     """
     silence = timedelta(seconds=settings.silence)
     beats = {"keep_alive_interval": settings.silence / _KEEP_ALIVES, "keep_alive_max_attempt": _KEEP_ALIVES}
@@ -80,11 +109,6 @@ def open_dynamic(settings: RangeSettings, *, state: Connection, rounds: Any, add
         settings.min_nodes,
         settings.max_nodes,
         address,
-        RendezvousTimeout(
-            join=timedelta(seconds=settings.timeout),
-            last_call=timedelta(seconds=settings.last_call),
-            close=silence,
-            heartbeat=silence,
-        ),
+        _Timeouts(last_call, join=timedelta(seconds=settings.timeout), close=silence, heartbeat=silence),
         **{name: value for name, value in beats.items() if name in known},
     )

@@ -40,6 +40,11 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
         return False
 
     @property
+    def holds_store(self) -> bool:
+        """Whether this node holds the store, whatever its rank is."""
+        return self._group.holds_store
+
+    @property
     def round(self) -> int:
         """Number of the round this node is in: the same on every node, and never used twice in one job.
 
@@ -115,6 +120,10 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
     def request_round(self) -> None:
         """Ask every node to restart, without joining the next round yet; once per round, however many ask."""
         self._group.move_on(self.round)
+
+    def step_down(self) -> None:
+        """Give up this node's place among the others before its process ends, so that no new round waits for it."""
+        self._group.step_down()
 
     def num_nodes_waiting(self) -> int:
         """1 when this round is to be left: someone asked for it, or wants to join; else 0. Never blocks.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RendezvousError, StoreLostError
+from . import departures
 from .client import Connection
 from .links import Links
 from .protocol import FIRST, End, EndKind, Go, Keys, State
@@ -23,6 +25,9 @@ from .settings import GroupSettings
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
+
+_LOOK = 0.5
+"""Seconds between two looks at a round that goes on without this node."""
 
 _RING = 0.2
 """Seconds for the bell of the last generation to be heard, once its successor was seen."""
@@ -53,6 +58,7 @@ class Group:
         self._ringing: Future[None] | None = None
         self._incarnation = 0
         self._arrived = -1
+        self._finished_before: int | None = None
         self.watch: Watch | None = None
 
     @property
@@ -73,6 +79,10 @@ class Group:
     def beat_keys(self) -> tuple[str, ...]:
         """The heartbeat counter of each node."""
         return tuple(self.keys.beat(node) for node in range(self.settings.nodes))
+
+    def gone(self) -> tuple[int, ...]:
+        """None: a new process says itself that it has taken the place of one that is gone."""
+        return ()
 
     def uploader_beat(self) -> str | None:
         """None: node 0 uploads and holds the store, whose silence says the same."""
@@ -109,7 +119,7 @@ class Group:
         """
         deadline = time.monotonic() + self.settings.timeout
         self.connect(deadline)
-        generation = self._current()
+        generation = self._stand_by(self._current())
         if generation <= self._arrived:
             self.move_on(generation)
             generation = self._current()
@@ -157,14 +167,14 @@ class Group:
             self.watch.stop()
         said = self.keys.bye(self.settings.node_rank, self._incarnation)
 
-        def say(store: Any) -> int:
+        def say(store: Any) -> None:
             store.set(said, "1")
-            return int(store.add(self.keys.byes, 1))
+            store.add(self.keys.byes, 1)
 
         with suppress(RendezvousError):
-            byes = self.control.call("leaving", say, timeout=2.0)
+            self.control.call("leaving", say, timeout=2.0)
             if self.links.hosting:
-                self._await_byes(byes)
+                self._await_byes()
             elif self.settings.nodes == 1:
                 # No server goes away under the waiting thread, so it must be woken to end.
                 self._wake(self._arrived)
@@ -193,18 +203,28 @@ class Group:
             # A process that was stopped in good order has said goodbye, and now counts among the replaced as well.
             if store.check([said]):
                 store.add(self.keys.byes, -1)
+            self._finished_before = departures.succeed(store, self.keys, settings.node_rank)
             return int(store.add(self.keys.replacements, 1))
 
         count: int = self.control.call("replacing", replace)
-        logger.warning(
-            "this is process %d of node %d; the group starts a new round", self._incarnation, settings.node_rank
-        )
+        logger.info("this is process %d of node %d", self._incarnation, settings.node_rank)
         if count > settings.max_replacements:
             node = settings.describe((settings.node_rank,))
             self.close("replacements", f"{node} came back, but {settings.max_replacements} replacements are used up")
         # Read after the claim: whatever generation the ghost may still count in, it is not above this one. It moves on
         # past it, so the ghost's arrival and ours never count in the same generation.
-        self.move_on(self._current())
+        current = self._current()
+        if current != self._finished_before:
+            self.move_on(current)
+
+    def _stand_by(self, generation: int) -> int:
+        """Where this node's ranks had succeeded before its process was lost, the round goes on without it: wait until
+        it ends in success, which raises, or is left for another round. Returns that one."""
+        pause = threading.Event()
+        while generation == self._finished_before:
+            pause.wait(min(_LOOK, self.settings.beat))
+            generation = self._current()
+        return generation
 
     def _arrive(self, generation: int, deadline: float) -> Go:
         keys, settings = self.keys, self.settings
@@ -344,19 +364,16 @@ class Group:
         bell = self.keys.bell(generation)
         self.control.call("waking the others", lambda store: store.set(bell, "1"))
 
-    def _await_byes(self, byes: int) -> None:
+    def _await_byes(self) -> None:
         """Node 0: the others read the end from this process. Wait for them, but not for the dead."""
-        control, deadline, pause = self.control, time.monotonic() + self.settings.linger, 0.01
+        keys, deadline, pause = self.keys, time.monotonic() + self.settings.linger, 0.01
         while time.monotonic() < deadline:
-            claims, dead = control.call(
+            byes, claims, dead = self.control.call(
                 "waiting for the others to leave",
-                lambda store: (store.add(self.keys.claims, 0), store.add(self.keys.replacements, 0)),
+                lambda store: [store.add(key, 0) for key in (keys.byes, keys.claims, keys.replacements)],
                 timeout=2.0,
             )
             if byes >= claims - dead:
                 return
             time.sleep(pause)
             pause = min(0.2, pause * 1.5)
-            byes = control.call(
-                "waiting for the others to leave", lambda store: store.add(self.keys.byes, 0), timeout=2.0
-            )

@@ -55,6 +55,11 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         return True
 
     @property
+    def holds_store(self) -> bool:
+        """Whether this is node 0."""
+        return self.settings.node_rank == 0
+
+    @property
     def round(self) -> int:
         """Number of the round this node is in: the same on every node, and never used twice in one job.
 
@@ -133,6 +138,9 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
     def request_round(self) -> None:
         """Ask every node to restart, without joining the next round yet; once per round, however many ask."""
         self._group.move_on(self.round)
+
+    def step_down(self) -> None:
+        """Nothing: each round waits for a process in this node's place."""
 
     def num_nodes_waiting(self) -> int:
         """1 when a new round was asked for, else 0. Never blocks.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ..errors import GroupClosedError, NodeLostError, RendezvousError, RendezvousTimeoutError
+from . import departures
 from .membership import Membership
 from .protocol import End
 
@@ -124,14 +125,13 @@ class JobStore:
             RendezvousError: the text is longer than :data:`TEXT_LIMIT`.
         """
         keys, node = self._keys, self._node
-        cause, count = keys.job(f"cause/{round_no}"), keys.job(f"reports/{round_no}")
+        cause = keys.job(f"cause/{round_no}")
         dumped = "" if failure is None else _bounded(failure.dump(), node)
 
         def report(store: Any) -> bytes | None:
             best = None if failure is None else _propose(store, cause, failure, dumped)
             # Counted after the cause is in place, and once per node: who sees all reports sees the cause.
-            if store.add(keys.job(f"reported/{round_no}/{node}"), 1) == 1:
-                store.add(count, 1)
+            departures.report(store, keys, round_no, node)
             if best is None and store.check([cause]):
                 best = bytes(store.get(cause))
             return best
@@ -145,22 +145,39 @@ class JobStore:
         return None if raw is None else Failure.parse(raw)
 
     def wait_reports(self, round_no: int, timeout: float) -> tuple[Failure | None, tuple[int, ...]]:
-        """Wait, at most ``timeout`` seconds, until every node has reported for ``round_no``.
+        """Wait, at most ``timeout`` seconds, until every node that still can has reported for ``round_no``.
+
+        Nobody waits for a node that has left, whose place a new process has taken, or that is known to be gone.
 
         Returns the root cause, and the nodes that have not reported. Expiry is an answer here, not an error.
         """
-        key, nodes = self._keys.job(f"reports/{round_no}"), self._group.nodes
-        with_all = self._poll(lambda store: store.add(key, 0) >= nodes or None, timeout)
-        silent = () if with_all else self._call("reading reports", lambda store: self._unreported(store, round_no))
-        return self.root_cause(round_no), silent
+        keys, nodes = self._keys, self._group.nodes
 
-    def _unreported(self, store: Any, round_no: int) -> tuple[int, ...]:
-        nodes = range(self._group.nodes)
-        return tuple(node for node in nodes if not store.check([self._keys.job(f"reported/{round_no}/{node}")]))
+        def heard(store: Any) -> bool | None:
+            if store.add(departures.words(keys, round_no), 0) >= nodes:
+                return True
+            gone = self._group.gone()
+            return (bool(gone) and set(departures.unheard(store, keys, round_no, nodes)) <= set(gone)) or None
+
+        with_all = self._poll(heard, timeout)
+        silent = () if with_all and not self._group.gone() else self._call("reading reports", self._unheard(round_no))
+        return self.root_cause(round_no), tuple(sorted({*silent, *self.left(round_no)}))
+
+    def _unheard(self, round_no: int) -> Callable[[Any], tuple[int, ...]]:
+        return lambda store: departures.unheard(store, self._keys, round_no, self._group.nodes)
+
+    def leave_round(self, round_no: int, why: str) -> None:
+        """Say that this node leaves ``round_no`` and will not report on it: the others neither wait for it nor miss
+        it by its silence."""
+        self._call("leaving a round", lambda s: departures.note(s, self._keys, round_no, self._node, why))
+
+    def left(self, round_no: int) -> dict[int, str]:
+        """Why each node that has left ``round_no`` did, by node rank."""
+        return self._call("asking who left", lambda s: departures.left(s, self._keys, round_no, self._group.nodes))
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def close(self, kind: Literal["done", "failed", "replacements"], outcome: str) -> End:
+    def close(self, kind: Literal["done", "failed", "replacements", "stopped"], outcome: str) -> End:
         """End the job for every node, with its outcome as text; the first one to end it decides. Returns that end."""
         return self._group.close(kind, _bounded(outcome, self._node))
 
@@ -175,17 +192,15 @@ class JobStore:
 
     def mark_done(self, round_no: int) -> None:
         """Say that this node's ranks have succeeded in ``round_no``. Saying it twice counts once."""
-        mine, count = self._keys.job(f"done/{round_no}/{self._node}"), self._keys.job(f"done/{round_no}")
+        self._call("saying that this node is done", lambda s: departures.mark_done(s, self._keys, round_no, self._node))
 
-        def mark(store: Any) -> None:
-            if store.add(mine, 1) == 1:
-                store.add(count, 1)
-
-        self._call("saying that this node is done", mark)
+    def done_among(self, round_no: int, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Those of *nodes* whose ranks have succeeded in ``round_no``."""
+        return self._call("asking who is done", lambda s: departures.done(s, self._keys, round_no, nodes))
 
     def all_done(self, round_no: int) -> bool:
         """Whether every node's ranks have succeeded in ``round_no``."""
-        key = self._keys.job(f"done/{round_no}")
+        key = departures.done_count(self._keys, round_no)
         done: int = self._call("asking who is done", lambda store: store.add(key, 0))
         return done >= self._group.nodes
 

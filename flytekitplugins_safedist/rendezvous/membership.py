@@ -44,6 +44,9 @@ class Membership(Protocol):
         """The heartbeat counter of the node that uploads, once the job has ended; None where that node holds the
         store, whose silence says the same."""
 
+    def gone(self) -> tuple[int, ...]:
+        """Nodes of the current round that are known to be gone, without asking anybody."""
+
     def finish(self, round_no: int) -> bool:
         """End the job as done, if ``round_no`` is still the round that counts; whether the job has ended as done."""
 
@@ -62,6 +65,10 @@ class Meeting(Protocol):
     @property
     def node_0_holds_store(self) -> bool:
         """Whether node 0 of every round is the one that holds the store: its loss is then known by the store's."""
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether this node holds the store: with it the job ends for every node."""
 
     @property
     def round(self) -> int:
@@ -96,6 +103,9 @@ class Meeting(Protocol):
 
     def num_nodes_waiting(self) -> int:
         """Torch elastic's question, whether ranks are to be restarted. Never blocks."""
+
+    def step_down(self) -> None:
+        """Give up this node's place among the others before its process ends, so that no new round waits for it."""
 
     def shutdown(self) -> bool:
         """Leave, at the end of the job."""

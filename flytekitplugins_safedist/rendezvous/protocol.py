@@ -19,7 +19,7 @@ FIRST = "0"
 _END = "end "
 """Starts the value of ``generation`` when the group is over."""
 
-EndKind = Literal["done", "failed", "timeout", "replacements"]
+EndKind = Literal["done", "failed", "timeout", "replacements", "stopped"]
 
 NAMED_AT_MOST = 16
 """Missing nodes named one by one in a message; the rest are counted."""

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from ..errors import FencedError, NodeLostError, RendezvousError, RendezvousTimeoutError
+from ..errors import FencedError, NodeLostError, RendezvousError
 from .addresses import is_here, own_address
-from .c10d import open_dynamic
+from .c10d import open_dynamic, step_down
 from .client import Connection, Server
+from .gathering import Gathering, too_few
 from .protocol import End, EndKind, Keys
 from .rangewatch import RangeWatch
 from .settings import RangeSettings
@@ -34,6 +35,12 @@ _SLICE = 0.5
 
 _POLL = 0.05
 """Seconds between two looks for what another node is about to say."""
+
+_STEP_DOWN = 2.0
+"""Seconds that giving up a place may take: whoever does so is told to stop."""
+
+_NEXT_CALL = 1.5
+"""Seconds that a round after the first waits for further nodes: torch elastic's waiting nodes look once a second."""
 
 _RECORD = "safedist/round"
 _MEMBER = "safedist/member/"
@@ -76,6 +83,7 @@ class RangeGroup:
         self._round = -1
         self._members: tuple[int, ...] = ()
         self._dynamic: Any = None
+        self._last_call = settings.last_call
         self.watch: RangeWatch | None = None
 
     @property
@@ -98,6 +106,15 @@ class RangeGroup:
     def nodes(self) -> int:
         """Nodes of this node's latest round."""
         return len(self._members)
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether the store lives in this process."""
+        return self._server is not None
+
+    def gone(self) -> tuple[int, ...]:
+        """Nodes of the latest round that have shown no sign of life for ``silence`` seconds."""
+        return self.watch.silent() if self.watch is not None else ()
 
     @property
     def uploads(self) -> bool:
@@ -129,12 +146,22 @@ class RangeGroup:
             self._enter(deadline)
         while True:
             self._watching().unsettle()
+            self._last_call = self._gather(deadline)
             info = self._torch_round(deadline)
             formed = None if info is None else self._agree(info)
             if formed is not None:
                 self._round, self._members = formed.round, formed.members
-                self._watching().settle(formed.round)
+                self._watching().settle(formed.round, formed.members)
                 return formed
+
+    def step_down(self) -> None:
+        """Give up this node's place among the others: their next round need not wait until it counts as silent."""
+        if self.watch is None or self.node_rank < 0:
+            return
+        self.watch.unsettle()
+        going = self._open["join"].submit(lambda _: step_down(self._dynamic, _STEP_DOWN))
+        with suppress(FutureTimeoutError):
+            going.result(_STEP_DOWN)
 
     def move_on(self, round_no: int) -> None:
         """Ask the nodes of ``round_no`` to leave it; once, however many ask, and never when it is over already."""
@@ -175,6 +202,8 @@ class RangeGroup:
         with suppress(RendezvousError):
             bye = self.keys.job(f"bye/{self._number}")
             self.control.call("leaving", lambda store: store.set(bye, "1"), timeout=2.0)
+            if self._server is None and self.read_end() is None:
+                self.step_down()
             if self._server is not None:
                 self._await_byes()
         for connection in self._open.values():
@@ -210,9 +239,20 @@ class RangeGroup:
         limit = timedelta(seconds=settings.silence)
         self._open["rounds"].call("setting its timeout", lambda store: store.set_timeout(limit))
         self._dynamic = open_dynamic(
-            settings, state=self._open["state"], rounds=self._open["rounds"].raw(), address=address
+            settings,
+            state=self._open["state"],
+            rounds=self._open["rounds"].raw(),
+            address=address,
+            last_call=lambda: self._last_call,
         )
-        self.watch = RangeWatch(self.control, self.keys, beat=settings.beat, number=self._number, move_on=self.move_on)
+        self.watch = RangeWatch(
+            self.control,
+            self.keys,
+            beat=settings.beat,
+            silence=settings.silence,
+            number=self._number,
+            move_on=self.move_on,
+        )
         self.watch.start(self._dynamic)
 
     def _claim(self) -> None:
@@ -228,6 +268,24 @@ class RangeGroup:
                 expected=f"at most {settings.max_nodes} nodes and {settings.max_replacements} replacements",
                 hint="look at the pods of this job that ended: evicted, out of memory, or their machine gone",
             )
+
+    def _gather(self, deadline: float) -> float:
+        """Wait for those of the round that is left who are to come; returns torch elastic's last call, in seconds."""
+        if self._round < 0:
+            return self.settings.last_call
+        waiting_for = Gathering(self.keys, self._round, self._members, self.gone)
+        self.control.call("being ready", lambda store: waiting_for.ready(store, self.node_rank))
+        pause = threading.Event()
+        while True:
+            self._watching().check()
+            coming, missing = self.control.call("gathering", waiting_for.look)
+            if not missing or time.monotonic() > deadline or self._read().round != self._round:
+                break
+            pause.wait(_POLL)
+        with suppress(Exception):  # of torch's: then somebody may be waiting
+            if len(coming) <= self.settings.min_nodes and not self._dynamic.num_nodes_waiting():
+                return 0.0
+        return min(_NEXT_CALL, self.settings.last_call)
 
     def _torch_round(self, deadline: float) -> Any:
         """Torch elastic's next round; None where it came together and fell apart again."""
@@ -318,14 +376,7 @@ class RangeGroup:
         if end is not None:
             return end.error(self.node_rank)
         came = self.control.call("counting who came", lambda store: int(store.add(self.keys.claims, 0)))
-        return RendezvousTimeoutError(
-            f"fewer than {settings.min_nodes} nodes came together within {settings.timeout:g} s",
-            where={"store": self._where},
-            seen=f"{came} process(es) have joined since the job began, this one included",
-            expected=f"{settings.min_nodes} to {settings.max_nodes} nodes at the same time",
-            hint="look at the missing pods: pending, crashed, or unable to reach this address; or raise "
-            "timeouts.rendezvous",
-        )
+        return too_few(settings, came)
 
     def _await_byes(self) -> None:
         """The store's host: the others read the end from this process. Wait for the last round's nodes."""

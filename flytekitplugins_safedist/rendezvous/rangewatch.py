@@ -9,8 +9,10 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousError as TorchRendezvousError
 
 from ..errors import RendezvousError, StoreLostError
+from . import departures
 from .client import Connection
 from .protocol import Keys
+from .pulse import Pulse
 from .standing import Standing
 
 
@@ -21,12 +23,20 @@ class RangeWatch:
         control: connection for short calls.
         keys: names of the job's keys.
         beat: seconds between two looks.
+        silence: seconds without a sign of life after which a node counts as gone.
         number: process number of this node, under which it beats.
         move_on: asks the nodes of a round to leave it.
     """
 
     def __init__(
-        self, control: Connection, keys: Keys, *, beat: float, number: int, move_on: Callable[[int], None]
+        self,
+        control: Connection,
+        keys: Keys,
+        *,
+        beat: float,
+        silence: float,
+        number: int,
+        move_on: Callable[[int], None],
     ) -> None:
         self._control = control
         self._keys = keys
@@ -40,6 +50,9 @@ class RangeWatch:
         self._stopped = threading.Event()
         # Written by the watcher's thread only, read by any: single references, so no lock.
         self._seen = Standing()
+        self._members: tuple[int, ...] = ()
+        self._pulse = Pulse(silence)
+        self._silent: tuple[int, ...] = ()
         self._trouble: RendezvousError | None = None
 
     def start(self, dynamic: Any) -> None:
@@ -47,10 +60,10 @@ class RangeWatch:
         self._dynamic = dynamic
         threading.Thread(target=self._run, name="safedist-watch", daemon=True).start()
 
-    def settle(self, round_no: int) -> None:
-        """The node now runs in ``round_no``."""
+    def settle(self, round_no: int, members: tuple[int, ...]) -> None:
+        """The node now runs in ``round_no``, with these processes."""
         with self._asking:
-            self._settled = round_no
+            self._settled, self._members, self._silent = round_no, members, ()
 
     def unsettle(self) -> None:
         """The node is between two rounds: torch elastic's handler is busy."""
@@ -61,6 +74,10 @@ class RangeWatch:
         """Whether the round that the node runs in is to be left, or has been left by the others."""
         seen, settled = self._seen, self._settled
         return settled is not None and (seen.round > settled or (seen.round == settled and seen.moving))
+
+    def silent(self) -> tuple[int, ...]:
+        """Node ranks of the latest round whose processes have shown no sign of life for too long."""
+        return self._silent
 
     def check(self) -> None:
         """Raise what the watcher found out; never blocks.
@@ -88,14 +105,18 @@ class RangeWatch:
             self._stopped.wait(self._beat)
 
     def _look(self) -> None:
-        keys, number = self._keys, self._number
+        keys, number, members = self._keys, self._number, self._members
 
-        def look(store: Any) -> Standing:
+        def look(store: Any) -> tuple[Standing, list[int]]:
             store.add(keys.beat(number), 1)
-            return Standing.parse(bytes(store.compare_set(keys.generation, "", "")))
+            standing = Standing.parse(bytes(store.compare_set(keys.generation, "", "")))
+            return standing, [int(store.add(keys.beat(member), 0)) for member in members]
 
-        seen = self._control.call("beating", look)
+        seen, beats = self._control.call("beating", look)
         self._seen = seen
+        with self._asking:
+            if members == self._members:
+                self._silent = self._pulse.silent(members, beats)
         if seen.end is not None and self._trouble is None:
             # It goes on beating: the others wait for the upload for as long as its node is alive.
             self._trouble = seen.end.error(number)
@@ -107,7 +128,8 @@ class RangeWatch:
             if self._settled != round_no:
                 return False
             try:
-                return bool(self._dynamic.num_nodes_waiting())
+                if not self._dynamic.num_nodes_waiting():
+                    return False
             except TorchRendezvousError as error:
                 raise StoreLostError(
                     "the job's store does not answer",
@@ -116,3 +138,6 @@ class RangeWatch:
                     expected="a reply from the agent that holds it",
                     hint="look at worker 0's pod first: killed, evicted, paused, or cut off by the network",
                 ) from error
+        # Where a node's ranks have succeeded, the round is about to end: who comes now does not make all start over.
+        done = departures.done_count(self._keys, round_no)
+        return self._control.call("asking who is done", lambda store: int(store.add(done, 0))) == 0

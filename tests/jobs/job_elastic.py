@@ -61,6 +61,15 @@ def torch() -> str:
     return told(total.item(), size)
 
 
+@task(
+    task_config=SafeTorch(
+        nodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
+    )
+)
+def torch_patient() -> str:
+    return torch.task_function()
+
+
 @task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=Timeouts(rendezvous=1, heartbeat=6)))
 def torch_impatient() -> str:
     return "never"

@@ -58,6 +58,30 @@ def torch() -> str:
     return f"{total.item():g} from {me.world_size} ranks in round {me.round}; {me.nnodes} {me.local_world_size}"
 
 
+PATIENT = Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
+"""Whoever waits these out here waits in vain: no test does."""
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=PATIENT))
+def torch_patient() -> str:
+    return torch.task_function()
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def torch_done_early() -> str:
+    """Node 1 is done while rank 0 still works, as in a long upload of outputs."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+    me = current_rank()
+    if me.rank == 0:
+        say(f"rank 0 round {me.round}")
+        wait_for_word()
+    return f"round {me.round}"
+
+
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=Timeouts(rendezvous=1)))
 def torch_impatient() -> str:
     return "never"

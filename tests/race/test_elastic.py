@@ -146,6 +146,21 @@ def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm,
     assert "restart 1 of 1" not in all_output(*ended)
 
 
+def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
+    pods[2].signal(signal.SIGTERM)
+    # Within this gate's patience, which is a fraction of the time after which a silent node counts as lost.
+    assert all("round 1 " in line and "of 4" in line for line in ranks_gate.heard(4))
+    assert pods[2].wait().code == 1
+    ranks_gate.let_go(4)
+    ended = [pod.wait() for pod in pods[:2]]
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "6 from 4 of 4 ranks on 2 nodes in round 1"
+    assert all("has left: told to stop by SIGTERM" in pod.err for pod in ended)
+
+
 def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1)]

@@ -12,10 +12,25 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2
 
-from tests.procs import KILL, TERM, Ended, Gate, Running, Warm, uploaded_error, uploaded_output
+from flytekitplugins_safedist.rendezvous import departures
+from flytekitplugins_safedist.rendezvous.protocol import Keys
+from tests.procs import KILL, TERM, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+
+
+class Done:
+    """Whether node 1 has said on the job's store that its ranks have succeeded: nothing else tells it."""
+
+    def __init__(self, job: Job) -> None:
+        from torch.distributed import TCPStore
+
+        self.store = TCPStore("127.0.0.1", int(job.port), is_master=False, wait_for_workers=False)
+        self.key = departures.done_count(Keys(f"{job.directory.name}-a0"), 0)
+
+    def __call__(self) -> bool:
+        return bool(self.store.add(self.key, 0))
 
 
 class Job:
@@ -180,3 +195,50 @@ def test_what_only_node_1_cannot_do_is_no_second_error_upload(warm, tmp_path):
     assert ended.uploaded == []
     assert "node 1 cannot do its part: ScratchError" in ended.err
     assert "nowhere" in ended.err
+
+
+@pytest.mark.parametrize("how", [KILL, TERM])
+def test_the_place_of_a_lost_node_taken_ends_every_wait_for_it(warm, tmp_path, ranks_gate: Gate, how):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    ranks_gate.let_go(1)  # one rank at least is in the collective, and sees its peer go
+    lost.signal(how)
+    lost.wait()
+    again = job.start(1)
+    # All of them within this gate's patience, which is a fraction of what node 0 may wait for a node's last word.
+    rounds = [line for line in ranks_gate.heard(4) if "round 0 " not in line]
+    assert len(rounds) == 4
+    ranks_gate.let_go(8)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    why = "told to stop by SIGTERM" if how == TERM else "a new process has taken its place"
+    assert f"node 1 has left: {why}" in ended[0].err
+
+
+def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    first, second = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    first.signal(TERM)
+    ended = first.wait(), second.wait()
+    assert [node.code for node in ended] == [1, 1]
+    assert [node.uploaded for node in ended] == [[], []]
+    assert "node 0, which holds the job's store, was told to stop by SIGTERM" in ended[1].err
+
+
+def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
+    job.environment["SAFEDIST_NPROC_PER_NODE"] = "1"
+    first, lost = job.start(0), job.start(1)
+    assert ranks_gate.heard(1) == ["rank 0 round 0"]
+    until(Done(job), "node 1 is done")
+    lost.signal(KILL)
+    lost.wait()
+    until(lambda: "lost after their ranks had succeeded" in (first.files / "err").read_text(), "node 0 misses node 1")
+    again = job.start(1)
+    ranks_gate.let_go(1)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert uploaded_output(ended[0]) == "round 0"
+    assert ended[1].uploaded == []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.jobwide import Pulse, speaks_for_the_others
+from flytekitplugins_safedist.jobwide import speaks_for_the_others
+from flytekitplugins_safedist.rendezvous.pulse import Pulse
 
 
 @pytest.mark.parametrize(

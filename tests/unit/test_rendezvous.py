@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -407,6 +407,74 @@ def test_two_failures_in_one_second_are_ordered_by_nanoseconds(pair):
 def test_a_node_that_does_not_report_is_named(pair):
     pair[0].jobs.report(4, None)
     assert pair[0].jobs.wait_reports(4, timeout=0.05) == (None, (1,))
+
+
+def test_a_node_that_leaves_is_named_and_not_waited_for(pair):
+    first, second = pair
+    second.jobs.leave_round(second.round, "told to stop")
+    first.jobs.report(first.round, None)
+    assert first.jobs.wait_reports(first.round, timeout=600) == (None, (1,))
+    assert first.jobs.left(first.round) == {1: "told to stop"}
+
+
+def test_a_node_that_has_reported_before_it_leaves_is_not_named(pair):
+    first, second = pair
+    for node in pair:
+        node.jobs.report(node.round, None)
+    second.jobs.leave_round(second.round, "told to stop")
+    assert first.jobs.wait_reports(first.round, timeout=600) == (None, ())
+
+
+def successor(node: SafedistHandler, pool: ThreadPoolExecutor) -> tuple[SafedistHandler, Future[object]]:
+    """A new process in a node's place, on its way into the next round."""
+    new = SafedistHandler(node.settings)
+    return new, pool.submit(new.next_rendezvous)
+
+
+def test_a_new_process_ends_the_wait_for_the_word_of_the_one_before_it(pair):
+    first, lost = pair
+    with ThreadPoolExecutor(1) as pool:
+        new, joining = successor(lost, pool)
+        first.jobs.report(first.round, None)
+        first.request_round()
+        assert first.jobs.wait_reports(first.round, timeout=600) == (None, (1,))
+        first.next_rendezvous()
+        joining.result()
+        assert new.round == first.round
+        new.leave()
+
+
+def test_a_new_process_for_a_node_whose_ranks_had_succeeded_ends_no_round_and_learns_the_end(pair):
+    first, lost = pair
+    lost.jobs.mark_done(lost.round)
+    with ThreadPoolExecutor(1) as pool:
+        new, joining = successor(lost, pool)
+        until_claimed(lost)
+        assert not first.num_nodes_waiting()
+        first.jobs.mark_done(first.round)
+        assert first.jobs.all_done(first.round)
+        assert first.jobs.finish(first.round)
+        with pytest.raises(errors.GroupClosedError, match="seen: done"):
+            joining.result()
+        new.leave()
+
+
+def test_a_new_process_for_a_node_whose_ranks_had_succeeded_takes_part_in_the_next_round(pair):
+    first, lost = pair
+    lost.jobs.mark_done(lost.round)
+    with ThreadPoolExecutor(1) as pool:
+        new, joining = successor(lost, pool)
+        until_claimed(lost)
+        first.next_rendezvous()
+        joining.result()
+        assert new.round == first.round
+        new.leave()
+
+
+def until_claimed(lost: SafedistHandler) -> None:
+    """Until another process has taken a node's place, as its agent learns it."""
+    with pytest.raises(errors.FencedError):
+        until_moved(lost)
 
 
 def test_notes_are_written_once_and_waited_for(pair):
