@@ -103,23 +103,23 @@ def work_unpack(order: dict[str, str]) -> None:
     from flytekitplugins_safedist.archive import Inflate, Limits, unpack_tar
     from flytekitplugins_safedist.staging.ahead import Ahead
     from flytekitplugins_safedist.staging.source import Retry, open_source
+    from flytekitplugins_safedist.staging.watch import Watch
 
-    source = open_source(order["uri"], Retry())
+    source = open_source(order["uri"], Retry(), Watch(600.0, print))
     source.identity()
     with Ahead(Inflate("x", Limits()).run(source.chunks())) as pieces:
         unpack_tar(pieces, Path(order["dest"]), label="x", limits=Limits())
-    source.close()
 
 
 def work_download(order: dict[str, str]) -> None:
     """The bare download, by the same client, to nowhere."""
     from flytekitplugins_safedist.staging.source import Retry, open_source
+    from flytekitplugins_safedist.staging.watch import Watch
 
-    source = open_source(order["uri"], Retry())
+    source = open_source(order["uri"], Retry(), Watch(600.0, print))
     source.identity()
     for _ in source.chunks():
         pass
-    source.close()
 
 
 WORK: dict[str, Callable[[dict[str, str]], None]] = {

@@ -53,6 +53,7 @@ class Timeouts:
     waited for.
 
     Attributes:
+        code: for the code archive: for the store, and for another process of the node that fetches it.
         start: for all ranks of a node to be started, imports of the user's module included.
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
@@ -62,6 +63,7 @@ class Timeouts:
             for half of it, at most 600 s.
     """
 
+    code: float = 1800.0
     start: float = 600.0
     rendezvous: float = 900.0
     stop: float = 5.0

@@ -156,6 +156,7 @@ def options_from(environment: Mapping[str, str]) -> Options:
         "max_bytes": (envvars.CODE_MAX_BYTES, int),
         "max_files": (envvars.CODE_MAX_FILES, int),
         "max_ratio": (envvars.CODE_MAX_RATIO, float),
+        "deadline": (envvars.CODE_TIMEOUT, float),
     }
     values: dict[str, Any] = {}
     problems = []
@@ -168,8 +169,11 @@ def options_from(environment: Mapping[str, str]) -> Options:
             problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
     if problems:
         raise ConfigError(problems)
+    time = {"deadline": values.pop("deadline")} if "deadline" in values else {}
     store = environment.get(envvars.CODE_STORE)
-    return Options(store=Path(store) if store else None, limits=Limits(**values))
+    # Absolute: a task may change its working directory before it imports the next module.
+    place = Path(os.path.abspath(Path(store).expanduser())) if store else None  # noqa: PTH100  (links stay as given)
+    return Options(store=place, limits=Limits(**values), **time)
 
 
 def stage_code(invocation: Invocation, options: Options) -> StagedCode:

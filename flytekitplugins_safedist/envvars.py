@@ -131,6 +131,9 @@ CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
 CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
 CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
 """Limits on a code archive (:class:`~flytekitplugins_safedist.archive.Limits`). Set by users."""
+CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
+"""Seconds that staging may wait for the store and for another process of the node, in all. Pinned from
+``Timeouts(code=...)``, or set by users."""
 CODE_TREE = "SAFEDIST_CODE_TREE"
 CODE_DEST = "SAFEDIST_CODE_DEST"
 """Set by the entrypoint for processes of ours that start as fresh interpreters: the staged tree, and the destination

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import envvars
-from .config import Resolved
+from .config import Resolved, Timeouts
 from .gpus import TaskAsks, gpus_requested
 from .jobconfig import JobShape
 
@@ -136,6 +136,8 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
     own = (asks.environment or {}).get(envvars.SCRATCH_ROOT)
     if volume is not None and resolved.scratch.path is None and own is None:
         pinned[envvars.SCRATCH_ROOT] = volume.mount_path
+    if resolved.timeouts.code != Timeouts().code and envvars.CODE_TIMEOUT not in (asks.environment or {}):
+        pinned[envvars.CODE_TIMEOUT] = f"{resolved.timeouts.code:g}"
     return tuple(pinned.items())
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -14,8 +17,13 @@ class ObjectStore:
     Attributes:
         content: the object.
         ranges: whether the server knows ranges.
+        headers: further headers of every answer; None as a value takes one away.
         fault: called with (method, number of the request from 0); returns None, a status code, ("cut", n) to break
-            the connection after n bytes, or ("replace", content) to have the object overwritten first.
+            the connection after n bytes, ("reset", n) to reset it there, ("replace", content) to have the object
+            overwritten first, "hang" for no answer as long as the store is open, "drip" for a byte now and then,
+            ("shift", n) for the right number of bytes from n bytes further on, or ("short", n) for n bytes less.
+        range_fault: the same for each GET of a range, called with where the range begins.
+        hanging: set as soon as a request hangs.
         requests: how many of each method were asked.
         sent: bytes of the object that were sent.
     """
@@ -24,6 +32,10 @@ class ObjectStore:
         self.content = content
         self.ranges = ranges
         self.fault: Callable[[str, int], object] = lambda _method, _number: None
+        self.range_fault: Callable[[int], object] = lambda _start: None
+        self.headers: dict[str, str | None] = {}
+        self.hanging = threading.Event()
+        self._closed = threading.Event()
         self.requests: Counter[str] = Counter()
         self.sent = 0
         self._lock = threading.Lock()
@@ -49,29 +61,61 @@ class ObjectStore:
         with self._lock:
             number = self.requests[method]
             self.requests[method] += 1
+        start, end = self._range(handler.headers.get("Range"))
         fault = self.fault(method, number)
+        if fault is None and method == "GET" and handler.headers.get("Range"):
+            fault = self.range_fault(start)
         if isinstance(fault, int):
             handler.send_error(fault)
             return
-        if isinstance(fault, tuple) and fault[0] == "replace":
-            self.content = fault[1]
+        if fault == "hang":
+            self.hanging.set()
+            self._closed.wait()
+            return
+        kind, amount = fault if isinstance(fault, tuple) else (fault, 0)
+        if kind == "replace":
+            self.content = amount
         start, end = self._range(handler.headers.get("Range"))
         body = self.content[start:end]
+        if kind == "shift":
+            body = self.content[start + amount : end + amount].ljust(len(body), b"?")
+        elif kind == "short":
+            body = body[:-amount]
         handler.send_response(206 if (start, end) != (0, len(self.content)) else 200)
         if self.ranges:
             handler.send_header("Accept-Ranges", "bytes")
-        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(self.content)}")
-        handler.send_header("ETag", f'"{hash(self.content)}"')
-        handler.send_header("Content-Length", str(len(body)))
+        told: dict[str, str | None] = {
+            "Content-Range": f"bytes {start}-{end - 1}/{len(self.content)}",
+            "ETag": f'"{hash(self.content)}"',
+            "Content-Length": str(len(body)),
+            **self.headers,
+        }
+        for name, value in told.items():
+            if value is not None:
+                handler.send_header(name, value)
         handler.end_headers()
         if method == "HEAD":
             return
-        if isinstance(fault, tuple) and fault[0] == "cut":
-            body = body[: fault[1]]
+        if kind == "drip":
+            self._drip(handler, body)
+            return
+        if kind in ("cut", "reset"):
+            body = body[:amount]
             handler.close_connection = True
+        if kind == "reset":  # closing with this set sends RST
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with self._lock:
             self.sent += len(body)
         handler.wfile.write(body)
+
+    def _drip(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.hanging.set()
+        with suppress(OSError):  # whoever asked has gone
+            for at in range(len(body)):
+                handler.wfile.write(body[at : at + 1])
+                handler.wfile.flush()
+                if self._closed.wait(0.05):
+                    return
 
     def _range(self, header: str | None) -> tuple[int, int]:
         if header is None or not self.ranges:
@@ -80,6 +124,7 @@ class ObjectStore:
         return int(first), min(int(last) + 1 if last else len(self.content), len(self.content))
 
     def close(self) -> None:
+        self._closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

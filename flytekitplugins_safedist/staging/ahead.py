@@ -16,8 +16,8 @@ _JOIN = 5.0
 class Ahead(Iterator[bytes]):
     """Fetching and inflating go on while files are written.
 
-    Leave it (it is a context manager) before anything is forked: the thread has ended then. Only when the reader gives
-    up while the thread waits for a network that does not answer, the thread is left to end with the process.
+    Leave it (it is a context manager) before anything is forked: the thread has ended then. When the reader leaves with
+    an error or by a signal, it does not wait for the thread, which may hang in a network that does not answer.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -50,9 +50,10 @@ class Ahead(Iterator[bytes]):
     def __enter__(self) -> Ahead:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._unwanted.set()
         with suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()  # room for the piece the thread may be waiting to hand over
-        self._thread.join(_JOIN)
+        if kind is None:
+            self._thread.join(_JOIN)

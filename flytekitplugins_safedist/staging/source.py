@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,9 @@ from urllib.parse import urlsplit
 
 from ..errors import StagingError
 from ..storefaults import Verdict, judge, one_line
+from .clients import filesystem
 from .failures import fetch_failed
+from .watch import Abandoned, Call, Watch
 
 T = TypeVar("T")
 
@@ -27,10 +28,11 @@ _AHEAD = 3
 """Ranges asked for at once: enough to keep a store busy while one is unpacked, small enough to hold in memory."""
 
 _VALIDATORS = (
-    *("ETag", "etag", "generation", "md5Hash", "content_settings_md5", "content_md5", "md5", "sha256", "checksum"),
-    *("VersionId", "version_id", "LastModified", "last_modified", "updated", "mtime", "modified"),
+    *("etag", "generation", "md5hash", "contentsettingsmd5", "contentmd5", "digest", "md5", "sha256", "checksum"),
+    *("versionid", "lastmodified", "updated", "mtime", "modified"),
 )
-"""What stores call the thing that changes when an object does (s3fs, gcsfs, adlfs, http, local), best first."""
+"""What stores call the thing that changes when an object does (s3fs, gcsfs, adlfs, http, local), best first; in small
+letters, without ``-`` and ``_``: HTTP says ``Last-Modified`` where s3fs says ``LastModified``."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Retry:
         attempts: tries in all.
         base: seconds before the second; doubled for each further one, and jittered.
         most: seconds a pause can last.
+        answer: seconds that one try of a remote store may take, for what its client does not bound by itself.
         sleep: waits.
         say: takes a line for the log: someone who waits must see what for.
     """
@@ -48,6 +51,7 @@ class Retry:
     attempts: int = 5
     base: float = 0.5
     most: float = 15.0
+    answer: float = 120.0
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], object] = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -87,9 +91,6 @@ class Source(Protocol):
     def chunks(self) -> Iterator[bytes]:
         """Its bytes in order. Raises StagingError."""
 
-    def close(self) -> None:
-        """Let go of threads and descriptors."""
-
 
 def public(uri: str) -> str:
     """``uri`` for messages and logs: signatures in a query and passwords before the host are secrets."""
@@ -100,87 +101,103 @@ def public(uri: str) -> str:
     return shown + ("?..." if parts.query else "")
 
 
-def open_source(uri: str, retry: Retry) -> Source:
+def open_source(uri: str, retry: Retry, watch: Watch) -> Source:
     """The source for ``uri``: a path, ``file://``, or whatever flytekit and fsspec know.
 
     Raises:
         StagingError: nothing installed here reaches such a store.
     """
     if uri.startswith("file://"):
-        return LocalSource(uri, uri[len("file://") :], retry)
+        return LocalSource(uri, uri[len("file://") :], retry, watch)
     if "://" not in uri:
-        return LocalSource(uri, uri, retry)
-    return RemoteSource(uri, retry)
+        return LocalSource(uri, uri, retry, watch)
+    return RemoteSource(uri, retry, watch)
 
 
-def _retrying(label: str, retry: Retry, action: Callable[[], T]) -> T:
+def _retrying(label: str, retry: Retry, watch: Watch, action: Callable[[], T]) -> T:
     for attempt in range(1, retry.attempts + 1):
         try:
             return action()
+        except (StagingError, Abandoned):
+            raise
         except Exception as error:
-            if judge(error) is not Verdict.TRANSIENT or attempt == retry.attempts:
-                raise fetch_failed(error, label, attempt) from error
-            retry.pause(attempt, label, error)
+            _try_again(error, attempt, label, retry, watch)
     raise StagingError("No attempt to fetch the code archive was allowed", where={"uri": label})
+
+
+def _try_again(error: Exception, attempt: int, label: str, retry: Retry, watch: Watch) -> None:
+    """Pause before the next try, if there is to be one.
+
+    Raises:
+        SafedistError: there is not.
+    """
+    if judge(error) is not Verdict.TRANSIENT or attempt == retry.attempts:
+        raise fetch_failed(error, label, attempt) from error
+    retry.pause(attempt, label, error)
+    watch.check(label, one_line(error))
 
 
 class LocalSource:
     """A file. Read in place, without a copy."""
 
-    def __init__(self, uri: str, path: str, retry: Retry) -> None:
+    def __init__(self, uri: str, path: str, retry: Retry, watch: Watch) -> None:
         self.label = public(uri)
         self._uri = uri
         self._path = path
         self._retry = retry
+        self._watch = watch
 
     def identity(self) -> Identity:
         """Size, inode and the time of the last change, which nobody can set."""
-        found = _retrying(self.label, self._retry, lambda: Path(self._path).stat())
+        found = self._tried(lambda: Path(self._path).stat())
         return Identity(self._uri, found.st_size, f"{found.st_ino}-{found.st_mtime_ns}-{found.st_ctime_ns}")
 
     def chunks(self) -> Iterator[bytes]:
         """See :class:`Source`."""
-        fd = _retrying(self.label, self._retry, lambda: os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
+        fd = self._tried(lambda: os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
         try:
             at = 0
-            while chunk := _retrying(self.label, self._retry, partial(os.pread, fd, _LOCAL_CHUNK, at)):
+            while chunk := self._tried(partial(os.pread, fd, _LOCAL_CHUNK, at)):
                 at += len(chunk)
+                self._watch.check(self.label, f"{at} bytes")
                 yield chunk
         finally:
             os.close(fd)
 
-    def close(self) -> None:
-        """Nothing is held between calls."""
+    def _tried(self, action: Callable[[], T]) -> T:
+        return _retrying(self.label, self._retry, self._watch, action)
 
 
 class RemoteSource:
     """An object reached through fsspec, with the credentials flytekit is configured with."""
 
-    def __init__(self, uri: str, retry: Retry) -> None:
+    def __init__(self, uri: str, retry: Retry, watch: Watch) -> None:
         self.label = public(uri)
         self._uri = uri
         self._retry = retry
-        self._fs = _retrying(self.label, retry, lambda: _filesystem(uri, anonymous=False))
+        self._watch = watch
+        self._fs = _retrying(self.label, retry, watch, lambda: filesystem(uri, self.label, anonymous=False))
         self._info: Mapping[str, Any] = {}
-        self._pool: ThreadPoolExecutor | None = None
 
     def identity(self) -> Identity:
         """What the store says of the object now."""
         try:
-            self._info = _retrying(self.label, self._retry, self._ask)
+            self._info = _retrying(self.label, self._retry, self._watch, lambda: self._answer(self._ask))
         except StagingError as refused:
             # As flytekit does: a public bucket needs no credentials, and wrong ones may be refused where none are not.
             if not _worth_trying_anonymously(refused):
                 raise
-            signed, self._fs = self._fs, _filesystem(self._uri, anonymous=True)
+            signed, self._fs = self._fs, filesystem(self._uri, self.label, anonymous=True)
             try:
-                self._info = self._ask()
+                self._info = self._answer(self._ask)
             except Exception:
                 self._fs = signed
                 raise refused from None
         size = self._info.get("size")
-        validator = next((f"{key}={self._info[key]}" for key in _VALIDATORS if self._info.get(key)), "")
-        return Identity(self._uri, int(size) if size is not None else None, validator)
+        return Identity(self._uri, int(size) if size is not None else None, _validator(self._info))
+
+    def _answer(self, action: Callable[[], T]) -> T:
+        return self._watch.call(action, self.label, self._retry.answer)
 
     def _ask(self) -> Mapping[str, Any]:
         self._fs.invalidate_cache()  # a listing from before an object changed would hide the change
@@ -194,67 +211,71 @@ class RemoteSource:
         size = self._info.get("size")
         http = self._uri.startswith(("http://", "https://"))
         if size is None or (http and not self._info.get("partial")):
-            yield from self._stream()
+            yield from self._stream(None if size is None else int(size))
         else:
             yield from self._ranges(int(size))
 
     def _ranges(self, size: int) -> Iterator[bytes]:
-        self._pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="safedist-fetch")
-        starts = iter(range(0, size, _RANGE))
-        waiting: list[Future[bytes]] = []
-        for start in starts:
-            waiting.append(self._pool.submit(self._range, start, min(start + _RANGE, size)))
-            if len(waiting) >= _AHEAD:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
+        asked: list[tuple[int, int, Call[bytes]]] = []
+        for start in range(0, size, _RANGE):
+            end = min(start + _RANGE, size)
+            asked.append((start, end, self._ask_for(start, end)))
+            if len(asked) >= _AHEAD:
+                yield self._range(*asked.pop(0))
+        for each in asked:
+            yield self._range(*each)
 
-    def _range(self, start: int, end: int) -> bytes:
+    def _ask_for(self, start: int, end: int) -> Call[bytes]:
+        return Call(lambda: self._fs.cat_file(self._uri, start=start, end=end))
+
+    def _range(self, start: int, end: int, call: Call[bytes]) -> bytes:
+        """What ``call`` brings, or another try of it: here and not in its thread, which may never end."""
+        calls = itertools.chain([call], (self._ask_for(start, end) for _ in itertools.count()))
+
         def get() -> bytes:
-            data: bytes = self._fs.cat_file(self._uri, start=start, end=end)
+            data = self._watch.result(next(calls), self.label, self._retry.answer)
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data)} of {end - start} bytes arrived")
             return data
 
-        return _retrying(self.label, self._retry, get)
+        return _retrying(self.label, self._retry, self._watch, get)
 
-    def _stream(self) -> Iterator[bytes]:
+    def _stream(self, size: int | None) -> Iterator[bytes]:
         done = 0
         for attempt in range(1, self._retry.attempts + 1):
             try:
-                with self._fs.open(self._uri, "rb", block_size=0, cache_type="none") as stream:
-                    skip = done
-                    while chunk := stream.read(_LOCAL_CHUNK):
-                        fresh = chunk[skip:]
-                        skip = max(skip - len(chunk), 0)
-                        done += len(fresh)
-                        if fresh:
-                            yield fresh
+                for chunk in self._opened(done):
+                    done += len(chunk)
+                    self._watch.check(self.label, f"{done} bytes")
+                    yield chunk
+                if size is not None and done != size:
+                    raise ConnectionError(f"{done} of {size} bytes arrived")  # noqa: TRY301  (as any that breaks off)
+            except (StagingError, Abandoned):
+                raise
             except Exception as error:
-                if judge(error) is not Verdict.TRANSIENT or attempt == self._retry.attempts:
-                    raise fetch_failed(error, self.label, attempt) from error
-                self._retry.pause(attempt, self.label, error)
+                _try_again(error, attempt, self.label, self._retry, self._watch)
             else:
                 return
 
-    def close(self) -> None:
-        """Join the threads: ranks must not be forked beside them, nor the task run beside them."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+    def _opened(self, skip: int) -> Iterator[bytes]:
+        """The object from its beginning, less ``skip`` bytes: a server without ranges starts anew."""
+        stream = self._answer(lambda: self._fs.open(self._uri, "rb", block_size=0, cache_type="none"))
+        try:
+            while chunk := self._answer(lambda: stream.read(_LOCAL_CHUNK)):
+                if fresh := chunk[skip:]:
+                    yield fresh
+                skip = max(skip - len(chunk), 0)
+        except BaseException:
+            Call(stream.close)  # nobody waits for it
+            raise
+        self._answer(stream.close)
+
+
+def _validator(info: Mapping[str, Any]) -> str:
+    told = {str(key).lower().replace("-", "").replace("_", ""): value for key, value in info.items()}
+    return next((f"{key}={told[key]}" for key in _VALIDATORS if told.get(key)), "")
 
 
 def _worth_trying_anonymously(refused: StagingError) -> bool:
     cause = refused.__cause__
     return cause is not None and judge(cause) is Verdict.DENIED
-
-
-def _filesystem(uri: str, *, anonymous: bool) -> Any:
-    from flytekit.core.context_manager import FlyteContextManager
-    from fsspec.utils import get_protocol
-
-    access = FlyteContextManager.current_context().file_access
-    kwargs: dict[str, Any] = {"anonymous": True} if anonymous else {}
-    with suppress(KeyError):
-        return access.get_filesystem(get_protocol(uri), path=uri, **kwargs)
-    raise ValueError(f"no file system for {public(uri)}")

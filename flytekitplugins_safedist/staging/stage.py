@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, unpack_tar
-from ..errors import StagingError
+from ..errors import ArchiveError, StagingError
 from .ahead import Ahead
 from .failures import disk_failed
 from .locks import one_at_a_time
@@ -19,6 +19,7 @@ from .merge import fingerprint, merge
 from .progress import Progress
 from .source import Identity, Retry, Source, open_source
 from .store import Store, Tree, describe, key_of
+from .watch import Watch
 
 PICKLE_NAME = "pkl.gz"
 """flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
@@ -26,6 +27,9 @@ directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
 
 _SMALL = 1 << 17
 """Compressed bytes up to which one thread does it all: they are written before a second one would have got going."""
+
+_ONCE = Retry(attempts=1, answer=5.0)
+"""For a question whose answer only makes an error clearer."""
 
 POINTS = ("waiting", "locked", "fetch", "unpack", "before_publish", "after_publish", "before_merge", "merge", "merged")
 """Named points that :attr:`Options.at` is told about, in order. Tests stop processes there."""
@@ -44,6 +48,7 @@ class Options:
         limits: see :class:`~flytekitplugins_safedist.archive.Limits`.
         retry: for errors of the remote store that may pass.
         patience: seconds to wait for another process of the node before doing its work again.
+        deadline: seconds for all waiting: for that other process, and for the store.
         progress: makes the :class:`Progress` that speaks to people.
         at: told each of :data:`POINTS`.
     """
@@ -52,6 +57,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     retry: Retry = field(default_factory=Retry)
     patience: float = 900.0
+    deadline: float = 1800.0
     progress: Callable[[], Progress] = Progress
     at: Callable[[str], None] = _nowhere
 
@@ -89,18 +95,19 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     """
     options = options or Options()
     progress = options.progress()
+    watch = Watch(options.deadline, options.retry.say)
     dest = Path(os.path.realpath(dest))
     root = options.store or Store.default_root()
     try:
         with _explained(root, "Opening the store for staged code"):
             store = Store(root)
-        with closing(open_source(uri, options.retry)) as source:
-            run = _Run(store, source, options, progress)
-            tree, fetched = _tree(run)
+        run = _Run(store, open_source(uri, options.retry, watch), options, progress, watch)
+        tree, fetched = _tree(run)
         options.at("before_merge")
         _merge(run, tree, dest)
         options.at("merged")
     finally:
+        watch.cancel()
         progress.end()
     files = sum(1 for entry in tree.entries.values() if entry.kind != DIRECTORY)
     return StagedCode(tree.path, dest, tree.digest, files, tree.raw, fetched)
@@ -114,6 +121,7 @@ class _Run:
     source: Source
     options: Options
     progress: Progress
+    watch: Watch
 
     def waiting(self, owner: str, waited: float) -> None:
         """Somebody else holds the lock."""
@@ -122,21 +130,27 @@ class _Run:
 
     def alone(self, key: str) -> AbstractContextManager[bool]:
         """One process of the node at a time, as far as locks work here."""
-        return one_at_a_time(self.store.lock(key), patience=self.options.patience, waiting=self.waiting)
+        patience = min(self.options.patience, self.watch.remaining())
+        return one_at_a_time(self.store.lock(key), patience=patience, waiting=self.waiting)
 
 
 def _tree(run: _Run) -> tuple[Tree, bool]:
     identity = run.source.identity()
     key = key_of(identity.uri, identity.size, identity.validator)
-    found = run.store.by_source(key)
+    found = _known(run, identity, key)
     if found is not None:
         return found, False
     with _explained(run.store.root, "Unpacking the code archive", identity.size), run.alone(key):
         run.options.at("locked")
-        found = run.store.by_source(key)  # while we waited, the one we waited for made it
+        found = _known(run, identity, key)  # while we waited, the one we waited for made it
         if found is not None:
             return found, False
         return _make(run, identity, key), True
+
+
+def _known(run: _Run, identity: Identity, key: str) -> Tree | None:
+    """The tree that this object became; never by its size alone, which a changed one may share."""
+    return run.store.by_source(key) if identity.validator else None
 
 
 def _make(run: _Run, identity: Identity, key: str) -> Tree:
@@ -145,7 +159,13 @@ def _make(run: _Run, identity: Identity, key: str) -> Tree:
         code = work.path / "code"
         code.mkdir(mode=0o755)
         making = _Making(run, identity)
-        entries, raw = making.pickled(code) if _is_pickle(identity.uri) else making.unpacked(code)
+        try:
+            entries, raw = making.pickled(code) if _is_pickle(identity.uri) else making.unpacked(code)
+        except ArchiveError as refusal:
+            # Ranges of two versions look like one damaged archive.
+            if making.changed_meanwhile():
+                raise making.changed() from refusal
+            raise
         tree = describe(work.path, making.digest, raw, entries)
         run.options.at("before_publish")
         tree = run.store.publish(work.path, tree)
@@ -219,12 +239,23 @@ class _Making:
     def _end(self) -> None:
         """Only an archive that did not change has a digest."""
         if self._source.identity() != self._identity:
-            raise StagingError(
-                "The code archive changed while it was fetched",
-                where={"uri": self._source.label},
-                hint="Flyte will retry; do not overwrite archives of running executions",
-            )
+            raise self.changed()
         self.digest = self._hash.hexdigest()
+
+    def changed(self) -> StagingError:
+        """The error for an object that is not the same any more."""
+        return StagingError(
+            "The code archive changed while it was fetched",
+            where={"uri": self._source.label},
+            hint="Flyte will retry; do not overwrite archives of running executions",
+        )
+
+    def changed_meanwhile(self) -> bool:
+        """Ask the store once more, shortly; whoever does not answer has not said so."""
+        source = open_source(self._identity.uri, _ONCE, Watch(_ONCE.answer, _ONCE.say))
+        with suppress(StagingError):
+            return source.identity() != self._identity
+        return False
 
     def _member(self, count: int) -> None:
         self._files = count

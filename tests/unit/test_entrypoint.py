@@ -14,6 +14,7 @@ from flyteidl.core import errors_pb2, literals_pb2
 
 from flytekitplugins_safedist import entrypoint
 from flytekitplugins_safedist.errors import ConfigError, StagingError
+from tests.objectstore import ObjectStore
 from tests.tarballs import project
 
 RESOLVER = ["--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"]
@@ -258,6 +259,22 @@ def test_sigterm_while_staging_leaves_nothing_half_made(pod):
     assert os.listdir(pod.cwd) == []
 
 
+def test_sigterm_ends_it_while_ranges_of_the_archive_hang(pod):
+    blob = os.urandom(20 << 20)
+    with ObjectStore(project({**FILES, "blob": blob})) as store:
+        store.range_fault = lambda start: "hang" if start else None
+        pod.environment["FLYTE_AWS_ENDPOINT"] = store.url.partition("/bucket")[0]
+        pod.environment |= {"FLYTE_AWS_ACCESS_KEY_ID": "x", "FLYTE_AWS_SECRET_ACCESS_KEY": "y"}
+        uri = "s3://bucket/fast.tar.gz"
+        process = pod.start("--additional-distribution", uri, "--dest-dir", ".", "--", *pod.command("report"))
+        store.hanging.wait()
+        process.terminate()
+        _, err = process.communicate(timeout=30)  # a client of the store would wait for minutes
+    assert process.returncode == 128 + 15, err
+    assert os.listdir(pod.root / "store/work") == []
+    assert os.listdir(pod.root / "store/trees") == []
+
+
 def test_unfilled_placeholders_say_what_was_forgotten():
     arguments = ["--additional-distribution", "{{ .remote_package_path }}", "--dest-dir", "{{ .dest_dir }}", "--", "x"]
     with pytest.raises(StagingError, match="flytectl register files"):
@@ -284,8 +301,14 @@ def test_the_separator_may_be_missing_as_with_the_stock_command():
 
 def test_limits_come_from_the_pods_variables():
     options = entrypoint.options_from(
-        {"SAFEDIST_CODE_MAX_BYTES": "5", "SAFEDIST_CODE_MAX_FILES": "6", "SAFEDIST_CODE_MAX_RATIO": "7.5"}
+        {
+            "SAFEDIST_CODE_MAX_BYTES": "5",
+            "SAFEDIST_CODE_MAX_FILES": "6",
+            "SAFEDIST_CODE_MAX_RATIO": "7.5",
+            "SAFEDIST_CODE_TIMEOUT": "8",
+        }
     )
+    assert options.deadline == 8
     assert (options.limits.max_bytes, options.limits.max_files, options.limits.max_ratio) == (5, 6, 7.5)
 
 
