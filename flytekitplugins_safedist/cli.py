@@ -67,10 +67,14 @@ def _parser() -> argparse.ArgumentParser:
     render.set_defaults(run=_render)
     render.add_argument("file", type=Path, help="the Python file that defines the task")
     render.add_argument("task", help="the name of the task in it")
-    render.add_argument("--pods", action="store_true", help="also the pods as the operator will start them")
+    render.add_argument("--pods", action="store_true", help="also the pods, services, ... that the operator makes")
     render.add_argument("--check", action="store_true", help="validate; findings go to stderr and exit with 1")
     render.add_argument("--crds", type=Path, help="directory of CustomResourceDefinitions for --check")
     render.add_argument("--backend", choices=("v1.16", "v2"), default="v1.16", help="the Flyte backend")
+    render.add_argument("--platform", type=Path, help="YAML of the platform: task_resources, plugins.k8s")
+    render.add_argument(
+        "--pod-template", action="append", default=[], type=Path, help="YAML of a PodTemplate of the cluster"
+    )
     render.add_argument("--image", action="append", default=[], help="NAME=IMAGE or IMAGE, as for pyflyte")
     render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
     render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
@@ -95,27 +99,38 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from .render import Cluster, job_manifest, pods
+    from .render import Cluster, build, created, read_platform, with_pod_templates
     from .render.load import load_task, template_of
+    from .render.notes import notes_of, unknown_template
     from .render.summary import summarise
 
     task = load_task(options.file, options.task)
     template = template_of(task, images=options.image, fast=not options.no_fast)
-    manifest = job_manifest(template, cluster=Cluster(backend=options.backend))
-    shown = [manifest, *(pods(manifest) if options.pods and manifest["kind"] != "Pod" else ())]
+    if options.platform is not None:
+        cluster = read_platform(options.platform, backend=options.backend, pod_templates=options.pod_template)
+    else:
+        cluster = with_pod_templates(Cluster(backend=options.backend), options.pod_template)
+    built = build(template, cluster=cluster)
+    further = created(built.manifest) if built.manifest["kind"] != "Pod" else []
+    shown = [built.manifest, *(further if options.pods else ())]
     if options.json:
-        print(json.dumps(shown if options.pods else manifest, indent=2))
+        print(json.dumps(shown if options.pods else built.manifest, indent=2))
     else:
         summary = summarise(
-            manifest,
+            built.manifest,
             task=template.id.name,
             retries=template.metadata.retries.retries,
             max_restarts=task.task_config.max_restarts,
-            backend=options.backend,
+            cluster=cluster,
+            clamps=built.clamps,
+            further=notes_of(task, template, cluster),
+            assumed=options.platform is None,
         )
         print("\n".join(summary.lines()))
         _print_yaml(shown)
-    return _check(shown, options.crds) if options.check else 0
+    if not options.check:
+        return 0
+    return _check([built.manifest, *further], options.crds, also=unknown_template(template, cluster))
 
 
 def _migrate(options: argparse.Namespace) -> int:
@@ -148,19 +163,21 @@ def _ordered(value: Any) -> Any:
     return value
 
 
-def _check(shown: Sequence[dict[str, Any]], crds: Path | None) -> int:
+def _check(objects: Sequence[dict[str, Any]], crds: Path | None, *, also: Sequence[str]) -> int:
     from .render.check import check_models, check_schema
+    from .render.rules import NOT_CHECKED, refusals
 
-    findings = []
-    for one in shown:
+    findings = list(also)
+    for one in objects:
         name = f"{one['kind']} {one['metadata']['name']}"
-        found = check_models(one) + (check_schema(one, crds) if crds is not None else [])
+        found = check_models(one) + refusals(one) + (check_schema(one, crds) if crds is not None else [])
         findings += [f"{name}{finding}" for finding in dict.fromkeys(found)]
     for finding in findings:
         print(finding, file=sys.stderr)
     if not findings:
-        schemas = f" and the schemas in {crds}" if crds is not None else " (no schemas: --crds)"
-        print(f"# valid by the typed models{schemas}", file=sys.stderr)
+        schemas = f", the schemas in {crds}" if crds is not None else " (no schemas: --crds)"
+        print(f"# valid by the typed models{schemas} and the API server's rules known here", file=sys.stderr)
+    print(f"# not checked: {NOT_CHECKED}", file=sys.stderr)
     return 1 if findings else 0
 
 

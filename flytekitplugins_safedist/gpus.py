@@ -46,6 +46,20 @@ class TaskAsks:
         """Pick them from the keyword arguments of a flytekit task class."""
         return cls(**{name: kwargs[name] for name in cls.__dataclass_fields__ if name in kwargs})
 
+    def has_resources(self) -> bool:
+        """The task itself asks for something."""
+        return any(any(vars(one).values()) for one in (self.requests, self.limits, self.resources) if one is not None)
+
+    def resource_names(self) -> frozenset[str]:
+        """What the task itself asks for, by Kubernetes' names; a GPU is ``gpu``."""
+        kubernetes = {"mem": "memory", "ephemeral_storage": "ephemeral-storage"}
+        listed = [vars(one) for one in (self.requests, self.limits, self.resources) if one is not None]
+        return frozenset(kubernetes.get(name, name) for one in listed for name, value in one.items() if value)
+
+    def template_resource_names(self) -> frozenset[str]:
+        """What the pod template's primary container asks for."""
+        return frozenset(_template_resources(self))
+
     def primary_container(self) -> Any:
         """The ``V1Container`` of the pod template that runs the task, or None."""
         if self.pod_template is None or self.pod_template.pod_spec is None:

@@ -58,15 +58,36 @@ def template_of(task: Any, *, images: Sequence[str] = (), fast: bool = True) -> 
         task: one of ours.
         images: as ``pyflyte --image`` takes them.
         fast: with fast registration; the archive's place is only known then, so flytectl's placeholders stand for it.
+
+    An image that registration would build (``ImageSpec``) is named, not built.
     """
     from flytekit.configuration import FastSerializationSettings, ImageConfig, SerializationSettings
     from flytekit.tools.translator import get_serializable
 
     settings = SerializationSettings(
-        image_config=ImageConfig.validate_image(None, "--image", tuple(images)),
+        image_config=with_image_names(task, ImageConfig.validate_image(None, "--image", tuple(images))),
         project="flytesnacks",
         domain="development",
         version="unregistered",
         fast_serialization_settings=FastSerializationSettings(enabled=fast),
     )
     return get_serializable(OrderedDict(), settings, task).template.to_flyte_idl()
+
+
+def with_image_names(task: Any, config: Any) -> Any:
+    """flytekit's image *config* with the names of the task's ``ImageSpec``: one that has its name there is not built
+    (``get_registerable_container_image``)."""
+    from dataclasses import replace
+
+    from flytekit.configuration import Image
+    from flytekit.image_spec.image_spec import ImageSpec
+
+    spec = getattr(task.pod_template, "pod_spec", None)
+    containers = [*(getattr(spec, "containers", None) or ()), *(getattr(spec, "init_containers", None) or ())]
+    images = [task.container_image, *(one.image for one in containers)]
+    found = [
+        Image.look_up_image_info(name=one.id, image_identifier=one.image_name())
+        for one in images
+        if isinstance(one, ImageSpec)
+    ]
+    return replace(config, images=[*(config.images or ()), *found]) if found else config

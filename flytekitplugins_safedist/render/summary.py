@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import envvars
 from ..topology import DEFAULT_PORT
+from .platform import Cluster
+from .resources import Clamp
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -33,9 +35,28 @@ class Summary:
 
 
 def summarise(
-    manifest: Mapping[str, Any], *, task: str, retries: int = 0, max_restarts: int = 0, backend: str = "v1.16"
+    manifest: Mapping[str, Any],
+    *,
+    task: str,
+    retries: int = 0,
+    max_restarts: int = 0,
+    cluster: Cluster | None = None,
+    clamps: Sequence[tuple[str, Clamp]] = (),
+    further: Sequence[str] = (),
+    assumed: bool = True,
 ) -> Summary:
-    """Sum up the job that :func:`.job_manifest` made for *task*."""
+    """Sum up the job that :func:`.build` made for *task*.
+
+    Args:
+        manifest: the job.
+        task: its name.
+        retries, max_restarts: of Flyte, and of all ranks together.
+        cluster: for which it was made.
+        clamps: what the platform's limits made smaller, by role.
+        further: warnings of others.
+        assumed: nobody said what the platform's defaults and limits are.
+    """
+    cluster = cluster or Cluster()
     roles = _roles(manifest)
     training = {name: role for name, role in roles.items() if name != "Launcher"}
     primary = _primary(next(iter(training.values())))
@@ -53,8 +74,25 @@ def summarise(
             "restarts",
             f"{max_restarts} of all ranks together in each attempt, {retries} retries of the attempt by Flyte",
         ),
+        ("platform", _platform(cluster, assumed=assumed)),
     ]
-    return Summary(tuple(facts), tuple(_warnings(manifest, roles, nproc, backend)))
+    warnings = [*_warnings(manifest, roles, nproc, cluster.backend), *map(_clamped, clamps), *further]
+    return Summary(tuple(facts), tuple(dict.fromkeys(warnings)))
+
+
+def _platform(cluster: Cluster, *, assumed: bool) -> str:
+    said = [f"{name} {value}" for name, value in cluster.resources.requests.items()]
+    limits = [f"{name} {value}" for name, value in cluster.resources.limits.items()]
+    text = f"{', '.join(said) or 'nothing'} for what asks for nothing; limits: {', '.join(limits) or 'none'}"
+    return f"{text} (assumed; --platform FILE says what yours has)" if assumed else text
+
+
+def _clamped(found: tuple[str, Clamp]) -> str:
+    role, clamp = found
+    return (
+        f"the limits make {clamp.name}={clamp.asked} of {role}'s container {clamp.container!r} {clamp.got}, without a "
+        "word when it runs"
+    )
 
 
 def _roles(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -130,6 +168,11 @@ def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, 
     worker = roles.get("Worker", {"replicas": 0})
     if worker["replicas"] and worker["restartPolicy"] == "Never":
         yield "a lost worker fails the job, as its restart policy is Never (left out, it may come back and join)"
-    labels = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
-    if backend == "v1.16" and _QUEUE_LABEL in labels:
-        yield f"Flyte v1.16 puts {_QUEUE_LABEL} on the pods, not on the {manifest['kind']}, where Kueue looks for it"
+    of_pods = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
+    of_job = manifest["metadata"].get("labels", {})
+    if _QUEUE_LABEL in of_pods and _QUEUE_LABEL not in of_job:
+        kind = manifest["kind"]
+        yield (
+            f"a pod template's {_QUEUE_LABEL} is put on the pods, not on the {kind}, where Kueue looks for it: use "
+            f"@task(labels={{{_QUEUE_LABEL!r}: ...}}), which Flyte puts on the {kind}"
+        )

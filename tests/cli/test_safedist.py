@@ -36,8 +36,10 @@ def test_render_prints_a_summary_and_the_job(capsys: pytest.CaptureFixture[str])
 def test_render_with_pods_prints_each_with_its_variables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", str(TRAINING), "train", "--pods", "--json", *IMAGE]) == 0
 
-    job, *shown = json.loads(capsys.readouterr().out)
+    job, *created = json.loads(capsys.readouterr().out)
+    shown = [one for one in created if one["kind"] == "Pod"]
     names = [one["metadata"]["name"] for one in shown]
+    assert [one["metadata"]["name"] for one in created if one["kind"] == "Service"] == names
     assert names == [f"{job['metadata']['name']}-{one}-0" for one in ("master", "worker")]
     ranks = [{e["name"]: e.get("value") for e in one["spec"]["containers"][0]["env"]}["PET_NODE_RANK"] for one in shown]
     assert ranks == ["0", "1"]
@@ -62,7 +64,10 @@ def test_render_without_fast_registration_has_no_archive(capsys: pytest.CaptureF
 def test_check_says_what_it_checked_against(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", str(TRAINING), "train", "--check", "--pods", *IMAGE]) == 0
 
-    assert "valid by the typed models (no schemas: --crds)" in capsys.readouterr().err
+    assert (
+        "valid by the typed models (no schemas: --crds) and the API server's rules known here"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_an_exception_on_the_last_rank_of_the_last_node_is_the_one_error(job: Ma
 
 @both
 def test_with_error_aggregation_there_is_one_error_too(job: Make, backend: str) -> None:
-    aggregating = Backend(error_aggregation=True)
+    aggregating = Backend(k8s={"enable-distributed-error-aggregation": True})
     failing = job(f"{backend}_2x2", environment={"TEST_HOW": "raise"}, backend=aggregating, steps=20)
     ended = failing.run(SOON)
     assert len(failing.uploaded) == 1

@@ -94,7 +94,7 @@ def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:
 
 
 def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
-    shown = pods(manifest_of("sidecars-two-nodes", error_aggregation=True))
+    shown = pods(manifest_of("sidecars-two-nodes", k8s={"enable-distributed-error-aggregation": True}))
 
     worker = environment(shown[1])
     assert shown[1]["spec"]["containers"][0]["name"] == "pytorch"
@@ -205,6 +205,8 @@ def test_the_summary_counts_what_the_job_takes() -> None:
         "GPUs": "32 in total",
         "images": "registry.example/train:1",
         "restarts": "3 of all ranks together in each attempt, 2 retries of the attempt by Flyte",
+        "platform": "cpu 1, memory 1Gi for what asks for nothing; limits: none "
+        "(assumed; --platform FILE says what yours has)",
     }
     assert summary.warnings == ()
     assert summary.lines()[0] == "# task      t"
@@ -238,7 +240,7 @@ WARNED = {
     "host network": (lambda: make(SafeHorovod(nodes=2), pod_template=host_network()), "meet at the same port 23456"),
     "queue": (
         lambda: make(SafeHorovod(nodes=2), pod_template=sidecar_template()),
-        "puts kueue.x-k8s.io/queue-name on the pods, not on the PyTorchJob",
+        "kueue.x-k8s.io/queue-name is put on the pods, not on the PyTorchJob",
     ),
     "launcher with GPUs": (
         lambda: make(

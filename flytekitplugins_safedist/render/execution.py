@@ -1,0 +1,149 @@
+"""One execution of a task: the names, paths and variables that the backend fills in."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_ALPHABET = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567=", "abcdefghijklmnopqrstuvwxyz123456=")
+_MOST = 50
+"""Characters of a generated name (``task.IDMaxLength`` of flytepropeller)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """One execution of the task, by one node of a workflow.
+
+    Attributes:
+        name: of the execution; the job's name is ``<name>-<node>-<attempt>``, or a hash of it where that is too long.
+        metadata, raw_output: prefixes in the object store; None: templates such as ``{{.input}}`` stay as they are.
+        interruptible: the execution's own word; None: the node's, else the task's.
+        labels, annotations, environment, service_account: of the execution (``pyflyte run --env``, launch plans, ...).
+        node: the workflow's node with its overrides, as flyteidl has it; None: the task is called as it is.
+        array_index: of the element, where the node maps the task over a list.
+        files: further texts of commands and arguments, and what they become.
+    """
+
+    name: str = "f0123456789abcdef"
+    project: str = "flytesnacks"
+    domain: str = "development"
+    namespace: str | None = None
+    attempt: int = 0
+    metadata: str | None = None
+    raw_output: str | None = None
+    interruptible: bool | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    service_account: str | None = None
+    node: Mapping[str, Any] | None = None
+    array_index: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def in_namespace(self) -> str:
+        """Where the job is created."""
+        return self.namespace or f"{self.project}-{self.domain}"
+
+    @property
+    def is_mapped(self) -> bool:
+        """The node maps the task over a list."""
+        return self.node is not None and "arrayNode" in self.node
+
+    @property
+    def call(self) -> Mapping[str, Any]:
+        """The node that calls the task itself."""
+        node = self.node or {}
+        inner: Mapping[str, Any] = node["arrayNode"]["node"] if self.is_mapped else node
+        return inner
+
+    @property
+    def overrides(self) -> Mapping[str, Any]:
+        """What ``with_overrides`` says of the task."""
+        said: Mapping[str, Any] = self.call.get("taskNode", {}).get("overrides", {})
+        return said
+
+    @property
+    def job_name(self) -> str:
+        """The name of the job or pod (``TaskExecutionID.GetGeneratedName``)."""
+        return _at_most(f"{self.name}-{self._unique_node}-{self.attempt}")
+
+    @property
+    def _node_id(self) -> str:
+        return str((self.node or {}).get("id", "n0"))
+
+    @property
+    def _unique_node(self) -> str:
+        return f"{self._node_id}-0-n{self.array_index}" if self.is_mapped else self._node_id
+
+    def is_interruptible(self, task: Mapping[str, Any]) -> bool:
+        """The node's word counts before the execution's; the task's, where there is no node."""
+        metadata = task.get("metadata", {}) if self.node is None else self.call.get("metadata", {})
+        for said in (metadata.get("interruptible"), self.interruptible):
+            if said is not None:
+                return bool(said)
+        return False
+
+    def variables(self) -> dict[str, str]:
+        """Of the execution, and of a mapped task's element (``array.buildArrayNodeContext``)."""
+        if not self.is_mapped:
+            return dict(self.environment)
+        index = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX"}
+        return {**self.environment, **index, "FLYTE_K8S_ARRAY_INDEX": str(self.array_index)}
+
+    def fill(self, text: str) -> str:
+        """*text* with the backend's templates filled in (``core/template/template.go``)."""
+        for name, value in self._templates().items():
+            # The value is split and joined in, not substituted: it may hold a backslash.
+            text = value.join(re.split(r"{{\s*[.$]" + name + r"\s*}}", text, flags=re.IGNORECASE))
+        for name, value in self.files.items():
+            text = text.replace(name, value)
+        return text
+
+    def _templates(self) -> dict[str, str]:
+        key = re.sub(r"[^a-zA-Z0-9_]+", "_", re.sub(r"^[^a-zA-Z_]+", "a", self.job_name))
+        always = {"PerRetryUniqueKey": key, "Namespace": self.in_namespace}
+        if self.metadata is None or self.raw_output is None:
+            return always
+        base = f"{self.metadata}/{self.in_namespace}-{self.name}/{self._node_id}/data"
+        data = f"{base}/0/{self.array_index}" if self.is_mapped else base
+        raw = f"{self.raw_output}/{self.job_name}"
+        return {
+            "Input": f"{data}/inputs.pb",
+            "OutputPrefix": f"{data}/{self.attempt}",
+            "InputPrefix": data,
+            "RawOutputDataPrefix": raw,
+            "PrevCheckpointPrefix": '""',
+            "CheckpointOutputPrefix": f"{raw}/_flytecheckpoints",
+            "TaskTemplatePath": f"{data}/task.pb",
+            **always,
+        }
+
+
+def secret_annotations(secrets: list[Any]) -> dict[str, str]:
+    """What makes Flyte's webhook give a pod its secrets (``utils/secrets/marshaler.go``).
+
+    Args:
+        secrets: ``flyteidl.core.Secret`` messages.
+    """
+    from google.protobuf import text_format
+
+    found = {}
+    for index, one in enumerate(secrets):
+        text = text_format.MessageToString(one).encode()
+        encoded = base64.b32encode(text).decode().translate(_ALPHABET)
+        found[f"flyte.secrets/s{index}"] = encoded.rstrip("=")
+    return found
+
+
+def _at_most(name: str) -> str:
+    """``encoding.FixedLengthUniqueID``: a name that is too long becomes ``f`` and its FNV-1a hash in base 32."""
+    if len(name) <= _MOST:
+        return name
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return "f" + base64.b32encode(value.to_bytes(4, "big")).decode().translate(_ALPHABET).rstrip("=")

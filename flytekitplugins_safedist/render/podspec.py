@@ -1,0 +1,236 @@
+"""The pod that Flyte's backend makes for a role (``flytek8s/{pod_helper,container_helper,k8s_resource_adds}.go``)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import RenderError
+from .basetemplate import merge_metadata, merge_pod, resources_for
+from .execution import Execution, secret_annotations
+from .placement import add_accelerator, add_platform_placement, add_tolerations_for_resources
+from .platform import Cluster
+from .quantities import canonical
+from .resources import Clamp, Requirements, clamps, settle
+
+
+@dataclass(frozen=True)
+class Run:
+    """A task in an execution on a cluster: everything that decides what is created."""
+
+    task: Mapping[str, Any]
+    secrets: tuple[Any, ...]
+    execution: Execution
+    cluster: Cluster
+
+    @property
+    def name(self) -> str:
+        """Of the task, for messages."""
+        return str(self.task["id"].get("name"))
+
+    @property
+    def custom(self) -> Mapping[str, Any]:
+        """The backend plugin's message."""
+        custom: Mapping[str, Any] = self.task.get("custom", {})
+        return custom
+
+    @property
+    def pod_override(self) -> Mapping[str, Any] | None:
+        """The pod template of ``with_overrides``, which replaces the task's."""
+        said: Mapping[str, Any] | None = self.execution.overrides.get("podTemplate")
+        return said if said is not None and said.get("podSpec") else None
+
+    @property
+    def primary(self) -> str:
+        """The container that runs the task, by its name in the pod template."""
+        said = self.task["config"] if self.pod_override is None else self.pod_override
+        return str(said["primary_container_name" if self.pod_override is None else "primaryContainerName"])
+
+    @property
+    def extended(self) -> Mapping[str, Any]:
+        """Accelerator and shared memory; the node's word replaces the task's, one by one."""
+        return {**self.task.get("extendedResources", {}), **self.execution.overrides.get("extendedResources", {})}
+
+    @property
+    def is_interruptible(self) -> bool:
+        """The pods may be preempted."""
+        return self.execution.is_interruptible(self.task)
+
+    @property
+    def base(self) -> Mapping[str, Any] | None:
+        """The cluster's PodTemplate under this task's pods.
+
+        Raises:
+            RenderError: the task names one that the cluster does not have.
+        """
+        wanted = self.task.get("metadata", {}).get("podTemplateName")
+        name = wanted or self.cluster.setting("default-pod-template-name")
+        found = self.cluster.pod_templates.get(name) if name else None
+        if wanted and found is None and self.cluster.pod_templates_known:
+            raise RenderError(f"the backend refuses the task: PodTemplate '{wanted}' does not exist")
+        return found
+
+    def labels(self) -> dict[str, str]:
+        """Of the execution; they win over all others."""
+        return {**self.execution.labels, **({"inject-flyte-secrets": "true"} if self.secrets else {})}
+
+    def annotations(self) -> dict[str, str]:
+        """Of the execution, and its secrets."""
+        return {**self.execution.annotations, **secret_annotations(list(self.secrets))}
+
+
+@dataclass(frozen=True)
+class PodSpec:
+    """A pod as the backend makes it.
+
+    Attributes:
+        metadata: labels and annotations, without the platform's.
+        spec: the pod's.
+        clamps: what the platform's limits made smaller.
+    """
+
+    metadata: dict[str, dict[str, str]]
+    spec: dict[str, Any]
+    clamps: tuple[Clamp, ...] = field(default_factory=tuple)
+
+
+def build_pod(run: Run, override: Requirements | None = None, *, for_operator: bool) -> PodSpec:
+    """The pod of a role.
+
+    Args:
+        run: the task.
+        override: the role's own resources, settled; None: the node's.
+        for_operator: an operator's job, not a pod of Flyte's own.
+
+    Raises:
+        RenderError: the backend would refuse the task.
+    """
+    source = run.task["k8sPod"] if run.pod_override is None else run.pod_override
+    spec: dict[str, Any] = tidy(copy.deepcopy(source["podSpec"]))
+    metadata = _metadata(run)
+    own = Requirements.of_idl(run.execution.overrides.get("resources")) if override is None else override
+    lost: list[Clamp] = []
+    for container in spec.get("initContainers", ()):
+        lost += _customise(run, container, own, init=True, fill=True)
+    for container in spec["containers"]:
+        is_primary = container["name"] == run.primary
+        lost += _customise(run, container, own if is_primary else Requirements(), init=False, fill=is_primary)
+    primary = _primary(run, spec)
+    add_platform_placement(spec, run.cluster, service_account=run.execution.service_account, spot=run.is_interruptible)
+    if "securityContext" not in primary and run.cluster.setting("default-security-context"):
+        primary["securityContext"] = copy.deepcopy(run.cluster.setting("default-security-context"))
+    if run.base is not None:
+        spec = merge_pod(run.base, spec, primary=run.primary)
+        metadata = merge_metadata(run.base, metadata)
+    if "gpuAccelerator" in run.extended:
+        add_accelerator(spec, run.cluster, run.extended["gpuAccelerator"])
+    if "sharedMemory" in run.extended:
+        _add_shared_memory(run, spec, run.extended["sharedMemory"])
+    if run.execution.overrides.get("containerImage"):
+        _primary(run, spec)["image"] = run.execution.overrides["containerImage"]
+    if for_operator:
+        add_tolerations_for_resources(spec, run.cluster)
+    if run.cluster.backend == "v2":
+        spec["enableServiceLinks"] = False
+    return PodSpec(metadata, spec, tuple(dict.fromkeys(lost)))
+
+
+def _metadata(run: Run) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
+    for source in (run.task["k8sPod"], run.pod_override or {}):
+        for name, into in found.items():
+            into.update(source.get("metadata", {}).get(name, {}))
+    return found
+
+
+def _primary(run: Run, spec: Mapping[str, Any]) -> dict[str, Any]:
+    for one in spec["containers"]:
+        if one["name"] == run.primary:
+            found: dict[str, Any] = one
+            return found
+    raise RenderError(
+        f"the backend refuses the task: primary container [{run.primary}] not defined", where={"task": run.name}
+    )
+
+
+def _customise(run: Run, container: dict[str, Any], own: Requirements, *, init: bool, fill: bool) -> list[Clamp]:
+    for name in ("command", "args"):
+        if container.get(name):
+            container[name] = [run.execution.fill(one) for one in container[name]]
+    container["env"] = [*container.get("env", ()), *_variables(run)]
+    further = [*_from(run, "default-env-from-secrets", "secretRef")]
+    further += _from(run, "default-env-from-configmaps", "configMapRef")
+    if further:
+        container["envFrom"] = [*container.get("envFrom", ()), *further]
+    gpu = run.cluster.gpu
+    said = Requirements.of(container.get("resources")).named(gpu)
+    asked = own.over(said) if fill else said
+    asked = asked.over(resources_for(run.base, container["name"], init=init))
+    settled = settle(asked, run.cluster.resources, gpu=gpu, fill=fill)
+    container["resources"] = {**container.get("resources", {}), **settled.as_manifest()}
+    return clamps(container["name"], asked, settled)
+
+
+def _variables(run: Run) -> list[dict[str, str]]:
+    task = run.task["id"]
+    pairs = {
+        "FLYTE_INTERNAL_EXECUTION_ID": run.execution.name,
+        "FLYTE_INTERNAL_EXECUTION_PROJECT": run.execution.project,
+        "FLYTE_INTERNAL_EXECUTION_DOMAIN": run.execution.domain,
+        "FLYTE_ATTEMPT_NUMBER": str(run.execution.attempt),
+        "FLYTE_INTERNAL_TASK_PROJECT": task.get("project", ""),
+        "FLYTE_INTERNAL_TASK_DOMAIN": task.get("domain", ""),
+        "FLYTE_INTERNAL_TASK_NAME": task.get("name", ""),
+        "FLYTE_INTERNAL_TASK_VERSION": task.get("version", ""),
+    }
+    # Go walks these maps in any order; names are sorted here.
+    further = [*_sorted(run.execution.variables()), *_sorted(run.cluster.setting("default-env-vars") or {})]
+    return [{"name": name, "value": str(value)} for name, value in [*pairs.items(), *further]]
+
+
+def _from(run: Run, setting: str, kind: str) -> Iterable[dict[str, Any]]:
+    return [{kind: {"name": name, "optional": True}} for name in run.cluster.setting(setting) or ()]
+
+
+def _sorted(pairs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(pairs.items())
+
+
+def _add_shared_memory(run: Run, spec: dict[str, Any], said: Mapping[str, Any]) -> None:
+    """``ApplySharedMemory``: never a second mount of one path or name."""
+    name, path = said["mountName"], said["mountPath"]
+    primary = _primary(run, spec)
+    mounts = primary.get("volumeMounts", [])
+    if any(one["name"] == name for one in [*spec.get("volumes", ()), *mounts]):
+        raise RenderError(f"the backend refuses the task: a volume is already named {name}", where={"task": run.name})
+    if any(one["mountPath"] == path for one in mounts):
+        where = {"task": run.name, "container": run.primary}
+        hint = "mount it in the pod template, or let the task ask for shared memory; not both"
+        raise RenderError(
+            f"the backend refuses the task: {path} is already mounted in container", where=where, hint=hint
+        )
+    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": canonical(said.get("sizeLimit") or "0")}}
+    spec["volumes"] = [*spec.get("volumes", ()), volume]
+    primary["volumeMounts"] = [*mounts, {"name": name, "mountPath": path}]
+
+
+def tidy(value: Any) -> Any:
+    """As Go's types read a protobuf Struct: numbers in it are doubles, quantities have one form, and what is empty is
+    left out."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [tidy(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for name, one in value.items():
+        if name in ("requests", "limits") and isinstance(one, dict):
+            kept: Any = {key: canonical(amount) for key, amount in one.items()}
+        else:
+            kept = canonical(one) if name == "sizeLimit" else tidy(one)
+        if kept not in ([], None, "") and not (kept == {} and name in ("requests", "limits", "resources")):
+            found[name] = kept
+    return found

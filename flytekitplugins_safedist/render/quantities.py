@@ -1,0 +1,83 @@
+"""Kubernetes quantities as its API writes them: ``1000m`` becomes ``1``, ``1024Mi`` becomes ``1Gi``.
+
+Follows ``k8s.io/apimachinery/pkg/api/resource`` (``ParseQuantity``, ``CanonicalizeBytes``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from ..errors import RenderError
+
+_FORM = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)((?:[KMGTPE]i)|[numkMGTPE]|[eE][+-]?\d+)?")
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
+_POWER = {suffix: power for power, suffix in _DECIMAL.items()}
+_NANO = Fraction(1, 10**9)
+
+
+def value_of(quantity: object) -> Fraction:
+    """The number that a quantity means.
+
+    Raises:
+        RenderError: it is no quantity.
+    """
+    return _parse(quantity)[0]
+
+
+def canonical(quantity: object) -> str:
+    """The quantity as the API server gives it back.
+
+    Raises:
+        RenderError: it is no quantity.
+    """
+    value, suffix = _parse(quantity)
+    if suffix.endswith("i") and abs(value) >= 1024 and value.denominator == 1:
+        return _binary(int(value))
+    if suffix[:1] in ("e", "E") and len(suffix) > 1:
+        return _decimal(value, {power: f"e{power}" if power else "" for power in _DECIMAL})
+    return _decimal(value, _DECIMAL)
+
+
+def canonical_list(resources: Mapping[str, Any] | None) -> dict[str, str]:
+    """A ``ResourceList`` with every quantity in its canonical form."""
+    return {name: canonical(one) for name, one in (resources or {}).items()}
+
+
+def _parse(quantity: object) -> tuple[Fraction, str]:
+    text = str(int(quantity)) if isinstance(quantity, float) and quantity.is_integer() else str(quantity)
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise RenderError("this is no Kubernetes quantity", seen=repr(quantity), expected="e.g. 2, 500m or 64Gi")
+    sign, digits, suffix = found[1], found[2], found[3] or ""
+    number = Fraction(digits if not digits.startswith(".") else f"0{digits}")
+    if suffix in _BINARY[1:]:
+        number *= 1024 ** _BINARY.index(suffix)
+    elif suffix in _POWER:
+        number *= Fraction(10) ** _POWER[suffix]
+    else:
+        number *= Fraction(10) ** int(suffix[1:])
+    if number % _NANO:  # finer than a nano-unit is rounded away from zero
+        number = (number // _NANO + 1) * _NANO
+    return (-number if sign == "-" else number), suffix
+
+
+def _binary(value: int) -> str:
+    power = 0
+    while value % 1024 == 0 and value and power < len(_BINARY) - 1:
+        value //= 1024
+        power += 1
+    return f"{value}{_BINARY[power]}"
+
+
+def _decimal(value: Fraction, suffixes: Mapping[int, str]) -> str:
+    if value == 0:
+        return "0"
+    for power in sorted(suffixes, reverse=True):
+        scaled = value / Fraction(10) ** power
+        if scaled.denominator == 1:
+            return f"{scaled.numerator}{suffixes[power]}"
+    raise RenderError("this quantity is too fine", seen=str(value), expected="multiples of 1n")

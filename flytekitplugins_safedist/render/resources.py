@@ -1,0 +1,113 @@
+"""How the backend settles requests and limits of a container (``flytek8s/container_helper.go`` of Flyte v1.16.8).
+
+Values are quantities as text; a name that is missing and one that is zero are told apart, as they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .quantities import canonical, canonical_list, value_of
+
+_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "GPU": "nvidia.com/gpu", "EPHEMERAL_STORAGE": "ephemeral-storage"}
+"""The names in a role's or a node's ``Resources``. A GPU is NVIDIA's there, whatever the platform calls its GPUs
+(``ToK8sResourceList``)."""
+_GENERIC_GPU = "gpu"
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """``ResourceRequirements`` without claims."""
+
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any] | None) -> Requirements:
+        """Those of a container in a manifest."""
+        said = said or {}
+        return cls(canonical_list(said.get("requests")), canonical_list(said.get("limits")))
+
+    @classmethod
+    def of_idl(cls, said: Mapping[str, Any] | None) -> Requirements:
+        """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``)."""
+        return cls(*(_idl_list((said or {}).get(part, ())) for part in ("requests", "limits")))
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.limits)
+
+    def as_manifest(self) -> dict[str, dict[str, str]]:
+        """Without empty parts."""
+        return {name: dict(part) for name, part in (("requests", self.requests), ("limits", self.limits)) if part}
+
+    def named(self, gpu: str) -> Requirements:
+        """With the platform's name for ``gpu`` (``SanitizeGPUResourceRequirements``)."""
+        return Requirements(_rename(self.requests, gpu), _rename(self.limits, gpu))
+
+    def over(self, other: Requirements) -> Requirements:
+        """These, and those of *other* that are not named here."""
+        return Requirements({**other.requests, **self.requests}, {**other.limits, **self.limits})
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A value that the platform's limit, or a container's own, has made smaller, in silence."""
+
+    container: str
+    name: str
+    asked: str
+    got: str
+
+
+def settle(said: Requirements, platform: Requirements, *, gpu: str, fill: bool) -> Requirements:
+    """Requests and limits stand in for each other, the platform's defaults for both, and its limits bound them
+    (``ApplyResourceOverrides``).
+
+    Args:
+        said: what the container has.
+        platform: flyteadmin's ``task_resources``; its defaults are the requests.
+        gpu: the platform's name for a GPU.
+        fill: False: nothing is filled in, only bounded; but cpu and memory are named all the same, as zero.
+    """
+    requests, limits = dict(said.requests), dict(said.limits)
+    names = ["cpu", "memory"] + [one for one in ("ephemeral-storage", gpu) if one in requests or one in limits]
+    for name in names:
+        request, limit = requests.get(name, "0"), limits.get(name, "0")
+        if fill:
+            request = _first(request, limit, platform.requests.get(name, "0"))
+            limit = _first(limit, request)
+        bound = platform.limits.get(name, "0")
+        request, limit = _at_most(request, bound), _at_most(limit, bound)
+        requests[name], limits[name] = _at_most(request, limit), limit
+    return Requirements(requests, limits)
+
+
+def clamps(container: str, asked: Requirements, got: Requirements) -> list[Clamp]:
+    """What became smaller than it was asked for."""
+    found = []
+    for before, after in ((asked.requests, got.requests), (asked.limits, got.limits)):
+        for name, value in before.items():
+            if name in after and value_of(after[name]) < value_of(value):
+                found.append(Clamp(container, name, value, after[name]))
+    return list(dict.fromkeys(found))
+
+
+def _first(*values: str) -> str:
+    return next((one for one in values if value_of(one)), "0")
+
+
+def _at_most(value: str, bound: str) -> str:
+    return bound if value_of(bound) and value_of(value) > value_of(bound) else value
+
+
+def _idl_list(entries: Any) -> dict[str, str]:
+    named = {_IDL_NAMES[one["name"]]: canonical(one["value"]) for one in entries if one.get("name") in _IDL_NAMES}
+    return {name: value for name, value in named.items() if value_of(value)}
+
+
+def _rename(resources: Mapping[str, str], gpu: str) -> dict[str, str]:
+    if _GENERIC_GPU not in resources:
+        return dict(resources)
+    return {name: one for name, one in resources.items() if name != _GENERIC_GPU} | {gpu: resources[_GENERIC_GPU]}

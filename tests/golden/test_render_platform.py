@@ -1,0 +1,194 @@
+"""What a platform adds, bounds and does not tell: given by files, or said to be assumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit import ImageSpec, Resources
+from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
+from golden_cases import FAST, GPU8, MPI, make, template_of
+
+from flytekitplugins_safedist.cli import main
+from flytekitplugins_safedist.config import SafeHorovod, SafeTorch
+from flytekitplugins_safedist.errors import RenderError
+from flytekitplugins_safedist.render import Cluster, build, pods, read_platform
+from flytekitplugins_safedist.render.load import template_of as template_to_show
+from flytekitplugins_safedist.render.notes import notes_of
+from flytekitplugins_safedist.render.quantities import canonical
+from flytekitplugins_safedist.render.rules import refusals
+from flytekitplugins_safedist.render.summary import summarise
+
+PLATFORM = """
+task_resources:
+  defaults: {cpu: 500m, memory: 512Mi}
+  limits: {cpu: "16", gpu: "1"}
+plugins:
+  k8s:
+    default-tolerations: [{key: train, operator: Exists}]
+"""
+TASK_FILE = """
+from flytekit import task, Resources
+from flytekitplugins_safedist import SafeTorch
+
+@task(task_config=SafeTorch(nodes=2), requests=Resources(cpu="32", gpu="8"), pod_template_name="gpu-template")
+def train(x: int) -> int:
+    return x
+"""
+POD_TEMPLATE = """
+apiVersion: v1
+kind: PodTemplate
+metadata: {name: gpu-template}
+template:
+  spec:
+    containers: [{name: default, image: x, env: [{name: FROM, value: platform}]}]
+"""
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Path:
+    path = tmp_path / "platform.yaml"
+    path.write_text(PLATFORM)
+    return path
+
+
+def training(pod: dict[str, Any]) -> dict[str, Any]:
+    return pod["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ("1000m", "1"),
+        ("0.5", "500m"),
+        ("1024Mi", "1Gi"),
+        ("1.5Gi", "1536Mi"),
+        ("512", "512"),
+        ("1000", "1k"),
+        (8.0, "8"),
+        ("0", "0"),
+        ("1e3", "1e3"),
+        ("0.5Ki", "512"),
+        ("100000000000", "100G"),
+    ],
+)
+def test_quantities_are_written_as_the_api_server_writes_them(said: object, written: str) -> None:
+    assert canonical(said) == written
+
+
+def test_what_is_no_quantity_is_said() -> None:
+    with pytest.raises(RenderError, match="no Kubernetes quantity"):
+        canonical("many")
+
+
+def test_the_platforms_defaults_fill_and_its_limits_bound(platform: Path) -> None:
+    cluster = read_platform(platform)
+    built = build(template_of(make(SafeHorovod(nodes=2), **GPU8), FAST), cluster=cluster)
+
+    (master, *_) = pods(built.manifest)
+
+    limits = training(master)["resources"]["limits"]
+    assert limits == {"cpu": "16", "memory": "200Gi", "nvidia.com/gpu": "1"}
+    assert master["spec"]["tolerations"] == [{"key": "train", "operator": "Exists"}]
+    said = summarise(built.manifest, task="t", cluster=cluster, clamps=built.clamps, assumed=False)
+    assert any("make nvidia.com/gpu=8 of Worker's container 'primary' 1" in one for one in said.warnings)
+    assert dict(said.facts)["platform"] == (
+        "cpu 500m, memory 512Mi for what asks for nothing; limits: cpu 16, nvidia.com/gpu 1"
+    )
+
+
+def test_gpus_in_a_role_are_bounded_too_and_that_is_said(platform: Path) -> None:
+    task = make(SafeHorovod(nodes=2, operator="mpi", worker=MPI.Worker(requests=Resources(gpu="4"))))
+
+    built = build(template_of(task, FAST), cluster=read_platform(platform))
+
+    assert ("Worker", "nvidia.com/gpu", "4", "1") in [(role, c.name, c.asked, c.got) for role, c in built.clamps]
+
+
+def test_a_setting_that_flyte_does_not_know_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "platform.yaml"
+    file.write_text("plugins: {k8s: {default_tolerations: []}}")
+
+    with pytest.raises(RenderError, match="default_tolerations"):
+        read_platform(file)
+
+
+def test_a_pod_template_that_nobody_has_shown_is_named_and_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "named_template.py"
+    file.write_text(TASK_FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["render", str(file), "train", "--check", "--image", "registry.example/train:1"]
+
+    assert main(command) == 1
+    assert "PodTemplate 'gpu-template', on which the backend lays these pods, is not known" in capsys.readouterr().err
+
+    shown = tmp_path / "template.yaml"
+    shown.write_text(POD_TEMPLATE)
+    assert main([*command, "--pod-template", str(shown)]) == 0
+    assert "value: platform" in capsys.readouterr().out
+
+
+def test_looking_builds_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(ImageSpecBuilder):
+        def build_image(self, image_spec: ImageSpec) -> str | None:
+            raise AssertionError("an image is built")
+
+        def should_build(self, image_spec: ImageSpec) -> bool:
+            raise AssertionError("a registry is asked")
+
+    monkeypatch.setitem(ImageBuildEngine._REGISTRY, "fails", (Fails(), 5))
+    image = ImageSpec(name="train", registry="registry.example", builder="fails")
+    task = make(SafeTorch(nodes=2), container_image=image)
+
+    (master, *_) = pods(build(template_to_show(task)).manifest)
+
+    assert training(master)["image"] == image.image_name()
+
+
+def test_resources_of_a_template_that_the_tasks_own_replace_are_named() -> None:
+    from flytekit.core.pod_template import PodTemplate
+    from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
+
+    resources = V1ResourceRequirements(limits={"rdma/ib": "1", "cpu": "2"})
+    template = PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", resources=resources)]))
+    task = make(SafeTorch(nodes=2), requests=Resources(cpu="2"), pod_template=template)
+
+    notes = notes_of(task, template_of(task, FAST), Cluster())
+
+    assert [one for one in notes if "rdma/ib of the pod template's primary container is lost" in one]
+    assert not [one for one in notes if one.startswith("cpu")]
+
+
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "p"},
+    "spec": {"containers": [{"name": "main", "image": "i"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("container", "finding"),
+    [
+        ({"ports": [{"containerPort": 70000}]}, "70000 is no port"),
+        ({"ports": [{"containerPort": 1, "name": "a-name-that-is-long"}]}, "15 characters at most"),
+        ({"ports": [{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}]}, "'a' is there 2 times"),
+        ({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}, "less than or equal to the limit '1'"),
+        ({"resources": {"requests": {"nvidia.com/gpu": "1"}}}, "must be equal to the limit None"),
+        ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number"),
+        ({"volumeMounts": [{"name": "v", "mountPath": "/a"}] * 2}, "'/a' is there 2 times"),
+        ({"volumeMounts": [{"name": "w", "mountPath": "/a"}]}, "there is no volume 'w'"),
+        ({"env": [{"name": "1A", "value": "x"}]}, "'1A' is no name of a variable"),
+        ({"image": ""}, ".image: is required"),
+        ({"name": "Main"}, "'Main' must be lower-case"),
+        ({"restartPolicy": "Always"}, "may only be Always, in an init container"),
+    ],
+)
+def test_what_an_api_server_refuses_is_found(container: dict[str, Any], finding: str) -> None:
+    spec = {"containers": [{**POD["spec"]["containers"][0], **container}], "volumes": [{"name": "v", "emptyDir": {}}]}
+
+    assert any(finding in one for one in refusals({**POD, "spec": spec}))
+    assert refusals(POD) == []

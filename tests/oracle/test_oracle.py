@@ -1,0 +1,149 @@
+"""What ``render`` shows is what Flyte's and the operator's own code make of a task, proven by recordings of them.
+
+``cases/*.yaml`` are recordings; a file that is added there is a case of these tests. README.md says how they are made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flyteidl.core import tasks_pb2
+from google.protobuf.json_format import ParseDict
+from oracle_allowed import MEANT, NOT_SHOWN
+from oracle_cases import HERE, NAMES, case, cluster_of, execution_of, recorded_template
+from oracle_comparison import Allowed, Difference, differences
+from oracle_registration import registered
+
+from flytekitplugins_safedist.entrypoint import parse
+from flytekitplugins_safedist.errors import RenderError
+from flytekitplugins_safedist.render import Execution, created, job_manifest
+from flytekitplugins_safedist.render.rules import refusals
+
+
+def faults(one: dict[str, Any], manifest: dict[str, Any], allowed: tuple[Allowed, ...]) -> list[str]:
+    """The differences between what was recorded and *manifest* with all that is created of it, but the allowed ones."""
+    kind = one["job"]["kind"]
+    found = all_differences(one, manifest)
+    return [str(each) for each in found if not any(rule.covers(each, kind) for rule in allowed)]
+
+
+def all_differences(one: dict[str, Any], manifest: dict[str, Any]) -> Iterator[Difference]:
+    """Those of the job, and those of everything that the operator creates."""
+    yield from differences(one["job"], manifest)
+    if one["job"]["kind"] != "Pod":
+        yield from of_created(one["created"], created(manifest))
+
+
+def of_created(recorded: list[Any], rendered: list[Any]) -> Iterator[Difference]:
+    """By kind and name: the order in which an operator creates them is not fixed."""
+    ours = {(one["kind"], one["metadata"]["name"]): one for one in rendered}
+    theirs = {(one["kind"], one["metadata"]["name"]): one for one in recorded}
+    assert len(ours) == len(rendered), "two objects of one name"
+    for key in sorted({*ours, *theirs}):
+        if key in ours and key in theirs:
+            yield from differences(theirs[key], ours[key])
+        else:
+            yield Difference(" ".join(key), key in theirs, key in ours)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_shown_of_a_recorded_template_is_what_go_made_of_it(name: str) -> None:
+    one = case(name)
+    if "backend_refuses" in one:
+        with pytest.raises(RenderError, match="the backend refuses"):
+            job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+        return
+    manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+    assert faults(one, manifest, NOT_SHOWN) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_shown_of_the_task_is_what_go_made_of_it(name: str) -> None:
+    one = case(name)
+    template, node = registered(one)
+    if "backend_refuses" in one:
+        return
+    manifest = job_manifest(template, execution_of(one, node), cluster_of(one))
+    assert faults(one, manifest, (*NOT_SHOWN, *MEANT)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "job" in case(name)])
+def test_what_the_api_server_refused_is_refused_by_the_rules_and_nothing_else(name: str) -> None:
+    one = case(name)
+    answers = one["api_server"] if isinstance(one["api_server"], list) else []
+    refused = {each["object"] for each in answers if "refused" in each}
+    manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+    objects = [manifest, *(created(manifest) if manifest["kind"] != "Pod" else [])]
+
+    found = {f"{each['kind']} {each['metadata']['name']}" for each in objects if refusals(each)}
+
+    assert found == refused
+
+
+def test_the_recorder_asks_for_the_versions_that_are_named() -> None:
+    versions = yaml.safe_load((HERE / "versions.yaml").read_text(encoding="utf-8"))
+    flyte = (HERE / "recorder" / "flyte" / "go.mod").read_text(encoding="utf-8")
+    operator = (HERE / "recorder" / "operator" / "go.mod").read_text(encoding="utf-8")
+
+    assert set(re.findall(r"github.com/flyteorg/flyte/\w+ (v\S+)", flyte)) == {versions["flyte"]}
+    assert re.findall(r"github.com/kubeflow/training-operator (\S+)", operator) == [versions["training-operator"]]
+
+
+def test_every_allowed_difference_is_still_there() -> None:
+    unused = {rule.reason for rule in (*NOT_SHOWN, *MEANT)}
+    for name in NAMES:
+        one = case(name)
+        if "job" not in one or not unused:
+            continue
+        manifest = job_manifest(registered(one)[0], execution_of(one), cluster_of(one))
+        found = list(all_differences(one, manifest))
+        kind = one["job"]["kind"]
+        unused -= {rule.reason for rule in (*NOT_SHOWN, *MEANT) if any(rule.covers(each, kind) for each in found)}
+    assert unused == set()
+
+
+def drop(found: dict[str, Any], path: str) -> None:
+    *parents, last = path.split(".")
+    for name in parents:
+        found = found[int(name)] if name.isdecimal() else found[name]
+    del found[int(last) if last.isdecimal() else last]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "spec.runPolicy.backoffLimit",
+        "spec.pytorchReplicaSpecs.Worker.template.spec.containers.0.env.3",
+        "spec.pytorchReplicaSpecs.Worker.template.spec.containers.0.resources.limits.cpu",
+        "spec.pytorchReplicaSpecs.Worker.template.spec.containers.0.volumeMounts.1",
+        "spec.pytorchReplicaSpecs.Worker.template.spec.volumes.0",
+        "spec.pytorchReplicaSpecs.Master.template.spec.containers.0.args.7",
+    ],
+)
+def test_a_field_that_is_not_shown_is_a_difference(path: str) -> None:
+    one = case("c06-torch-n2-gpu8")
+    manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+    assert faults(one, manifest, NOT_SHOWN) == []
+
+    drop(manifest, path)
+
+    assert faults(one, manifest, NOT_SHOWN) != []
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "flytectl").glob("*.yaml")), ids=lambda path: path.stem)
+def test_tasks_as_flytectl_registers_them_can_be_shown_and_started(path: Path) -> None:
+    template = ParseDict(yaml.safe_load(path.read_text(encoding="utf-8"))["template"], tasks_pb2.TaskTemplate())
+    manifest = job_manifest(template, Execution(metadata="s3://b/m", raw_output="s3://b/r"))
+    roles = manifest["spec"].get("pytorchReplicaSpecs") or manifest["spec"].get("mpiReplicaSpecs")
+    spec = next(iter(roles.values()))["template"]["spec"] if roles else manifest["spec"]
+    args = spec["containers"][0]["args"]
+
+    invocation = parse(args[args.index("safedist-execute") + 1 :])
+
+    assert (invocation.distribution or "").startswith("s3://")
+    assert not any("{{" in each for each in invocation.command)
