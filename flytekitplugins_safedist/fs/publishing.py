@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import FsError, FsUnsupportedError, PathBlockedError, PublishError
+from ..errors import FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError, PublishError
 from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
 from .barriers import Occasion
 from .calls import NO_LINKS, persist
@@ -30,6 +30,8 @@ from .scope import shared_scope
 from .waiting import wait_for
 
 MARKER = ".safedist-published"
+PROOF = ".safedist-draft"
+"""In a draft: by this the ranks know that they see one and the same."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def publish(
         shared: "yes" spares the probing whether all ranks see one file system (``shared_scope``).
         durable: fsync everything before it is published.
         timeout: seconds for the ranks to come together, at the beginning and at the end; see ``barrier``.
-        key: names this publication; the same in all ranks. Without it the absolute path does: ranks that see the place
-            under different names must say a key.
+        key: names this publication; the same in all ranks. Without it the last part of ``path`` does (the place before
+            it may have another name in each rank): threads that publish directories of one name at once must say keys.
         group: the ranks; without it ``default_group()``.
 
     Raises:
@@ -81,8 +83,7 @@ def publish(
     group = group or default_group()
     how = _How(commit, exists, durable, timeout)
     # By what is meant, not by order: threads of one rank may publish two directories at once.
-    key = key or os.path.abspath(target)  # noqa: PTH100  (links stay)
-    call = Occasion(f"publish/{key}", group, timeout)
+    call = Occasion(f"publish/{key or target.name}", group, timeout)
     with contextlib.ExitStack() as held:
         try:
             draft = _begin(target, shared, how, key, call)
@@ -120,14 +121,15 @@ def _require_one_file_system(target: Path, key: str, call: Occasion) -> None:
             "the ranks do not share the file system to publish on",
             where={"path": target, "file_system": str(mount_of(target.parent))},
             seen=f"one per {scope.kind}",
-            hint="publish on a shared volume, or let each node publish its own directory with atomic_dir",
+            hint="publish on a shared volume, or let each node publish its own directory with atomic_dir; threads that "
+            "publish directories of one name at once must each say a key=",
         )
 
 
-def _begin(target: Path, shared: str, how: _How, key: str, call: Occasion) -> Path:
+def _begin(target: Path, shared: str, how: _How, key: str | None, call: Occasion) -> Path:
     """See that this can be published, and agree on where the parts are collected."""
     if shared == "probe":  # which makes the parent, and tells all ranks if one cannot
-        _require_one_file_system(target, key, call)
+        _require_one_file_system(target, key or target.name, call)
     else:
         ensure_dir(target.parent)
     if how.commit == "marker":
@@ -139,7 +141,28 @@ def _begin(target: Path, shared: str, how: _How, key: str, call: Occasion) -> Pa
             )
         return ensure_dir(target)
     # A name without its directory: the ranks may see that under different names.
-    return ensure_dir(target.parent / call.agree("draft", aside(target, of_group=True).name))
+    mine = aside(target, of_group=True).name
+    draft = ensure_dir(target.parent / call.agree("draft", mine))
+    if shared == "yes" and key is None:
+        _see_the_same(draft, mine, how)
+    return draft
+
+
+def _see_the_same(draft: Path, mine: str, how: _How) -> None:
+    """Fail where ranks have met that mean directories of one name in different places: nothing else would tell."""
+    proof = draft / PROOF
+    if draft.name == mine:
+        persist(proof.touch, proof, "mark the draft")
+        return
+    try:
+        wait_for(proof, timeout=how.timeout)
+    except FsTimeoutError as error:
+        raise PublishError(
+            "the rank that began this publication is not seen to do so here",
+            where={"path": draft},
+            seen=error,
+            hint="it may mean another directory of this name (say key=), or see another file system (shared='probe')",
+        ) from error
 
 
 def _said(target: Path, how: _How, trouble: BaseException | None) -> str:
@@ -218,6 +241,7 @@ def _commit(target: Path, draft: Path, inode: int, how: _How) -> None:
     if how.commit == "marker":
         with atomic_write(target / MARKER, durable=how.durable):
             return
+    persist(lambda: (draft / PROOF).unlink(missing_ok=True), draft, "remove the draft's mark")
     if _inode(target) != inode:  # else the committer before this one had done it when it died
         publish_dir(draft, target, exists=how.exists)
     discard(draft)  # what was replaced, or is not needed

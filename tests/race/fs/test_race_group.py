@@ -536,7 +536,7 @@ def test_two_ranks_with_the_same_file_name_are_told(meet, tmp_path):
 
 
 def test_separate_file_systems_are_refused_before_anything_is_written(meet, tmp_path):
-    with ranks(2, lambda rank: _publish_part(tmp_path / f"r{rank}" / "ckpt", rank, key="ckpt"), meet=meet) as started:
+    with ranks(2, lambda rank: _publish_part(tmp_path / f"r{rank}" / "ckpt", rank), meet=meet) as started:
         errors = [one.outcome(within=60).error() for one in started]
     assert all(isinstance(error, PublishError) and "do not share" in str(error) for error in errors)
 
@@ -576,6 +576,17 @@ def test_threads_that_publish_at_once_publish_each_their_own(meet, tmp_path):
         assert _values(started) == [True, True]
     for name in ("model", "optimizer"):
         assert sorted(os.listdir(tmp_path / name)) == [f"{name}-0", f"{name}-1"]
+
+
+def test_ranks_that_mean_places_of_one_name_are_told_and_publish_nothing(meet, tmp_path):
+    def work(rank):
+        with publish(tmp_path / f"place{rank}" / "ckpt", shared="yes", timeout=1) as part:
+            (part / str(rank)).touch()
+
+    with ranks(2, work, meet=meet) as started:
+        errors = [str(one.outcome(within=60).error()) for one in started]
+    assert sum("say key=" in error for error in errors) == 1
+    assert not any((tmp_path / f"place{rank}" / "ckpt").exists() for rank in range(2))
 
 
 def test_a_rank_that_fails_before_it_begins_tells_the_others_and_is_not_behind_afterwards(meet, tmp_path):
