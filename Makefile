@@ -8,9 +8,11 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
-# Further options for pip, e.g. PIP_OPTIONS="--extra-index-url ..." for a CPU or CUDA build of torch.
+# Further options for pip, e.g. PIP_OPTIONS="--extra-index-url ..." for a CPU build of torch: the default index's is a
+# CUDA build with its libraries, 2.6 GB to download and 5.5 GB in .venv (torch 2.15.0).
 PIP_OPTIONS ?=
-# "nccl" builds Horovod for GPUs; needs a CUDA build of torch and the CUDA toolkit.
+# "nccl" builds Horovod for GPUs; needs a CUDA build of torch. For CUDA 13 the compiler comes from pip where no CUDA
+# toolkit is there; for CUDA 12 a toolkit must be (HOROVOD_CUDA_HOME). No GPU is needed to build.
 HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
 IMAGE_OPTIONS ?=
@@ -90,6 +92,7 @@ $(VENV)/.stamp-venv:
 	@touch $@
 
 $(TORCH_STAMP): $(VENV)/.stamp-venv
+	@$(BIN)/python scripts/torch_download.py "$(strip $(TORCH))" --disable-pip-version-check -c $(CONSTRAINTS) $(PIP_OPTIONS)
 	@echo "make: installing $(TORCH)"
 	$(PIP_INSTALL) "$(strip $(TORCH))"
 	@rm -f $(VENV)/.stamp-torch*

@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import horovod_cuda
 import horovod_patches
 from horovod_toolchain import (
     SDIST_SHA256,
@@ -131,6 +132,23 @@ def build_environment(tools: Toolchain, flags: Mapping[str, str], env: Mapping[s
         "MAKEFLAGS": f"-j{job_count()}",  # unset, Horovod's setup.py says -j8, whatever the machine
         "PATH": tool_path(env),
     }
+
+
+def with_cuda(tools: Toolchain, aside: Path, env: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a build with NCCL; fetches CUDA's compiler where no toolkit is there. Raises BuildError."""
+    if tools.cuda is None:
+        return env
+    if tools.cuda.home is None:
+        say(
+            f"no CUDA toolkit here that fits torch: fetching the compiler of CUDA {tools.cuda.version} with pip "
+            f"({horovod_cuda.PIP_SIZE}, for this build only; HOROVOD_CUDA_HOME names a toolkit instead)"
+        )
+    else:
+        say(f"CUDA toolkit: {tools.cuda.home} ({tools.cuda.version})")
+    try:
+        return horovod_cuda.prepare(tools.cuda, aside, env)
+    except horovod_cuda.CudaError as error:
+        raise BuildError(str(error)) from error
 
 
 def compile_wheel(source: Path, into: Path, env: Mapping[str, str], log: Path) -> Path:
@@ -274,7 +292,7 @@ def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: P
     patch(source, tools.standard)
     what = f"Horovod {VERSION} for torch {tools.torch} in C++{tools.standard}"
     say(f"building {what} with {job_count()} jobs (some minutes); log: {log}")
-    wheel = compile_wheel(source, aside, build_environment(tools, flags, os.environ), log)
+    wheel = compile_wheel(source, aside, with_cuda(tools, aside, build_environment(tools, flags, os.environ)), log)
     pip_install(wheel, "--target", str(aside / "site"))
     verify(nccl="HOROVOD_GPU_OPERATIONS" in flags, site=aside / "site")
     return wheel

@@ -108,6 +108,23 @@ def certificates(settings: Mapping[str, str], env: Mapping[str, str]) -> Path | 
 # --- docker -----------------------------------------------------------------------------------------------------------
 
 
+def require_base(docker: str, image: str) -> None:
+    """Have the base image, pulled where it is not there. Raises ImageError that says where else it can come from."""
+    if output([docker, "image", "inspect", "--format", "{{.Id}}", image]):
+        return
+    if not output([docker, "version"]):
+        raise ImageError(f"no docker daemon answers {docker}; scripts/dockerd.sh start starts one (as root, on Debian)")
+    done = subprocess.run([docker, "pull", "--quiet", image], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    remedy = "make it from Debian's packages, as root: scripts/base_image.sh" if image == BASE_IMAGE else "pull it"
+    raise ImageError(
+        f"the base image {image} is not here and cannot be pulled ({reason}); {remedy}; "
+        "or name one that is here with --base-image"
+    )
+
+
 def import_wheels(docker: str, wheels: list[Path]) -> str:
     """Make an image whose root directory holds the wheels. Imported anew only when the files changed."""
     stamp = " ".join(f"{wheel.name}:{wheel.stat().st_size}:{wheel.stat().st_mtime_ns}" for wheel in wheels)
@@ -140,6 +157,7 @@ def secrets(settings: Mapping[str, str], env: Mapping[str, str]) -> Iterator[lis
 def build(options: argparse.Namespace) -> None:
     """Build the image. Raises ImageError."""
     docker = find_docker()
+    require_base(docker, options.base_image)
     settings = pip_settings(output([sys.executable, "-m", "pip", "config", "list"]))
     wheels = local_wheels(settings)
     arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "EXTRA_PACKAGES": options.extra_packages}

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import horovod_cuda
 import horovod_patches
 
 VERSION = "0.28.1"
@@ -98,6 +99,8 @@ class Toolchain:
     torch_abi: bool
     standard: int
     """The C++ standard that torch's headers ask for."""
+    cuda: horovod_cuda.Cuda | None = None
+    """For a build with NCCL."""
 
 
 def tool_path(env: Mapping[str, str]) -> str:
@@ -211,17 +214,16 @@ def find_headers() -> Missing | None:
     )
 
 
-def find_cuda(env: Mapping[str, str], torch: dict[str, object] | Missing) -> list[Missing]:
+def find_cuda(env: Mapping[str, str], torch: Mapping[str, object]) -> horovod_cuda.Cuda | Missing:
     """What a build with NCCL needs on top."""
-    lacking = []
-    if not isinstance(torch, Missing) and not torch["cuda"]:
+    if not torch["cuda"]:
         seen = f"torch {torch['version']} is a CPU build"
-        lacking.append(Missing("torch with CUDA", seen, "install a CUDA build of torch, or leave out --gpu nccl"))
-    home = env.get("HOROVOD_CUDA_HOME") or env.get("CUDA_HOME") or "/usr/local/cuda"
-    if not (shutil.which("nvcc", path=tool_path(env)) or Path(home, "bin", "nvcc").is_file()):
-        remedy = "install the CUDA toolkit of torch's CUDA version, or set HOROVOD_CUDA_HOME to it"
-        lacking.append(Missing("the CUDA compiler", f"no nvcc on PATH or in {home}/bin", remedy))
-    return lacking
+        return Missing("torch with CUDA", seen, "install a CUDA build of torch, or leave out --gpu nccl")
+    try:
+        return horovod_cuda.choose(env, tool_path(env), str(torch["cuda"]))
+    except horovod_cuda.CudaError as error:
+        remedy = f"install the CUDA toolkit of torch's CUDA version ({torch['cuda']}) and set HOROVOD_CUDA_HOME to it"
+        return Missing("CUDA's compiler and NCCL", str(error), remedy)
 
 
 def find_toolchain(env: Mapping[str, str], *, nccl: bool) -> Toolchain:
@@ -230,10 +232,10 @@ def find_toolchain(env: Mapping[str, str], *, nccl: bool) -> Toolchain:
     standard: int | Missing | None = None  # cannot be known without both
     if not (isinstance(cxx, Missing) or isinstance(torch, Missing)):
         standard = find_standard(env, cxx[0], str(torch["include"]))
-    seen = (cxx, cmake, generator, torch, standard, find_headers())
+    cuda = find_cuda(env, torch) if nccl and not isinstance(torch, Missing) else None
+    seen = (cxx, cmake, generator, torch, standard, find_headers(), cuda)
     missing = [found for found in seen if isinstance(found, Missing)]
     missing += find_modules()
-    missing += find_cuda(env, torch) if nccl else []
     if missing or isinstance(cxx, Missing) or isinstance(torch, Missing) or not isinstance(standard, int):
         things = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
         listed = "\n".join(str(item) for item in missing)
@@ -247,6 +249,7 @@ def find_toolchain(env: Mapping[str, str], *, nccl: bool) -> Toolchain:
         torch_cuda=str(torch["cuda"]) if torch["cuda"] else None,
         torch_abi=bool(torch["abi"]),
         standard=standard,
+        cuda=cuda if isinstance(cuda, horovod_cuda.Cuda) else None,
     )
 
 
@@ -282,6 +285,7 @@ def build_facts(tools: Toolchain, flags: Mapping[str, str]) -> dict[str, object]
         "libc": libc_version(),
         "cpu": cpu_flags(),
         "cxx": tools.cxx_version,
+        **({"nvcc": tools.cuda.version, "nccl": tools.cuda.nccl_version} if tools.cuda else {}),
         "flags": dict(sorted(flags.items())),
     }
 

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Prove that the installed Horovod works: what it was built with, and one real allreduce on two ranks.
 
+With ``--nccl`` the tensors are on GPUs, where there are any; where there are none, they stay on the CPU, and the last
+line says so.
+
 The ranks are started as safedist starts them: with ``HOROVOD_*`` variables and Horovod's own key-value server, without
 horovodrun, ssh or MPI. Everything stays on the loopback interface. Used by ``build_horovod.py`` before a wheel enters
 the cache and after it was installed, and by the image's own test.
@@ -23,6 +26,8 @@ RANKS = 2
 DEADLINE_S = 180.0
 """For one step. A cold import of torch from a slow disk takes tens of seconds; a hang is what this bounds."""
 TAIL_LINES = 30
+REDUCED = "reduced: "
+"""What rank 0 prints before the place and the way of the reduction."""
 
 
 class VerifyError(Exception):
@@ -89,8 +94,12 @@ def start_server() -> tuple[int, Callable[[], None]]:
     return int(port), server.stop
 
 
-def allreduce() -> None:
-    """Sum a tensor over two ranks. Raises VerifyError with the ranks' output when the sum is wrong, late or absent."""
+def allreduce(*, nccl: bool) -> str:
+    """Sum a tensor over two ranks; returns where and by what it was reduced.
+
+    Raises:
+        VerifyError: the sum is wrong, late or absent; with the ranks' output.
+    """
     port, stop = start_server()
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(stop)
@@ -98,13 +107,16 @@ def allreduce() -> None:
         logs: list[IO[bytes]] = []
         for rank in range(RANKS):
             logs.append(cleanup.enter_context(tempfile.TemporaryFile()))
-            ranks.append(start_rank(rank, port, logs[-1]))
+            ranks.append(start_rank(rank, port, logs[-1], nccl=nccl))
             cleanup.callback(end, ranks[-1])
         wait_for(ranks, logs)
+        logs[0].seek(0)
+        said = logs[0].read().decode(errors="replace").splitlines()
+        return next((line[len(REDUCED) :] for line in said if line.startswith(REDUCED)), "")
 
 
-def start_rank(rank: int, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, __file__, "--rank", str(rank)]
+def start_rank(rank: int, port: int, log: IO[bytes], *, nccl: bool) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, "--rank", str(rank), *(["--nccl"] if nccl else [])]
     env = {**os.environ, **rank_variables(rank, port)}
     return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 
@@ -138,30 +150,47 @@ def tails(logs: list[IO[bytes]]) -> str:
     return "\n".join(lines)
 
 
-def run_rank() -> None:
+def run_rank(rank: int, *, nccl: bool) -> None:
     """One rank: reduce, compare, leave."""
     import horovod.torch as hvd  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
+    gpus = torch.cuda.device_count() if nccl else 0
+    if 0 < gpus < RANKS:
+        # NCCL refuses two ranks of one host on one GPU; with host names of their own they are two hosts to it.
+        os.environ["NCCL_HOSTID"] = f"verify-horovod-{rank}"
     hvd.init()
+    device = torch.device("cuda", rank % gpus) if gpus else torch.device("cpu")
     expected = float(sum(range(1, RANKS + 1)))
-    reduced = hvd.allreduce(torch.full((1024,), float(hvd.rank() + 1)), op=hvd.Sum)
+    reduced = hvd.allreduce(torch.full((1024,), float(hvd.rank() + 1), device=device), op=hvd.Sum)
+    value, right = reduced[0].item(), bool((reduced == expected).all())
     hvd.shutdown()
-    if not bool((reduced == expected).all()):
-        raise VerifyError(f"allreduce over {RANKS} ranks gave {reduced[0].item()}, expected {expected}")
+    if not right:
+        raise VerifyError(f"allreduce over {RANKS} ranks gave {value}, expected {expected}")
+    if rank == 0:
+        print(REDUCED + place(gpus, nccl=nccl))
+
+
+def place(gpus: int, *, nccl: bool) -> str:
+    """Where the tensors were, in words."""
+    if gpus:
+        return f"on {min(gpus, RANKS)} GPU{'s' if gpus > 1 else ''} through NCCL"
+    return "on the CPU through Gloo" + (", because no GPU is here: NCCL is built in and was not run" if nccl else "")
 
 
 def main(arguments: list[str]) -> int:
+    nccl = "--nccl" in arguments
     if arguments[:1] == ["--rank"]:
-        run_rank()
+        run_rank(int(arguments[1]), nccl=nccl)
         return 0
     try:
-        check_build(nccl="--nccl" in arguments)
-        allreduce()
+        check_build(nccl=nccl)
+        where = allreduce(nccl=nccl)
     except VerifyError as error:
         print(f"verify_horovod: {error}", file=sys.stderr)
         return 1
-    print(f"PyTorch and Gloo are built in; an allreduce over {RANKS} ranks is right")
+    built = "PyTorch, Gloo and NCCL" if nccl else "PyTorch and Gloo"
+    print(f"{built} are built in; an allreduce over {RANKS} ranks is right, {where}")
     return 0
 
 

@@ -88,14 +88,16 @@ class TestWhatIsMissing:
         assert isinstance(found, toolchain.Missing)
         assert says in str(found)
 
-    def test_nccl_needs_a_cuda_torch_and_the_cuda_compiler(self, tmp_path: Path) -> None:
-        cpu_torch = {"version": "2.13.0+cpu", "cuda": None, "abi": True}
-        env = {"PATH": str(tmp_path), "HOROVOD_CUDA_HOME": str(tmp_path / "cuda")}
-        text = "\n".join(str(item) for item in toolchain.find_cuda(env, cpu_torch))
-        assert "torch 2.13.0+cpu is a CPU build" in text
-        assert f"no nvcc on PATH or in {tmp_path}/cuda/bin" in text
-        executable(tmp_path / "cuda" / "bin" / "nvcc", "exit 0")
-        assert toolchain.find_cuda(env, {**cpu_torch, "cuda": "13.0"}) == []
+    def test_nccl_needs_a_cuda_torch(self) -> None:
+        found = toolchain.find_cuda({}, {"version": "2.13.0+cpu", "cuda": None})
+        assert "torch 2.13.0+cpu is a CPU build\n      install a CUDA build of torch" in str(found)
+
+    def test_nccl_needs_a_toolkit_that_can_build(self, tmp_path: Path) -> None:
+        """One that is named and not there, as CUDA 12's wheels are no way out."""
+        env = {"PATH": str(tmp_path), "HOROVOD_CUDA_HOME": str(tmp_path / "cuda"), "HOROVOD_NCCL_HOME": "/nccl"}
+        found = toolchain.find_cuda(env, {"version": "2.4.0+cu121", "cuda": "12.1"})
+        assert f"HOROVOD_CUDA_HOME={tmp_path}/cuda is no whole CUDA toolkit: no bin/nvcc" in str(found)
+        assert "install the CUDA toolkit of torch's CUDA version (12.1)" in str(found)
 
 
 class TestStandard:
@@ -259,6 +261,13 @@ class TestCacheKey:
         newer = dataclasses.replace(self.tools, standard=20)
         assert toolchain.cache_key(toolchain.build_facts(newer, {})) != self.key()
 
+    def test_the_cuda_of_a_build_with_nccl_changes_the_key(self) -> None:
+        keys = set()
+        for version, nccl in (("13.0", "2.28"), ("13.2", "2.28"), ("13.2", "2.29")):
+            tools = dataclasses.replace(self.tools, cuda=toolchain.horovod_cuda.Cuda(None, version, None, nccl))
+            keys.add(toolchain.cache_key(toolchain.build_facts(tools, {})))
+        assert len({*keys, self.key()}) == 4
+
     def test_another_patch_changes_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before = self.key()
         monkeypatch.setattr(patches, "patches", lambda standard: ())
@@ -384,6 +393,18 @@ class TestVerify:
         assert verify.missing_features(self.report.format("X"), nccl=False) == []
         assert verify.missing_features(self.report.format(" "), nccl=True) == ["Gloo", "NCCL"]
 
+    @pytest.mark.parametrize(
+        ("gpus", "nccl", "where"),
+        [
+            (0, False, "on the CPU through Gloo"),
+            (0, True, "on the CPU through Gloo, because no GPU is here: NCCL is built in and was not run"),
+            (1, True, "on 1 GPU through NCCL"),
+            (8, True, "on 2 GPUs through NCCL"),
+        ],
+    )
+    def test_it_says_what_was_run(self, gpus: int, nccl: bool, where: str) -> None:
+        assert verify.place(gpus, nccl=nccl) == where
+
     def test_without_horovod_it_says_so(self, bare_python: str) -> None:
         done = subprocess.run(
             [bare_python, str(SCRIPTS / "verify_horovod.py")], capture_output=True, text=True, check=False
@@ -396,4 +417,4 @@ class TestVerify:
     def test_the_installed_horovod_reduces_over_two_ranks(self) -> None:
         done = run_script(sys.executable, dict(os.environ), "--verify-only")
         assert (done.returncode, done.stderr) == (0, "")
-        assert "an allreduce over 2 ranks is right" in done.stdout
+        assert "PyTorch and Gloo are built in; an allreduce over 2 ranks is right, on the CPU" in done.stdout

@@ -94,6 +94,28 @@ class TestClient:
             build_image.find_docker()
 
 
+class TestBaseImage:
+    def client(self, directory: Path, *, daemon: bool) -> str:
+        """A client that answers as docker does where nothing is there and nothing can be pulled."""
+        refused = "Error response from daemon: dial tcp: no route to host"
+        version = "echo 28" if daemon else "exit 1"
+        return executable(
+            directory / "docker",
+            f'case "$1" in image) exit 1;; version) {version};; pull) echo "{refused}" >&2; exit 1;; esac',
+        )
+
+    def test_where_it_cannot_be_pulled_the_script_that_makes_it_is_named(self, tmp_path: Path) -> None:
+        client = self.client(tmp_path, daemon=True)
+        with pytest.raises(
+            build_image.ImageError, match=r"cannot be pulled \(.*no route to host\).*scripts/base_image\.sh"
+        ):
+            build_image.require_base(client, build_image.BASE_IMAGE)
+
+    def test_without_a_daemon_it_is_the_daemon_that_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(build_image.ImageError, match=r"no docker daemon answers .*scripts/dockerd\.sh start"):
+            build_image.require_base(self.client(tmp_path, daemon=False), build_image.BASE_IMAGE)
+
+
 def test_the_dockerfile_mounts_what_this_script_hands_in() -> None:
     text = (build_image.ROOT / "Dockerfile").read_text()
     assert "id=pip_conf,target=/etc/pip.conf" in text
