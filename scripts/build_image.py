@@ -118,9 +118,9 @@ def require_base(docker: str, image: str) -> None:
     if done.returncode == 0:
         return
     reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    remedy = "make it from Debian's packages, as root: scripts/base_image.sh" if image == BASE_IMAGE else "pull it"
+    made = "; make it from Debian's packages, as root: scripts/base_image.sh" if image == BASE_IMAGE else ""
     raise ImageError(
-        f"the base image {image} is not here and cannot be pulled ({reason}); {remedy}; "
+        f"the base image {image} is not here and cannot be pulled ({reason}){made}; "
         "or name one that is here with --base-image"
     )
 
