@@ -28,7 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from . import envvars, scratch
+from . import envvars, scratch, stopping
 from .backends import Group, RankBackend
 from .config import Resolved
 from .context import RankContext
@@ -45,6 +45,8 @@ from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1
 _USAGE_EVERY_SECONDS = 5.0
+_END_SECONDS = 10.0
+"""From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""
 STORE_PORT = "agent_store_port"
 """Name under which node 0 offers the port of the store that it holds for the ranks' helpers."""
 _BUG = "report this as a bug of safedist, with the log"
@@ -141,7 +143,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             JobInterruptedError: a signal told this process to stop; every rank is gone.
             LaunchError, ScratchError, RendezvousError: the ranks could not be started.
         """
-        with _signals_as_exceptions(), _torch_settings():
+        with _signals_as_exceptions(self.plan.settings.timeouts.stop), _torch_settings():
             started = time.monotonic()
             try:
                 self.run()
@@ -186,6 +188,9 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         return ranks.start(fork=self.plan.fork)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if stopping.told():
+            # The signal's exception was raised where it was swallowed (a finalizer, a callback of the collector).
+            raise SignalException("told to stop before", sigval=signal.SIGTERM)
         ranks = self._running()
         ranks.poll()
         if ranks.failed:
@@ -313,10 +318,13 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
 
 
 @contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
+def _signals_as_exceptions(stop_seconds: float) -> Iterator[None]:
     """Turn the first SIGTERM, SIGINT or SIGHUP into torch's SignalException; later ones do not disturb the clean-up.
 
     Only the main thread can; a task called from another thread leaves signals to whoever owns them.
+
+    Args:
+        stop_seconds: how long ranks may take to end. A container's process ends some seconds after that, come what may.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -326,6 +334,8 @@ def _signals_as_exceptions() -> Iterator[None]:
     def stop(number: int, _frame: object) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
+        if stopping.listening():
+            stopping.note(within=stop_seconds + _END_SECONDS)
         raise SignalException(f"agent {os.getpid()} got {signal.Signals(number).name}", sigval=signal.Signals(number))
 
     before = {number: signal.signal(number, stop) for number in numbers}

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars, lastwords, storeclients, uploads
+from . import envvars, lastwords, othercommand, stopping, storeclients, uploads
 from .errors import ConfigError, Problem, RankFailedError, SafedistError, StagingError
 
 if TYPE_CHECKING:
@@ -56,26 +55,41 @@ class Invocation:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script. Exit codes: upstream's contract (0 also for a task that failed and has said so by an
     uploaded ``error.pb``), non-zero for the platform's failures, with one message on standard error."""
-    _end_on_sigterm()
+    stopping.listen()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
     except SafedistError as error:
-        print(f"safedist-execute: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        if not stopping.told():  # else it is what unwinding looked like to somebody
+            print(f"safedist-execute: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         code = EXIT_INFRASTRUCTURE
-    except Exception as error:
+    except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
-        traceback.print_exc()
-        print(  # noqa: T201
-            f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}",
-            file=sys.stderr,
-            flush=True,
-        )
+        if not stopping.told():
+            _show_infrastructure(error)
         code = EXIT_INFRASTRUCTURE
-    finally:
-        storeclients.close()
-        _say_last_words()
-    sys.exit(code)
+    storeclients.close()
+    _say_last_words()
+    stopping.leave(code)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """As an interpreter reads it: texts are printed."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    print(leaving.code, file=sys.stderr, flush=True)  # noqa: T201
+    return EXIT_INFRASTRUCTURE
+
+
+def _show_infrastructure(error: BaseException) -> None:
+    traceback.print_exc()
+    print(  # noqa: T201
+        f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: "
+        f"{' '.join(str(error).split())}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _say_last_words() -> None:
@@ -90,7 +104,8 @@ def _run(arguments: list[str]) -> int:
     prepare_ranks(os.environ)
     # ---- from here on there may be threads and clients: nothing below may be needed before the rank server's fork ----
     if invocation.distribution is not None:
-        code = stage_code(invocation, options)
+        with stopping.unwinding():
+            code = stage_code(invocation, options)
         make_importable(code)
     return execute_and_leave(command_line(invocation))
 
@@ -235,6 +250,8 @@ def execute_and_leave(command: list[str]) -> int:
     try:
         code = execute(command)
         uploaded = code == 0
+        if uploaded:
+            stopping.decided(code)
         return code
     finally:
         leaving.leave(uploaded=uploaded)
@@ -255,6 +272,7 @@ def execute(command: list[str]) -> int:
     sys.argv = list(command)
     flytekit_entrypoint.FileAccessProvider = uploads.patient_access()
     flytekit_entrypoint.get_traceback_str = cause_first(flytekit_entrypoint.get_traceback_str)
+    flytekit_entrypoint._dispatch_execute = _stoppable(flytekit_entrypoint._dispatch_execute)
     try:
         getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:
@@ -262,6 +280,8 @@ def execute(command: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Abort:
         return EXIT_INFRASTRUCTURE
+    if stopping.told():  # and somebody swallowed it
+        stopping.end()
     return 0
 
 
@@ -284,25 +304,34 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
     return told
 
 
+def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
+    """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while the task is loaded, and unwinds the task
+    itself."""
+
+    def dispatch_execute(ctx: Any, load_task: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+        with ExitStack() as running:
+
+            def load() -> Any:
+                stopping.listen_again()
+                task = load_task()
+                running.enter_context(stopping.unwinding())
+                return task
+
+            dispatch(ctx, load, *args, **kwargs)
+
+    return dispatch_execute
+
+
 def _replace_process(command: list[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvp(command[0], command)  # noqa: S606
+        if os.getpid() == 1:
+            return othercommand.run_as_init(command)
+        othercommand.take_place(command)
     except OSError as error:
         print(f"safedist-execute: cannot run {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
-
-
-def _end_on_sigterm() -> None:
-    """Unwind when the pod is stopped, so that half-made work goes. As a container's first process, this one would not
-    even be ended by a signal that it has no handler for (pid_namespaces(7)). The agent sets its own later."""
-
-    def end(number: int, _frame: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # one is enough: the second must not interrupt the clearing up
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
 
 
 if __name__ == "__main__":

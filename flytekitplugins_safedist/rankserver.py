@@ -45,10 +45,6 @@ def serve(connection: socket.socket) -> None:
     _Server(connection).run()
 
 
-class _AgentGoneError(BaseException):
-    """The agent left while modules are imported. Not an Exception: a module must not mistake it for its own."""
-
-
 class _Server:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -99,7 +95,7 @@ class _Server:
                     *lines, buffer = (buffer + data).split(b"\n")
                     for line in lines:
                         self.answer(json.loads(line))
-        except (BrokenPipeError, ConnectionResetError, _AgentGoneError):
+        except (BrokenPipeError, ConnectionResetError):
             return  # the agent was killed
         finally:
             self.clean_up()
@@ -133,7 +129,9 @@ class _Server:
         if not self.importing:
             return
         if self.agent_is_gone():
-            raise _AgentGoneError
+            # Here and now: an exception would go through the import, which may catch it and go on.
+            self.clean_up()
+            os._exit(0)
         if time.monotonic() < self.suspicious_until:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import stopping
 from .storefaults import Verdict, judge, one_line
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def patient_access() -> type[FileAccessProvider]:
         """All uploads of flytekit 1.16, of outputs and of files, go through ``_put``."""
 
         async def _put(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+            if stopping.told():  # and what was to end the task has been swallowed: what it made since is not to count
+                stopping.end()
+
             async def once() -> Any:
                 return await super(PatientFileAccess, self)._put(from_path, to_path, recursive=recursive, **kwargs)
 

@@ -50,6 +50,35 @@ def imports_late() -> str:
 def leaves() -> str:
     raise SystemExit(17)
 """
+WAITS_IN_A_STORE = """
+import __main__, os
+from flytekit import task
+from flytekitplugins_safedist.rendezvous.client import Connection, Server
+
+class EndsTheStoreAtTheLastMoment:
+    def __init__(self, pid):
+        self.pid = pid
+
+    def __del__(self, kill=os.kill, system=os.system):  # as the interpreter is taken apart
+        kill(self.pid, 9)
+        system("sleep 0.5")
+
+@task
+def waits() -> str:
+    read, write = os.pipe()
+    until_i_am_gone, alive = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(alive)
+        server = Server("127.0.0.1", 0)
+        os.write(write, str(server.port).encode())
+        os.read(until_i_am_gone, 1)
+        os._exit(0)
+    connection = Connection.dial("127.0.0.1", int(os.read(read, 9)), timeout=60, silence=60, label="bell")
+    connection.wait_for_key("never")
+    __main__.last = EndsTheStoreAtTheLastMoment(pid)
+    return "done"
+"""
 FILES = {"workflows.py": WORKFLOWS, "lib.py": "WHO = 'archive'", "data.txt": "data"}
 
 
@@ -236,6 +265,19 @@ def test_other_commands_take_the_processs_place_with_the_code_importable(pod):
     process = pod.start("--additional-distribution", str(pod.archive), "--", sys.executable, "-c", program)
     out, err = process.communicate()
     assert out == f"archive {process.pid}\n", err
+
+
+def test_other_commands_do_not_inherit_what_python_ignores(pod):
+    done = pod.run("--", "grep", "SigIgn", "/proc/self/status")
+    assert done.stdout.split() == ["SigIgn:", "0" * 16], done.stderr
+
+
+def test_a_thread_that_comes_back_from_a_store_while_the_process_ends_does_not_abort_it(pod):
+    pod.archive.write_bytes(project({**FILES, "workflows.py": WAITS_IN_A_STORE}))
+    done = pod.fast("waits")
+    assert done.returncode == 0, done.stderr
+    assert "terminate called" not in done.stderr
+    assert os.listdir(pod.outputs) == ["outputs.pb"]
 
 
 def test_a_command_that_does_not_exist_is_named(pod):

@@ -23,9 +23,11 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "hostchecks",
         "jobconfig",
         "lastwords",
+        "othercommand",
         "outcome",
         "preload",
         "ranklogs",
+        "stopping",
         "storeclients",
         "storefaults",
     ),
@@ -45,6 +47,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("job",),
     ("task",),
     ("cli", "entrypoint"),
+    ("start",),
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

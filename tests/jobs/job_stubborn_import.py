@@ -1,0 +1,24 @@
+"""A module that takes as long to import as the test wants, and lets nothing interrupt it."""
+
+from __future__ import annotations
+
+import os
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch
+from tests.procs import say, wait_for_word
+
+say(f"importing in {os.getpid()}")
+heard = False
+while not heard:
+    try:
+        wait_for_word()
+        heard = True
+    except BaseException:
+        continue
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def never_started() -> None:
+    """The test ends the agent before there is a rank."""
