@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from .errors import NodeLostError, RendezvousError
-from .outcome import RankOutcome, is_consequence
+from .outcome import RankOutcome, encodable, is_consequence
 from .rendezvous.jobstore import TEXT_LIMIT, Failure
 from .rendezvous.membership import Meeting
 from .rendezvous.pulse import Pulse
@@ -25,6 +25,9 @@ less where a node counts as silent earlier."""
 
 _LEAST_SECONDS = 5.0
 """The same at least: a node whose ranks only echo a failure waits some seconds for the one that they echo."""
+
+_DISK_CHARACTERS = 4096
+"""Of what is told about scratch: a line per rank, for more ranks than a node has."""
 
 LEAVE_SECONDS = 2.0
 """How long a node that is told to stop tries to tell the others: a store that hangs must not eat the time to stop."""
@@ -45,10 +48,14 @@ class Ended:
     disk: str
 
     def to_json(self) -> str:
-        """As stored for the other nodes."""
-        return json.dumps(
-            {"cause": self.cause.to_json(), "decision": asdict(self.decision), "disk": self.disk}, default=str
-        )
+        """As stored for the other nodes: within what a note may hold, at the cost of the middle of long texts."""
+        disk = encodable(self.disk[:_DISK_CHARACTERS])
+
+        def dump(cause: RankOutcome) -> str:
+            facts = {"cause": cause.to_json(), "decision": asdict(self.decision), "disk": disk}
+            return json.dumps(facts, default=str, ensure_ascii=False)
+
+        return dump(self.cause.fitting(TEXT_LIMIT, dump))
 
     @classmethod
     def from_json(cls, text: str) -> Ended:
@@ -247,13 +254,13 @@ def _spent(handler: Meeting) -> str:
 
 
 def _failure(cause: RankOutcome) -> Failure:
-    text = cause.to_json()
-    if len(text.encode()) > TEXT_LIMIT // 2:
-        text = cause.shortened(TEXT_LIMIT // 8).to_json()
-    return Failure(
-        node=cause.node_rank,
-        rank=cause.rank,
-        time_ns=cause.time_ns,
-        consequence=is_consequence(cause),
-        text=text,
-    )
+    def failure(of: RankOutcome) -> Failure:
+        return Failure(
+            node=of.node_rank,
+            rank=of.rank,
+            time_ns=of.time_ns,
+            consequence=is_consequence(of),
+            text=of.to_json(),
+        )
+
+    return failure(cause.fitting(TEXT_LIMIT, lambda shorter: failure(shorter).dump()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -33,9 +33,14 @@ class Fault(str, Enum):
     """Storage and platform trouble: Flyte retries, nothing is uploaded."""
 
 
+def encodable(text: str) -> str:
+    """``text`` as protobuf and files can hold it: lone surrogates (from names that are not UTF-8) are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @dataclass(frozen=True)
 class Raised:
-    """An exception as text: it crosses processes and machines without pickles.
+    """An exception as text: it crosses processes and machines without pickles. All text in it is encodable.
 
     Attributes:
         type: qualified name of the class.
@@ -58,10 +63,14 @@ class Raised:
     consequence: bool = False
     code: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("type", "message", "traceback", "code"):
+            object.__setattr__(self, name, encodable(getattr(self, name)))
+
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How one rank ended.
+    """How one rank ended. All text in it is encodable.
 
     Attributes:
         rank, local_rank, node_rank, round: which rank of which launch.
@@ -92,6 +101,11 @@ class RankOutcome:
     out_of_memory: bool = False
     seconds: dict[str, float] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        for name in ("host", "memory"):
+            object.__setattr__(self, name, encodable(getattr(self, name)))
+        object.__setattr__(self, "log_tail", tuple(map(encodable, self.log_tail)))
+
     @property
     def failed(self) -> bool:
         """Whether this is a failure in itself, and not our own tearing down."""
@@ -110,9 +124,22 @@ class RankOutcome:
         per_line = max(80, limit // max(1, len(self.log_tail)))
         return replace(self, raised=raised, log_tail=tuple(line[:per_line] for line in self.log_tail))
 
+    def fitting(self, limit: int, dump: Callable[[RankOutcome], str]) -> RankOutcome:
+        """The same record, its texts cut as far as it takes for ``dump(record)`` to have at most ``limit`` bytes.
+
+        By the encoded size, because a character has up to four bytes, and a quote more in nested JSON.
+        """
+        record, characters = self, limit
+        while len(dump(record).encode()) > limit and characters > 1:
+            characters //= 2
+            record = self.shortened(characters)
+        while len(dump(record).encode()) > limit and record.log_tail:
+            record = replace(record, log_tail=record.log_tail[len(record.log_tail) // 2 + 1 :])
+        return record
+
     def to_json(self) -> str:
         """The record as one line of JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> RankOutcome:

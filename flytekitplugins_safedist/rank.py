@@ -33,7 +33,6 @@ OUTCOME_BYTES = 256 * 1024
 """Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
 be able to say so."""
 
-_TEXT_LIMIT = 60 * 1024
 _REPEATING = (ImportError, SyntaxError, ConfigError, MissingDependencyError, NotInTaskError, PayloadError)
 
 
@@ -174,11 +173,7 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
         raised=raised,
         seconds=seconds,
     )
-    data = outcome.to_json().encode()
-    limit = _TEXT_LIMIT
-    while len(data) > OUTCOME_BYTES and limit > 1:  # a character takes up to twelve bytes in JSON
-        data = outcome.shortened(limit).to_json().encode()
-        limit //= 2
+    data = outcome.fitting(OUTCOME_BYTES, RankOutcome.to_json).to_json().encode()
     reserved = _reserved(order.outcome)
     with reserved.open("r+b") as file:
         file.write(data)

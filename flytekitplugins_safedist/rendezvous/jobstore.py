@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from ..errors import GroupClosedError, NodeLostError, RendezvousError, RendezvousTimeoutError
+from ..errors import GroupClosedError, NodeLostError, RendezvousTimeoutError
 from . import departures
 from .membership import Membership
 from .protocol import End
@@ -21,7 +21,7 @@ from .protocol import End
 T = TypeVar("T")
 
 TEXT_LIMIT = 64 * 1024
-"""Bytes of one note. The store keeps everything in node 0's memory."""
+"""Bytes of one note; of a longer one the middle is cut. The store keeps everything in node 0's memory."""
 
 _POLL_FIRST, _POLL_LAST = 0.02, 0.5
 """Seconds between two looks while waiting, growing from the first to the last."""
@@ -46,7 +46,7 @@ class Failure:
 
     def dump(self) -> str:
         """As stored."""
-        return json.dumps([self.node, self.rank, self.time_ns, self.consequence, self.text])
+        return json.dumps([self.node, self.rank, self.time_ns, self.consequence, self.text], ensure_ascii=False)
 
     @classmethod
     def parse(cls, raw: bytes) -> Failure:
@@ -120,13 +120,10 @@ class JobStore:
         """Say how ``round_no`` ended on this node: its first failure, or None if its ranks were only torn down.
 
         Returns the failure nearest to the root that any node has reported so far.
-
-        Raises:
-            RendezvousError: the text is longer than :data:`TEXT_LIMIT`.
         """
         keys, node = self._keys, self._node
         cause = keys.job(f"cause/{round_no}")
-        dumped = "" if failure is None else _bounded(failure.dump(), node)
+        dumped = "" if failure is None else failure.dump()
 
         def report(store: Any) -> bytes | None:
             best = None if failure is None else _propose(store, cause, failure, dumped)
@@ -179,7 +176,7 @@ class JobStore:
 
     def close(self, kind: Literal["done", "failed", "replacements", "stopped"], outcome: str) -> End:
         """End the job for every node, with its outcome as text; the first one to end it decides. Returns that end."""
-        return self._group.close(kind, _bounded(outcome, self._node))
+        return self._group.close(kind, _bounded(outcome))
 
     def finish(self, round_no: int) -> bool:
         """End the job as done, when every node's ranks have succeeded in ``round_no``. Whether it has ended so: no,
@@ -206,12 +203,12 @@ class JobStore:
 
     def set_uploaded(self, note: str = "") -> None:
         """Node 0: the outputs (or the one error) are safely uploaded; the other nodes may leave."""
-        text = _bounded(note, self._node) or "yes"
+        text = _bounded(note) or "yes"
         self._call("saying that outputs are uploaded", lambda s: s.compare_set(self._keys.job("uploaded"), "", text))
 
     def set_not_uploaded(self, reason: str) -> None:
         """Node 0: nothing was uploaded, and nothing will be; the other nodes need not wait."""
-        text = _bounded(reason, self._node)
+        text = _bounded(reason)
         self._call("saying that nothing is uploaded", lambda s: s.set(self._keys.job("not-uploaded"), text))
 
     def wait_uploaded(self, timeout: float) -> str:
@@ -257,7 +254,7 @@ class JobStore:
 
     def publish(self, name: str, text: str) -> str:
         """Write a note once; returns the note that counts (the first one)."""
-        key, value = self._keys.job(f"note/{name}"), _bounded(text, self._node)
+        key, value = self._keys.job(f"note/{name}"), _bounded(text)
         return bytes(self._call("publishing a note", lambda s: s.compare_set(key, "", value))).decode()
 
     def lookup(self, name: str, timeout: float) -> str:
@@ -329,14 +326,11 @@ def _propose(store: Any, key: str, mine: Failure, dumped: str) -> bytes:
         before = found
 
 
-def _bounded(text: str, node: int) -> str:
-    size = len(text.encode())
-    if size > TEXT_LIMIT:
-        raise RendezvousError(
-            "a note for the other nodes is too long",
-            where={"node": node},
-            seen=f"{size} bytes",
-            expected=f"at most {TEXT_LIMIT}",
-            hint="keep long texts (tracebacks, logs) in the rank's scratch and send their beginning",
-        )
-    return text
+def _bounded(text: str) -> str:
+    """At most ``TEXT_LIMIT`` bytes of a text, and such as can be sent; both ends of a longer one."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= TEXT_LIMIT:
+        return data.decode()
+    cut = "\n... [cut] ...\n"
+    half = (TEXT_LIMIT - len(cut)) // 2
+    return f"{data[:half].decode(errors='ignore')}{cut}{data[-half:].decode(errors='ignore')}"

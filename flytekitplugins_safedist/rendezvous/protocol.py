@@ -137,7 +137,8 @@ class End:
     def text_value(self) -> str:
         """As stored, in place of the generation: the end and its reason are one compare_set."""
         return _END + json.dumps(
-            {"kind": self.kind, "node": self.node, "text": self.text, "missing": list(self.missing)}
+            {"kind": self.kind, "node": self.node, "text": self.text, "missing": list(self.missing)},
+            ensure_ascii=False,
         )
 
     @classmethod

@@ -37,6 +37,10 @@ def fail(how: str) -> None:
             {}["learning_rate"]
         except KeyError as error:
             raise ValueError("no learning rate") from error
+    if how == "long":
+        raise ValueError("語" * 40_000 + '"' * 40_000 + " is the reason")
+    if how == "surrogate":
+        raise FileNotFoundError("no caf\udce9.txt")
     if how == "recoverable":
         raise FlyteRecoverableException("try me again")
     if how == "recoverable subclass":

@@ -29,6 +29,19 @@ def error_document(ended: Ended) -> errors_pb2.ErrorDocument:
     return document
 
 
+@pytest.mark.parametrize(
+    ("how", "begins", "ends"),
+    [("long", "ValueError: 語語", "is the reason"), ("surrogate", "FileNotFoundError: no caf\\udce9.txt", "")],
+)
+def test_the_users_error_is_uploaded_whatever_its_length_and_letters(warm, tmp_path, how, begins, ends):
+    ended = failed(warm, tmp_path / "job", how, kind="execute")
+    assert ended.uploaded == ["error.pb"]
+    error = error_document(ended).error
+    assert f"raised {begins}" in error.message
+    assert ends in error.message
+    assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
+
+
 def test_an_exception_becomes_one_error_with_rank_type_message_traceback_and_last_lines(warm, tmp_path):
     error = failed(warm, tmp_path / "job", "raise").error
     assert isinstance(error, RankFailedError)

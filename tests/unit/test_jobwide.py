@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.jobwide import speaks_for_the_others
+from flytekitplugins_safedist.jobwide import Ended, _failure, speaks_for_the_others
+from flytekitplugins_safedist.outcome import RankOutcome
+from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
 from flytekitplugins_safedist.rendezvous.pulse import Pulse
+from flytekitplugins_safedist.restart import Action, Decision
+from tests.outcomes import failed, raised
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,21 @@ def test_a_node_rank_that_the_next_round_does_not_have_is_not_silent_there(monke
     assert pulse.silent(1, [7, 5]) == ()
     clock[0] = 12.0
     assert pulse.silent(1, [8, 6]) == ()
+
+
+ODD = ["語" * 5_000, "😀" * 2_500, '"' * 8_500, "caf\udce9.txt", "\\" * 70_000, "\n" * 70_000]
+
+
+@pytest.mark.parametrize("text", ODD, ids=["CJK", "emoji", "quotes", "surrogate", "backslashes", "lines"])
+def test_no_error_is_lost_for_its_length_or_its_letters(text):
+    cause = failed(3, of=raised(message=f"start {text} end", traceback=text), log_tail=(text,) * 50)
+    sent = _failure(cause).dump()
+    assert len(sent.encode()) <= TEXT_LIMIT
+    for read in (
+        RankOutcome.from_json(Failure.parse(sent.encode()).text),
+        Ended.from_json(Ended(cause, Decision(Action.GIVE_UP, "no restarts"), text).to_json()).cause,
+    ):
+        assert (read.rank, read.raised.type) == (3, cause.raised.type)
+        assert read.raised.message.startswith("start ")
+        assert read.raised.message.endswith(" end")
+    assert len(Ended(cause, Decision(Action.GIVE_UP, ""), text).to_json().encode()) <= TEXT_LIMIT

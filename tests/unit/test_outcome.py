@@ -29,7 +29,7 @@ from tests.outcomes import OUTCOMES, failed, outcome, raised
 def test_a_record_reads_back_equal_from_its_one_line_of_json(original: RankOutcome) -> None:
     text = original.to_json()
     assert "\n" not in text
-    text.encode("ascii")  # whatever the user's messages hold, the file can be written
+    text.encode()  # whatever the user's messages hold, the file can be written
     assert RankOutcome.from_json(text) == original
     assert pickle.loads(pickle.dumps(original)) == original
 

@@ -173,10 +173,11 @@ def test_a_huge_message_is_cut_to_the_room_that_was_set_aside(tmp_path: Path, ch
     record = left(tmp_path, Raised(type="ValueError", message=text, traceback=text))
     assert (tmp_path / "5.outcome.json").stat().st_size <= rank.OUTCOME_BYTES
     assert record.raised is not None
+    shown = {"\udcff": r"\udcff"}.get(character, character)  # protobuf could not hold the surrogate
     for kept in (record.raised.message, record.raised.traceback):
-        assert kept.startswith(f"start {character}")
+        assert kept.startswith(f"start {shown}")
         assert "... [cut] ..." in kept
-        assert kept.endswith(f"{character} end")
+        assert kept.endswith(f"{shown} end")
 
 
 def test_an_order_with_anything_missing_is_no_order() -> None:

@@ -508,10 +508,13 @@ def test_waiting_for_an_upload_has_a_deadline(pair):
         pair[1].jobs.wait_uploaded(0.05)
 
 
-def test_a_note_that_is_too_long_is_refused_before_it_is_sent(pair):
-    with pytest.raises(errors.RendezvousError, match=rf"too long.*at most {TEXT_LIMIT}"):
-        pair[1].jobs.close("failed", "x" * (TEXT_LIMIT + 1))
-    assert pair[0].jobs.end() is None
+@pytest.mark.parametrize("letter", ["x", "語", "😀", '"', "\udce9"])
+def test_of_a_note_that_is_too_long_both_ends_are_sent(pair, letter):
+    pair[1].jobs.close("failed", f"start {letter * TEXT_LIMIT} end")
+    end = pair[0].jobs.end()
+    assert end.text.startswith("start ")
+    assert end.text.endswith(" end")
+    assert len(end.text.encode()) <= TEXT_LIMIT
 
 
 def test_heartbeats_count_up_for_every_node(pair):
