@@ -165,7 +165,7 @@ def options_from(environment: Mapping[str, str]) -> Options:
         ConfigError: values that are not positive numbers, all of them.
     """
     from .archive import Limits
-    from .staging import Options
+    from .staging import USUAL, Options
 
     names = {
         "max_bytes": (envvars.CODE_MAX_BYTES, int),
@@ -186,9 +186,12 @@ def options_from(environment: Mapping[str, str]) -> Options:
         raise ConfigError(problems)
     time = {"deadline": values.pop("deadline")} if "deadline" in values else {}
     store = environment.get(envvars.CODE_STORE)
-    # Absolute: a task may change its working directory before it imports the next module.
-    place = Path(os.path.abspath(Path(store).expanduser())) if store else None  # noqa: PTH100  (links stay as given)
-    return Options(store=place, limits=Limits(**values), **time)
+    named = [environment.get(name) for name in (envvars.TMPDIR, "TEMP", "TMP")]
+    scratch = environment.get(
+        envvars.SCRATCH_ROOT
+    )  # a volume: often the one place to write where the root is read-only
+    temporary = (*(Path(one) for one in named if one), *USUAL, *([Path(scratch)] if scratch else []))
+    return Options(store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), **time)
 
 
 def stage_code(invocation: Invocation, options: Options) -> StagedCode:

@@ -126,7 +126,8 @@ JOB_ID = "SAFEDIST_JOB_ID"
 
 # --- staged code: ours ---------------------------------------------------------------------------------------------
 CODE_STORE = "SAFEDIST_CODE_STORE"
-"""Directory of the node's store of staged code; default: ``safedist-code-<uid>`` under ``$TMPDIR``. Set by users."""
+"""Directory of the node's store of staged code; default: ``safedist-code-<uid>`` in the best directory for temporary
+files (docs/staging.md). Set by users."""
 CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
 CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
 CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"

@@ -17,7 +17,9 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from .caches import CACHES
 from .envvars import TMPDIR
 from .errors import ScratchError
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -134,37 +137,83 @@ def remove_rounds_before(job: JobScratch, round_: int) -> None:
 
 def remove(path: Path) -> str | None:
     """Remove a tree as far as possible; what could not be removed is returned as text, None when all is gone."""
-    shutil.rmtree(path, ignore_errors=True)
+    # rmtree goes down by recursion in every Python before 3.13, and by paths that may become too long.
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
     if not os.path.lexists(path):
         return None
-    problems: list[str] = []
+    problems: dict[str, str] = {}
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            path.unlink()
+            return None
+        _remove_flat(path, problems)
+        path.rmdir()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems[str(path)] = error.strerror or str(error)
+    return "; ".join(f"{name}: {why}" for name, why in list(problems.items())[:5]) or None
 
-    def note(_function: object, name: str, info: tuple[type[BaseException], BaseException, object]) -> None:
-        error = info[1]
-        if not isinstance(error, FileNotFoundError):
-            problems.append(f"{name}: {error.strerror if isinstance(error, OSError) and error.strerror else error}")
 
-    _open_up(path)
-    # onerror became onexc in 3.12 and is only deprecated there; one spelling serves every supported version.
-    shutil.rmtree(path, onerror=note)
-    return "; ".join(problems[:5]) or None
+def _remove_flat(path: Path, problems: dict[str, str]) -> None:
+    """Empty a directory of whatever depth: what lies deeper is moved up to its top before it is removed.
 
+    Directories get the permissions back that a user took away; never what is above the tree, nor behind a link.
 
-def _open_up(path: Path) -> None:
-    """Give every directory of a tree back the permissions that a user took away; they are ours to remove all the same.
-
-    Never of what is above the tree, nor behind a link.
+    Raises:
+        OSError: it cannot be opened.
     """
-    if path.is_symlink():
+    path.chmod(0o700)
+    top = os.open(path, _DIRECTORY)
+    try:
+        while names := [name for name in os.listdir(top) if name not in problems]:  # noqa: PTH208  (a descriptor)
+            for name in names:
+                _remove_entry(top, name, problems)
+    finally:
+        os.close(top)
+
+
+def _remove_entry(top: int, name: str, problems: dict[str, str]) -> None:
+    try:
+        if not _is_directory(top, name):
+            os.unlink(name, dir_fd=top)
+            return
+        os.chmod(name, 0o700, dir_fd=top)
+        inner = os.open(name, _DIRECTORY, dir_fd=top)
+        try:
+            for below in os.listdir(inner):  # noqa: PTH208  (a descriptor)
+                with _noting(f"{name}/{below}", problems):
+                    _unlink_or_raise(inner, below, top)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
+    except FileNotFoundError:
         return
-    with contextlib.suppress(OSError):
-        path.chmod(0o700)
-    for parent, names, _ in os.walk(path):
-        # Top-down: a directory is opened before os.walk looks into it.
-        for directory in (Path(parent) / name for name in names):
-            with contextlib.suppress(OSError):
-                if not directory.is_symlink():
-                    directory.chmod(0o700)
+    except OSError as error:
+        problems[name] = error.strerror or str(error)
+
+
+def _unlink_or_raise(inner: int, below: str, top: int) -> None:
+    if not _is_directory(inner, below):
+        os.unlink(below, dir_fd=inner)
+        return
+    os.chmod(below, 0o700, dir_fd=inner)  # its entry ".." is about to change
+    os.rename(below, f".safedist-removing-{secrets.token_hex(8)}", src_dir_fd=inner, dst_dir_fd=top)
+
+
+def _is_directory(parent: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+@contextlib.contextmanager
+def _noting(name: str, problems: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems[name] = error.strerror or str(error)
 
 
 def bytes_of(path: Path) -> int:
@@ -173,18 +222,20 @@ def bytes_of(path: Path) -> int:
 
 
 def _sizes(path: Path) -> Iterator[int]:
-    try:
-        entries = list(os.scandir(path))
-    except OSError:
-        return
-    for entry in entries:
+    todo = [str(path)]  # no recursion: a task may leave directories of any depth
+    while todo:
         try:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _sizes(Path(entry.path))
-            else:
-                yield entry.stat(follow_symlinks=False).st_blocks * 512
+            entries = list(os.scandir(todo.pop()))
         except OSError:
             continue
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    yield entry.stat(follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
 
 
 @dataclass(frozen=True)

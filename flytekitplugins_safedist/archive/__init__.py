@@ -6,7 +6,7 @@ private directory, or raises :class:`~flytekitplugins_safedist.errors.ArchiveErr
 
 from __future__ import annotations
 
-from .inflate import INFLATER, Inflate
+from .inflate import INFLATER, Inflate, crc32
 from .limits import Limits
 from .tar import DIRECTORY, FILE, HARDLINK, SYMLINK
 from .unpack import IMPLIED, Entry, Unpacked, unpack, unpack_tar
@@ -22,6 +22,7 @@ __all__ = [
     "Inflate",
     "Limits",
     "Unpacked",
+    "crc32",
     "unpack",
     "unpack_tar",
 ]

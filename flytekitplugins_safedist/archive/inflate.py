@@ -38,6 +38,7 @@ FIRST_PIECE = 1 << 16
 
 _TAR_BLOCK = 512  # no tar archive is shorter
 _GZIP_WBITS = 31  # zlib.decompressobj: 16 + 15, a gzip header and trailer, both verified
+crc32: Callable[..., int] = (_accelerated or zlib).crc32
 INFLATER = "isal" if _accelerated is not None else "zlib"
 
 

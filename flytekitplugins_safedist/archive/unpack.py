@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ArchiveError
 from .feed import Feed
-from .inflate import INFLATER, Inflate
+from .inflate import INFLATER, Inflate, crc32
 from .limits import Limits
 from .tar import BLOCK, DIRECTORY, FILE, HARDLINK, SYMLINK, Member, _shown, members
 
@@ -32,13 +32,14 @@ _MAX_LINK_HOPS = 40  # Linux gives up there with ELOOP (path_resolution(7))
 
 
 class Entry(NamedTuple):
-    """What stands at one path of the finished tree; ``target`` is a symbolic link's text."""
+    """What stands at one path of the finished tree; ``target`` is a symbolic link's text, ``crc`` a file's CRC-32."""
 
     kind: str
     size: int
     mtime_ns: int
     mode: int
     target: bytes
+    crc: int = 0
 
 
 @dataclass
@@ -218,9 +219,11 @@ class _Writer:
         if member.name in self.entries:
             self._clear(member)
         mode = member.mode & ~self._cut
+        crc = 0
         fd = os.open(self._root + member.name, _CREATE, mode)
         try:
             for view in feed.views(member.size):
+                crc = crc32(view, crc)
                 written = os.write(fd, view)
                 while written < len(view):
                     written += os.write(fd, view[written:])
@@ -231,7 +234,7 @@ class _Writer:
             os.close(fd)
         if padding := -member.size % BLOCK:
             feed.take(padding)
-        self.entries[member.name] = Entry(FILE, member.size, member.mtime_ns, mode, b"")
+        self.entries[member.name] = Entry(FILE, member.size, member.mtime_ns, mode, b"", crc)
 
     def _directory(self, member: Member) -> None:
         if not member.name:  # "./": the tree's own root, whose mode is the caller's

@@ -7,9 +7,10 @@ save work. See docs/staging.md for what is promised on which file system.
 from __future__ import annotations
 
 from ..errors import CodeNotFoundError
+from .places import USUAL
 from .progress import Progress
 from .source import Retry
 from .stage import POINTS, Options, StagedCode, stage
 from .store import Store
 
-__all__ = ["POINTS", "CodeNotFoundError", "Options", "Progress", "Retry", "StagedCode", "Store", "stage"]
+__all__ = ["POINTS", "USUAL", "CodeNotFoundError", "Options", "Progress", "Retry", "StagedCode", "Store", "stage"]

@@ -48,12 +48,12 @@ def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistErr
     )
 
 
-def disk_failed(error: OSError, directory: Path, needed: int | None, doing: str) -> StagingError:
+def disk_failed(error: OSError, directory: Path, needed: str, doing: str) -> StagingError:
     """The one error for a file system that would not take the code.
 
     Args:
         directory: where it was to be written.
-        needed: bytes, at least, as far as known.
+        needed: how many bytes of what, as far as known.
     """
     number = error.errno or 0
     name = errno.errorcode.get(number, "error")
@@ -64,7 +64,7 @@ def disk_failed(error: OSError, directory: Path, needed: int | None, doing: str)
     seen = f"{name}: {os.strerror(number) if number else error}"
     expected = None
     if number in (errno.ENOSPC, errno.EDQUOT):
-        expected = f"at least {needed} bytes free" if needed else "more space"
+        expected = f"at least {needed}" if needed else "more space"
         seen = f"{seen}, {_free(directory)} in {directory}"
     return StagingError(f"{doing}: {what}", where=where, seen=seen, expected=expected, hint=hint)
 
@@ -95,9 +95,7 @@ _MEANING = {
 
 
 def _free(directory: Path) -> str:
-    try:
-        space = os.statvfs(directory)
-    except OSError:
-        return "free space unknown"
+    standing = next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
+    space = os.statvfs(standing)
     files = f", {space.f_favail} files" if space.f_files else ""
     return f"{space.f_bavail * space.f_frsize} bytes{files} free"

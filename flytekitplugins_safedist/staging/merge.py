@@ -46,7 +46,7 @@ def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
     """
     if _whole(tree, dest, at):
         return
-    if not _directory(os.fsencode(dest), os.stat):
+    if not _directory(os.fsencode(dest), os.stat, replace=False):
         raise StagingError("The destination directory cannot be seen", where={"path": dest})
     with ExitStack() as stack:
         merger = _Merger(tree, dest, stack)
@@ -108,8 +108,15 @@ def _by_top(entries: dict[bytes, Entry]) -> Iterable[tuple[bytes, list[bytes]]]:
     return groups.items()
 
 
-def _directory(path: bytes, look: Callable[[bytes], os.stat_result]) -> bool:
+def _directory(path: bytes, look: Callable[[bytes], os.stat_result], *, replace: bool) -> bool:
     """Make ``path`` a directory that this client sees; False when that cannot be had within :data:`_VISIBLE`.
+
+    Args:
+        replace: whether a file there makes room. As with tar, it does for a directory that the archive names, and not
+            for one that it only implies.
+
+    Raises:
+        StagingError: a file is in the way, and does not.
 
     On network file systems mkdir may say "exists" for what another node made, while a look at it still says "does not
     exist" from this node's cache; asking for the parent's listing refreshes that cache.
@@ -122,11 +129,13 @@ def _directory(path: bytes, look: Callable[[bytes], os.stat_result]) -> bool:
             try:
                 if stat.S_ISDIR(look(path).st_mode):
                     return True
+                if not replace:
+                    raise _in_the_way(path, "A file stands where a directory is needed") from None
                 os.unlink(path)
                 continue
             except FileNotFoundError:
-                if os.path.islink(path):
-                    return False  # a link to nothing: no waiting will help
+                if os.path.islink(path):  # no waiting will help
+                    raise _in_the_way(path, "A link to nothing stands where a directory is needed") from None
         else:
             return True
         if time.monotonic() > deadline:
@@ -135,6 +144,14 @@ def _directory(path: bytes, look: Callable[[bytes], os.stat_result]) -> bool:
             os.listdir(os.path.dirname(path))
         time.sleep(pause)
         pause = min(2 * pause, 0.25)
+
+
+def _in_the_way(path: bytes, what: str) -> StagingError:
+    return StagingError(
+        what,
+        where={"path": os.fsdecode(path)},
+        hint="remove it from the image, or use another --dest-dir",
+    )
 
 
 class _Merger:
@@ -199,8 +216,8 @@ class _Merger:
 
     def _directory(self, name: bytes) -> None:
         # An implied directory may be the image's link to one, as with tar; a named one replaces the link.
-        look = os.stat if self._entries[name].mode == IMPLIED else os.lstat
-        if not _directory(self._dest + name, look):
+        implied = self._entries[name].mode == IMPLIED
+        if not _directory(self._dest + name, os.stat if implied else os.lstat, replace=not implied):
             raise self._contended(name)
 
     def _contended(self, name: bytes) -> StagingError:

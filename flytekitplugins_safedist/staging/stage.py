@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, unpack_tar
+from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, crc32, unpack_tar
 from ..errors import ArchiveError, StagingError
 from .ahead import Ahead
 from .failures import disk_failed
 from .locks import one_at_a_time
 from .merge import fingerprint, merge
+from .places import USUAL, absolute, choose, noexec, swappable
 from .progress import Progress
 from .source import Identity, Retry, Source, open_source
 from .store import Store, Tree, describe, key_of
@@ -44,7 +45,8 @@ class Options:
     """How to stage.
 
     Attributes:
-        store: the node's store; default :meth:`Store.default_root`.
+        store: the node's store; default: one per user in the best directory of ``temporary``.
+        temporary: directories for temporary files, the wished-for first (:func:`.places.choose`).
         limits: see :class:`~flytekitplugins_safedist.archive.Limits`.
         retry: for errors of the remote store that may pass.
         patience: seconds to wait for another process of the node before doing its work again.
@@ -54,6 +56,7 @@ class Options:
     """
 
     store: Path | None = None
+    temporary: tuple[Path, ...] = USUAL
     limits: Limits = field(default_factory=Limits)
     retry: Retry = field(default_factory=Retry)
     patience: float = 900.0
@@ -97,20 +100,54 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     progress = options.progress()
     watch = Watch(options.deadline, options.retry.say)
     dest = Path(os.path.realpath(dest))
-    root = options.store or Store.default_root()
     try:
-        with _explained(root, "Opening the store for staged code"):
-            store = Store(root)
+        store = _open_store(options)
         run = _Run(store, open_source(uri, options.retry, watch), options, progress, watch)
         tree, fetched = _tree(run)
         options.at("before_merge")
         _merge(run, tree, dest)
+        _warn_of_noexec(run, tree)
         options.at("merged")
     finally:
         watch.cancel()
         progress.end()
     files = sum(1 for entry in tree.entries.values() if entry.kind != DIRECTORY)
     return StagedCode(tree.path, dest, tree.digest, files, tree.raw, fetched)
+
+
+def _open_store(options: Options) -> Store:
+    if options.store is not None:
+        root = absolute(options.store)
+        if who := swappable(root):
+            raise StagingError(
+                "The store for staged code could be replaced by another user",
+                where={"path": root},
+                seen=who,
+                expected="only this user and root to be able to rename it",
+                hint="chmod +t or go-w that directory, or name another with SAFEDIST_CODE_STORE",
+            )
+    else:
+        place = choose(options.temporary)
+        root = Store.default_root(place.directory)
+        if place.against:
+            options.retry.say(
+                f"safedist: staged code is kept in {root}, for want of a better place: {place.against};"
+                " name one with SAFEDIST_CODE_STORE"
+            )
+    with _explained(root, "Opening the store for staged code"):
+        return Store(root)
+
+
+def _warn_of_noexec(run: _Run, tree: Tree) -> None:
+    """Compiled extensions are loaded from the staged tree."""
+    if not noexec(tree.path):
+        return
+    extension = next((name for name in tree.entries if name.endswith(b".so")), None)
+    if extension is not None:
+        run.options.retry.say(
+            f"safedist: {run.store.root} is mounted noexec: {os.fsdecode(extension)} and other compiled extensions of"
+            " the archive cannot be imported from there; name another directory with SAFEDIST_CODE_STORE"
+        )
 
 
 @dataclass
@@ -140,7 +177,8 @@ def _tree(run: _Run) -> tuple[Tree, bool]:
     found = _known(run, identity, key)
     if found is not None:
         return found, False
-    with _explained(run.store.root, "Unpacking the code archive", identity.size), run.alone(key):
+    needed = f"{identity.size} bytes, the archive as it is packed, and what it unpacks to" if identity.size else ""
+    with _explained(run.store.root, "Unpacking the code archive", needed), run.alone(key):
         run.options.at("locked")
         found = _known(run, identity, key)  # while we waited, the one we waited for made it
         if found is not None:
@@ -213,17 +251,20 @@ class _Making:
         """Keep the file as it is, after reading it through as gzip: a torn one must not be found by unpickling."""
         inflate = Inflate(self._source.label, self._options.limits, plain=False)
         path = code / PICKLE_NAME
+        crc = 0
         with open(path, "wb") as kept:
 
             def keeping() -> Iterator[bytes]:
+                nonlocal crc
                 for chunk in self._chunks():
                     kept.write(chunk)
+                    crc = crc32(chunk, crc)
                     yield chunk
 
             for _ in inflate.run(keeping()):
                 pass
         found = path.stat()
-        entry = Entry(FILE, found.st_size, found.st_mtime_ns, found.st_mode & 0o777, b"")
+        entry = Entry(FILE, found.st_size, found.st_mtime_ns, found.st_mode & 0o777, b"", crc)
         return {PICKLE_NAME.encode(): entry}, inflate.raw
 
     def _chunks(self) -> Iterator[bytes]:
@@ -265,7 +306,7 @@ class _Making:
 
 def _merge(run: _Run, tree: Tree, dest: Path) -> None:
     key = key_of("dest", dest)
-    with _explained(dest, "Putting the code into the destination directory", tree.raw), run.alone(key):
+    with _explained(dest, "Putting the code into the destination directory", f"{tree.raw} bytes free"), run.alone(key):
         before = run.store.merged(key)
         if before is not None and before == fingerprint(tree, dest):
             return
@@ -276,7 +317,7 @@ def _merge(run: _Run, tree: Tree, dest: Path) -> None:
 
 
 @contextmanager
-def _explained(directory: Path, doing: str, needed: int | None = None) -> Iterator[None]:
+def _explained(directory: Path, doing: str, needed: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -10,11 +10,13 @@
       trees/<digest>[.n]/    code/ and manifest; complete from the moment it has its name
 
 A tree is believed when its manifest says so: same boot (a crash of the machine may lose file contents that were not
-yet on disk; asking for the boot is cheaper than fsync on every file) and every file with the size and time it was
-given. Somebody who writes into a tree in place only makes it unbelievable: the next process makes generation ``.1``.
+yet on disk; asking for the boot is cheaper than fsync on every file), every directory and file with the mode it was
+given, and every file with its time and its content (CRC-32: this finds accidents, and the directory is private). So a
+tree is read once more before it is used again. Not the change time: linking a file into a destination changes it.
+Somebody who writes into a tree in place only makes it unbelievable: the next process makes generation ``.1``.
 """
 
-# ruff: noqa: PTH104
+# ruff: noqa: PTH104, PTH115
 # bytes paths and descriptors: names in archives need not be text, and Path costs more than the call
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from ..archive import DIRECTORY, SYMLINK, Entry
+from ..archive import DIRECTORY, SYMLINK, Entry, crc32
 from ..errors import StagingError
 from .locks import WorkDir, boot_id
 
-_VERSION = 1
+_VERSION = 2
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Store:
                 (root / name).mkdir(mode=0o700)
 
     @staticmethod
-    def default_root() -> Path:
-        """One per user and machine, in the directory for temporary files."""
-        return Path(tempfile.gettempdir()) / f"safedist-code-{os.geteuid()}"
+    def default_root(temporary: Path) -> Path:
+        """One per user and machine, in a directory for temporary files."""
+        return temporary / f"safedist-code-{os.geteuid()}"
 
     def lock(self, key: str) -> Path:
         """The lock file for work on ``key``."""
@@ -108,12 +110,11 @@ class Store:
     def by_digest(self, digest: str) -> Tree | None:
         """The first believed generation of the archive ``digest``."""
         for place in self._generations(digest):
-            try:
-                tree = _read_tree(place)
-            except FileNotFoundError:
-                return None
+            tree = _read_tree(place)
             if tree is not None:
                 return tree
+            if not os.path.lexists(place):
+                return None
         return None
 
     def publish(self, made: Path, tree: Tree) -> Tree:
@@ -131,10 +132,9 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                with suppress(FileNotFoundError):
-                    winner = _read_tree(place)
-                    if winner is not None:
-                        return winner
+                winner = _read_tree(place)
+                if winner is not None:
+                    return winner
                 continue
             return Tree(place / "code", tree.digest, tree.raw, tree.entries)
         raise AssertionError("unreachable: generations do not end")  # pragma: no cover
@@ -173,62 +173,80 @@ class Store:
 def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> Tree:
     """Write the manifest of the tree in ``made / "code"``; the last step before :meth:`Store.publish`.
 
-    Times are noted as the file system reports them, not as the archive gives them: some keep seconds only. What it
-    makes of one time is asked once: flytekit gives every file the same.
+    Times and modes are noted as the file system reports them, not as the archive gives them: some keep seconds only,
+    some no modes. What it makes of one combination is asked once: flytekit gives every file the same.
     """
     code = made / "code"
     prefix = os.fsencode(code) + b"/"
-    kept: dict[int, int] = {}
+    kept: dict[tuple[str, int, int], tuple[int, int]] = {}
     seen: dict[bytes, Entry] = {}
     rows = []
     for name, entry in entries.items():
-        kind, size, mtime_ns, mode, target = entry
-        if kind != DIRECTORY:
-            if mtime_ns not in kept:
-                kept[mtime_ns] = os.lstat(prefix + name).st_mtime_ns
-            if kept[mtime_ns] != mtime_ns:
-                mtime_ns = kept[mtime_ns]
-                entry = Entry(kind, size, mtime_ns, mode, target)  # noqa: PLW2901
-        seen[name] = entry
-        rows.append((name.decode("latin-1"), kind, size, mtime_ns, mode, target.decode("latin-1")))
+        kind, size, mtime_ns, mode, target, crc = entry
+        same = (kind, mtime_ns, mode)
+        if same not in kept:
+            found = os.lstat(prefix + name)
+            kept[same] = found.st_mtime_ns, stat.S_IMODE(found.st_mode)
+        mtime_ns, real_mode = kept[same]
+        seen[name] = Entry(kind, size, mtime_ns, mode, target, crc)
+        rows.append((name.decode("latin-1"), kind, size, mtime_ns, mode, target.decode("latin-1"), crc, real_mode))
     content = {"version": _VERSION, "boot": boot_id(), "digest": digest, "raw": raw, "entries": rows}
     (made / "manifest").write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
     return Tree(code, digest, raw, seen)
 
 
 def _read_tree(place: Path) -> Tree | None:
-    """The tree at ``place`` when it is to be believed, else None.
-
-    Raises:
-        FileNotFoundError: there is nothing at ``place``.
-    """
+    """The tree at ``place`` when it is there and to be believed, else None."""
     try:
         content = json.loads((place / "manifest").read_bytes())
         if content["version"] != _VERSION or content["boot"] != boot_id():
             return None
-        entries = {
-            name.encode("latin-1"): Entry(kind, size, mtime_ns, mode, target.encode("latin-1"))
-            for name, kind, size, mtime_ns, mode, target in content["entries"]
-        }
+        entries, modes = {}, []
+        for name, kind, size, mtime_ns, mode, target, crc, real_mode in content["entries"]:
+            entries[name.encode("latin-1")] = Entry(kind, size, mtime_ns, mode, target.encode("latin-1"), crc)
+            modes.append(real_mode)
         tree = Tree(place / "code", content["digest"], content["raw"], entries)
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return tree if _intact(tree) else None
+    return tree if _intact(tree, modes) else None
 
 
-def _intact(tree: Tree) -> bool:
+def _intact(tree: Tree, modes: list[int]) -> bool:
     prefix = os.fsencode(tree.path) + b"/"
     try:
-        for name, entry in tree.entries.items():
-            found = os.lstat(prefix + name)
-            if entry.kind == DIRECTORY:
-                if not stat.S_ISDIR(found.st_mode):
-                    return False
-            elif found.st_mtime_ns != entry.mtime_ns or (entry.kind != SYMLINK and found.st_size != entry.size):
-                return False
+        return all(
+            _as_made(prefix + name, entry, mode)
+            for (name, entry), mode in zip(tree.entries.items(), modes, strict=True)
+        )
     except OSError:
         return False
-    return True
+
+
+def _as_made(path: bytes, entry: Entry, mode: int) -> bool:
+    found = os.lstat(path)
+    if entry.kind == SYMLINK:
+        return os.readlink(path) == entry.target
+    if stat.S_IMODE(found.st_mode) != mode:
+        return False
+    if entry.kind == DIRECTORY:
+        return stat.S_ISDIR(found.st_mode)
+    return (
+        stat.S_ISREG(found.st_mode)
+        and found.st_mtime_ns == entry.mtime_ns
+        and found.st_size == entry.size
+        and _crc_of(path) == entry.crc
+    )
+
+
+def _crc_of(path: bytes) -> int:
+    crc = 0
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while block := os.read(fd, _BLOCK):
+            crc = crc32(block, crc)
+    finally:
+        os.close(fd)
+    return crc
 
 
 def key_of(*parts: object) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flytekitplugins_safedist.staging import places
 from tests import fusefs
 from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
 from tests.tarballs import directory, member, snapshot, targz
@@ -101,6 +102,14 @@ def test_a_full_destination_leaves_the_tree_for_the_next_attempt(place, actors, 
     subprocess.run(["mount", "-o", "remount,size=64m", tmpfs], check=True)
     assert not actors(place.uri, tmpfs / "dest", place.store).go().end()["fetched"]
     assert without_inodes(snapshot(tmpfs / "dest")) == without_inodes(place.expected())
+
+
+def test_a_noexec_mount_is_avoided_where_there_is_another_place(tmpfs, tmp_path):
+    subprocess.run(["mount", "-o", "remount,noexec", tmpfs], check=True)
+    assert places.noexec(tmpfs)
+    (tmp_path / "own").mkdir(mode=0o700)
+    assert places.choose([tmpfs, tmp_path / "own"]).directory == tmp_path / "own"
+    assert "noexec" in places.choose([tmpfs]).against
 
 
 def test_a_read_only_destination_is_named(place, actors, tmpfs):

@@ -49,6 +49,22 @@ def mode(path: Path) -> int:
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------
+def test_a_tree_of_any_depth_is_measured_and_removed(tmp_path):
+    job = tmp_path / "job"
+    job.mkdir()
+    at = os.open(job, os.O_RDONLY)
+    for _ in range(1500):  # deeper than Python recurses, and longer than a path may be
+        os.mkdir("deep", dir_fd=at)
+        below = os.open("deep", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+    assert scratch.bytes_of(job) >= 0
+    assert scratch.remove(job) is None
+    assert not job.exists()
+
+
 def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path, execution="f123", attempt=2)
     rank = scratch.make_rank(job, 1, 3)

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -444,8 +445,142 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_left_at_the_end():
     assert text.count("\n") == 1
 
 
+# --- where the store lies -------------------------------------------------------------------------------------------
 def test_the_stores_default_place_is_private_to_the_user():
-    assert Store.default_root().name == f"safedist-code-{os.geteuid()}"
+    assert Store.default_root(Path("/tmp")).name == f"safedist-code-{os.geteuid()}"
+
+
+@pytest.fixture
+def shared_by_all(tmp_path):
+    """As Kubernetes makes emptyDir volumes."""
+    place = tmp_path / "emptyDir"
+    place.mkdir()
+    place.chmod(0o777)
+    return place
+
+
+def test_a_store_that_another_user_could_swap_is_refused(node, shared_by_all):
+    for root in (shared_by_all / "store", shared_by_all / "below" / "store"):
+        with pytest.raises(StagingError, match="could be replaced by another user") as caught:
+            node.stage(store=root)
+        assert str(shared_by_all) in str(caught.value)
+    assert list(shared_by_all.iterdir()) == []
+
+
+def test_a_link_to_a_place_that_another_user_could_swap_is_refused(node, shared_by_all):
+    (node.root / "link").symlink_to(shared_by_all)
+    with pytest.raises(StagingError, match="could be replaced by another user"):
+        node.stage(store=node.root / "link" / "store")
+
+
+def test_a_sticky_directory_keeps_others_from_swapping(node, shared_by_all):
+    shared_by_all.chmod(0o1777)
+    assert node.stage(store=shared_by_all / "store").fetched
+
+
+def test_the_default_store_avoids_places_that_others_could_swap(node, shared_by_all, tmp_path):
+    (tmp_path / "own").mkdir(mode=0o700)
+    code = node.stage(store=None, temporary=(tmp_path / "missing", shared_by_all, tmp_path / "own"))
+    assert code.tree.is_relative_to(tmp_path / "own")
+
+
+def test_where_there_is_no_better_place_the_log_says_what_is_wrong_with_it(node, shared_by_all):
+    said = []
+    code = node.stage(store=None, temporary=(shared_by_all,), retry=Retry(say=said.append))
+    assert code.tree.is_relative_to(shared_by_all)
+    assert "has no sticky bit" in said[0]
+
+
+def test_without_any_directory_to_write_in_every_one_is_named(node, tmp_path):
+    with pytest.raises(StagingError, match="no directory for temporary files") as caught:
+        node.stage(store=None, temporary=(tmp_path / "missing", node.archive))
+    assert "missing: is not a directory" in str(caught.value)
+    assert "fast.tar.gz: is not a directory" in str(caught.value)
+    assert not node.dest.exists()
+
+
+def test_a_relative_store_is_told_from_the_working_directory_at_the_start(node, monkeypatch):
+    monkeypatch.chdir(node.root)
+    code = node.stage(store=Path("relative/../store"))
+    assert code.tree.is_relative_to(node.store)
+
+
+def test_a_store_in_the_home_directory(node, monkeypatch):
+    monkeypatch.setenv("HOME", str(node.root))
+    assert node.stage(store=Path("~/store")).tree.is_relative_to(node.store)
+
+
+def test_a_home_directory_that_nobody_knows_is_named(node):
+    with pytest.raises(StagingError, match="cannot be told from its name"):
+        node.stage(store=Path("~no-such-user/store"))
+
+
+def test_a_store_that_is_mounted_noexec_is_named_when_the_archive_has_extensions(node, monkeypatch):
+    said = []
+    monkeypatch.setattr(os, "statvfs", lambda _path: types.SimpleNamespace(f_flag=os.ST_NOEXEC))
+    node.stage(retry=Retry(say=said.append))
+    assert said == []
+    node.archive.write_bytes(project({**FILES, "pkg/fast.cpython-311.so": b"\x7fELF"}))
+    node.stage(retry=Retry(say=said.append))
+    assert "mounted noexec: pkg/fast.cpython-311.so" in said[0]
+
+
+# --- what is in the way -----------------------------------------------------------------------------------------------
+def test_a_destination_that_is_a_file_is_refused_and_kept(node):
+    node.dest.write_text("precious")
+    with pytest.raises(StagingError, match="A file stands where a directory is needed"):
+        node.stage()
+    assert node.dest.read_text() == "precious"
+
+
+def test_a_file_in_place_of_an_implied_directory_is_refused_and_kept_as_with_tar(node):
+    node.dest.mkdir()
+    (node.dest / "pkg").write_text("precious")
+    with pytest.raises(StagingError, match="A file stands where a directory is needed") as caught:
+        node.stage()
+    assert str(node.dest / "pkg") in str(caught.value)
+    assert (node.dest / "pkg").read_text() == "precious"
+
+
+def test_a_file_in_place_of_a_named_directory_makes_room_as_with_tar(node):
+    node.archive.write_bytes(targz([directory("pkg"), member("pkg/x", b"1")]))
+    node.dest.mkdir()
+    (node.dest / "pkg").write_text("in the way")
+    node.stage()
+    assert (node.dest / "pkg/x").read_bytes() == b"1"
+
+
+def test_a_link_to_nothing_is_called_that(node):
+    node.dest.mkdir()
+    (node.dest / "pkg").symlink_to("nowhere")
+    with pytest.raises(StagingError, match="A link to nothing stands where a directory is needed"):
+        node.stage()
+
+
+# --- what a staged tree must be to be believed ------------------------------------------------------------------------
+@pytest.mark.parametrize("what", ["mode of a file", "mode of a directory", "content", "link", "manifest"])
+def test_a_tree_that_is_not_as_it_was_made_is_not_believed(node, what):
+    node.archive.write_bytes(targz([directory("d"), member("d/f", b"12345"), symlink("l", "d")]))
+    first = node.stage().tree
+    file = first / "d/f"
+    before = file.stat()
+    if what == "mode of a file":
+        file.chmod(0)
+    elif what == "mode of a directory":
+        (first / "d").chmod(0)
+    elif what == "content":
+        file.write_bytes(b"54321")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif what == "link":
+        (first / "l").unlink()
+        (first / "l").symlink_to("d/f")
+    else:
+        (first.parent / "manifest").unlink()
+    again = node.stage()
+    assert again.fetched
+    assert again.tree != first
+    assert (again.tree / "d/f").read_bytes() == b"12345"
+    assert not node.stage().fetched, "and the new one is found again"
 
 
 # --- working ahead -----------------------------------------------------------------------------------------------
