@@ -192,7 +192,8 @@ def verify(*, nccl: bool, site: Path | None = None) -> None:
     """Run verify_horovod.py in a process of its own, on the installed Horovod or on the one unpacked in ``site``."""
     script = Path(__file__).with_name("verify_horovod.py")
     command = [sys.executable, str(script), *(["--nccl"] if nccl else [])]
-    env = {**os.environ, **({"PYTHONPATH": str(site)} if site else {})}
+    paths = [str(path) for path in (site, os.environ.get("PYTHONPATH")) if path]
+    env = {**os.environ, **({"PYTHONPATH": os.pathsep.join(paths)} if site else {})}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"Horovod does not work on this machine:\n{(done.stdout + done.stderr).strip()}")

@@ -158,6 +158,13 @@ class TestPatch:
             assert patch.why
             assert patch.origin.startswith("ours") or "#" in patch.origin
 
+    def test_the_documentation_lists_them_all(self) -> None:
+        text = (SCRIPTS.parent / "docs" / "horovod.md").read_text()
+        listed = [
+            line.split("|")[1].strip() for line in text.partition("## The patches")[2].splitlines() if "|" in line
+        ]
+        assert listed[2 : 2 + len(patches.patches(17))] == [patch.name for patch in patches.patches(17)]
+
     @pytest.mark.parametrize("text", ["set(CMAKE_CXX_STANDARD 17)\n", "set(CMAKE_CXX_STANDARD 14)\n" * 2, ""])
     def test_a_file_that_does_not_hold_a_text_exactly_once_is_refused(self, tmp_path: Path, text: str) -> None:
         source = self.source(tmp_path)
