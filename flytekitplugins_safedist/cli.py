@@ -35,9 +35,11 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
     import signal
     import socket
 
-    from . import mpiagents, mpilaunch, mpiworker
+    from . import mpiagents, mpilaunch, mpipod, mpiworker
 
     options = mpilaunch.parse(sys.argv[1:] if argv is None else argv)
+    if options.wait:
+        return mpipod.wait()
     if options.worker is not None:
         return mpiworker.work(options.worker, options.agent, start=not options.attach)
     hostfile = options.hostfile or Path(os.environ.get(mpilaunch.HOSTFILE_VARIABLE, mpilaunch.DEFAULT_HOSTFILE))

@@ -24,6 +24,9 @@ from .jobconfig import JobShape
 PYTHON_TASK = "python-task"
 ENTRYPOINT = "safedist-execute"
 MPI_LAUNCHER = "safedist-mpi-launch"
+_MPI_WORKER = ("--wait",)
+"""What the same command is told in a worker. Without a command of its own, the operator has workers sleep, deaf to
+SIGTERM (training-operator v1.9.0, mpijob_controller.go, newWorker)."""
 _STOCK_PREFIX = "pyflyte-fast-execute"
 _PLACEHOLDERS = ("{{ .remote_package_path }}", "{{ .dest_dir }}")
 DEFAULT_BACKOFF_LIMIT = 6
@@ -181,7 +184,7 @@ def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     job = pb.DistributedMPITrainingTask(
         # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some.
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
-            replicas=resolved.max_nodes, **_role("worker", shape.worker, asks, always=True)
+            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role("worker", shape.worker, asks, always=True)
         ),
         launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
         run_policy=_run_policy(shape, ("launcher", "worker")),

@@ -238,11 +238,17 @@ class _Job:
                 [*self._launch.reach, host, self._launch.signal(rank, name)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
             )
             for rank, host in enumerate(self._launch.hosts)
         ]
-        _end_by(started, time.monotonic() + _STOP_SECONDS)
+        until = time.monotonic() + _STOP_SECONDS
+        for rank, one in enumerate(started):
+            failed = _how_it_failed(one, until)
+            if failed is not None:
+                self._say(f"SIG{name} did not reach node {rank} ({failed}); its pod passes on what Kubernetes tells it")
 
     def _let_leave(self, nodes: Sequence[threading.Thread]) -> None:
         """Other nodes leave once node 0 did; the operator removes the pods of those that do not."""
@@ -254,7 +260,20 @@ class _Job:
         _end_by(list(self._connections.values()), time.monotonic() + 0.1)
 
 
-def _end_by(processes: Sequence[subprocess.Popen[str]] | Sequence[subprocess.Popen[bytes]], until: float) -> None:
+def _how_it_failed(process: subprocess.Popen[str], until: float) -> str | None:
+    """The last line that a command wrote, if it failed; it is given up *until* then."""
+    try:
+        _, written = process.communicate(timeout=max(until - time.monotonic(), 0.1))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return "no answer"
+    if process.returncode == 0:
+        return None
+    return (written.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+
+
+def _end_by(processes: Sequence[subprocess.Popen[str]], until: float) -> None:
     for one in processes:
         try:
             one.wait(timeout=max(until - time.monotonic(), 0.1))

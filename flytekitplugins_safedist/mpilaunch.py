@@ -29,6 +29,8 @@ REACH_VARIABLE = "OMPI_MCA_plm_rsh_agent"
 DEFAULT_HOSTFILE = "/etc/mpi/hostfile"
 DEADLINE_SECONDS = 900.0
 LAUNCHER = "safedist-mpi-launch"
+RECORD = "/tmp/safedist-agent-"  # noqa: S108  (private: its mode is 0600, no link is followed)
+"""How the file of :func:`.mpiworker.work` begins, in the worker's own file system; the host's name follows."""
 _NOT_THE_WORKERS = ("OMPI_", "I_MPI_", "NVIDIA_", "HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "SSH_", "_")
 """Of the launcher's own pod, or blanked in it by the operator (NVIDIA_VISIBLE_DEVICES): never handed to a worker."""
 _ADOPT = (
@@ -73,7 +75,7 @@ class Launch:
 
     def record(self, node_rank: int) -> str:
         """The file of :func:`.mpiworker.work`, in the worker's own file system."""
-        return f"/tmp/safedist-agent-{self.hosts[node_rank]}"  # noqa: S108  (private: its mode is 0600, no link is followed)
+        return f"{RECORD}{self.hosts[node_rank]}"
 
     def agent(self, node_rank: int, address: str, *, start: bool) -> tuple[str, str | None]:
         """The shell command that runs a node's agent, or waits for it, and what it reads from its standard input."""
@@ -139,16 +141,17 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line: ``--nodes N -- AGENT...``, and in a worker ``--worker FILE [--attach] -- AGENT...``."""
+    """The command line: ``--nodes N -- AGENT...``; in a worker ``--wait``; ``--worker FILE [--attach] -- AGENT...``."""
     parser = argparse.ArgumentParser(prog=LAUNCHER, description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--nodes", type=int, help="start one agent in each of so many workers")
     where.add_argument("--worker", type=Path, metavar="FILE", help="the launcher's: run this pod's agent, once")
+    where.add_argument("--wait", action="store_true", help="a worker's first process: leave with the agents")
     parser.add_argument("--attach", action="store_true", help="only wait for an agent that runs already")
     parser.add_argument("--hostfile", type=Path, help="default: what the operator says, or /etc/mpi/hostfile")
     parser.add_argument("agent", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     options.agent = options.agent[1:] if options.agent[:1] == ["--"] else options.agent
-    if not options.agent:
+    if not options.agent and not options.wait:
         parser.error("the agent's command is missing")
     return options

@@ -125,6 +125,8 @@ class SerializesToKubeflow(_Base):
         container._env = environment
         if self.serialized.job.workers_of_mpi is not None:
             container._resources = _without_gpus(container.resources)
+            # The command serves both roles; the arguments are the launcher's, and the worker role has its own.
+            container._command, container._args = container.args[:1], container.args[1:]
         return container
 
 

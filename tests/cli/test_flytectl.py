@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,11 @@ def test_there_are_recordings_of_every_kind_of_job() -> None:
     assert {recorded(path)["type"] for path in RECORDED} == {"python-task", "pytorch", "mpi"}
 
 
+def whole(container: Mapping[str, Any]) -> list[str]:
+    """Command and arguments. An MPIJob's first word has become its command since the recording."""
+    return [*container.get("command", ()), *container["args"]]
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_what_flytectl_registered_is_what_is_packaged_with_its_placeholders_filled(path: Path, package: Path) -> None:
     then = recorded(path)
@@ -95,8 +100,8 @@ def test_what_flytectl_registered_is_what_is_packaged_with_its_placeholders_fill
 
     now = MessageToDict(registered.tasks[then["id"]["name"]].template)
     ours = now["k8sPod"]["podSpec"]["containers"][0]
-    swapped = [one.replace(registered.archive_name, name) for one in ours["args"]]
-    assert swapped == container["args"]
+    swapped = [one.replace(registered.archive_name, name) for one in whole(ours)]
+    assert swapped == whole(container)
     assert {one["name"]: one["value"] for one in container["env"]}.items() <= {
         one["name"]: one["value"] for one in ours["env"]
     }.items()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flyteidl.core import errors_pb2
 
-from tests.container.cluster import Job, gated
+from tests.container.cluster import Job, Pod, gated
 from tests.container.engine import until
 from tests.container.kube import Api, operated, operator_files, processes
 from tests.procs import Gate
@@ -52,6 +52,18 @@ def mpi_job(job: Callable[..., Job]) -> Iterator[Callable[..., MpiJob]]:
         context.__exit__(None, None, None)
 
 
+def idle(pod: Pod) -> bool:
+    """Whether only the first process runs in a worker."""
+    (*_, first) = running = processes(pod)
+    return len(running) == 1 and first.endswith("safedist-mpi-launch --wait")
+
+
+def stopped_by_the_kubelet(pod: Pod) -> int:
+    """A pod's exit status, when it is told to stop and killed only after a long grace period."""
+    pod.docker("stop", "--time", "100", pod.name)
+    return int(pod.docker.inspect(pod.name, ".State.ExitCode"))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_its_result_is_the_other_operators(
     job: Callable[..., Job], mpi_job: Callable[..., MpiJob], backend: str
@@ -68,8 +80,9 @@ def test_its_result_is_the_other_operators(
     assert running.job.output == other.output
     assert running.starts() == [1, 1]
     assert [running.api.agents(pod.name) for pod in running.workers] == [1, 1]
-    # Its workers do what the operator says, and nothing else is left in them.
-    until(lambda: all(processes(pod) == ["sleep 365d"] for pod in running.workers), "the agents have left")
+    # Nothing is left in its workers but what waits there, and that goes when the operator removes them.
+    until(lambda: all(idle(pod) for pod in running.workers), "the agents have left")
+    assert [stopped_by_the_kubelet(pod) for pod in running.workers] == [143, 143]
 
 
 def test_a_user_exception_on_the_last_rank_is_the_one_error(mpi_job: Callable[..., MpiJob]) -> None:
@@ -106,7 +119,25 @@ def test_sigterm_to_the_launcher_ends_every_agent(mpi_job: Callable[..., MpiJob]
     assert ended.code == 1
     assert "received SIGTERM: passing it to 2 agents" in ended.log
     assert running.job.uploaded == []
-    until(lambda: all(processes(pod) == ["sleep 365d"] for pod in running.workers), "the agents have left")
+    until(lambda: all(idle(pod) for pod in running.workers), "the agents have left")
+
+
+def test_an_aborted_job_ends_its_ranks_though_the_launcher_may_not_reach_them_any_more(
+    mpi_job: Callable[..., MpiJob], pods_gate: Gate
+) -> None:
+    running = mpi_job("torch", **gated(pods_gate))
+    running.start()
+    pods_gate.heard(4)
+
+    running.api.allowed.clear()  # the role goes with the job
+    running.launcher.signal(signal.SIGTERM)
+    running.launcher.says("SIGTERM did not reach node 0 (")
+    assert "is forbidden" in running.launcher.log
+    # Killed at the end of the grace period, it would be 137.
+    assert [stopped_by_the_kubelet(pod) for pod in reversed(running.workers)] == [143, 143]
+    assert all("SIGTERM: 1 agent(s) of this pod have ended" in pod.log for pod in running.workers)
+    assert running.launcher.wait().code == 1
+    assert running.job.uploaded == []
 
 
 def test_a_broken_connection_into_node_0_does_not_end_the_job(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:

@@ -83,8 +83,10 @@ def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> Non
 
     assert launcher["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
     assert [one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for one in workers] == ["8"] * 4
-    assert {tuple(one["spec"]["containers"][0]["command"]) for one in workers} == {("sleep",)}
-    assert launcher["spec"]["containers"][0]["args"][:3] == ["safedist-mpi-launch", "--nodes", "4"]
+    commands = {tuple(one["spec"]["containers"][0][part]) for one in workers for part in ("command", "args")}
+    assert commands == {("safedist-mpi-launch",), ("--wait",)}
+    assert launcher["spec"]["containers"][0]["command"] == ["safedist-mpi-launch"]
+    assert launcher["spec"]["containers"][0]["args"][:2] == ["--nodes", "4"]
 
 
 def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:

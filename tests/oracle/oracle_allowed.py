@@ -40,5 +40,20 @@ MEANT = (
         recorded="None",
         rendered="FallbackToLogsOnError",
     ),
+    *(
+        Allowed(
+            rf"{_TEMPLATE}spec\.containers\[mpi\]\.{field}",
+            "an MPIJob's containers have a command of their own, so that workers do not sleep through SIGTERM; "
+            "what follows it is compared by the golden specs and with flytectl's recordings",
+            recorded=recorded,
+            rendered=rendered,
+        )
+        for field, recorded, rendered in (
+            ("command", "None", r"\['safedist-mpi-launch'\]"),
+            (r"command\[0\]", "sleep", "safedist-mpi-launch"),
+            ("args", r"\['safedist-mpi-launch', '--nodes', .*\]", r"\['--nodes', .*\]|\['--wait'\]"),
+            (r"args\[0\]", "365d", "--wait"),
+        )
+    ),
 )
 """What tasks are serialized to since the recordings were made."""

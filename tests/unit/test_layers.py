@@ -39,7 +39,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "mpiworker",
         *("rank", "render", "staging", "verdict"),
     ),
-    ("mpiagents", "podtemplate", "rankserver"),
+    ("mpiagents", "mpipod", "podtemplate", "rankserver"),
     ("launcher", "serialization"),
     ("prefork", "ranks"),
     ("agent",),

@@ -199,6 +199,75 @@ def test_sigterm_reaches_the_agents(tmp_path: Path) -> None:
     assert "received SIGTERM: passing it to 2 agents" in err
 
 
+FIRST_PROCESS = (
+    "import sys; from flytekitplugins_safedist.mpipod import wait; print('waits', flush=True); sys.exit(wait({!r}))"
+)
+
+
+def first_process(cluster: Cluster) -> subprocess.Popen[str]:
+    """What every worker pod starts with. In a pod it sees the pod's processes; here, those of this test's workers."""
+    program = FIRST_PROCESS.format(f"{mpilaunch.RECORD}{cluster.name}")
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "waits\n"
+    return started
+
+
+LEAVES_IN_ORDER = (
+    "import pathlib, signal, sys\n"
+    "def leave(*_):\n"
+    "    pathlib.Path(sys.argv[1], 'left').touch()\n"
+    "    sys.exit(41)\n"
+    "signal.signal(signal.SIGTERM, leave)\n"
+    "print('ready', flush=True)\n"
+    "while True: signal.pause()"
+)
+
+
+def test_a_worker_that_is_told_to_stop_ends_its_agent_and_then_itself(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+    pod = first_process(cluster)
+    launcher = cluster.start(1, LEAVES_IN_ORDER, str(cluster.out))
+    ready(launcher)
+
+    pod.send_signal(signal.SIGTERM)
+    _, err = pod.communicate(timeout=60)
+
+    assert pod.returncode == 128 + signal.SIGTERM
+    assert (cluster.out / "left").exists()
+    assert "SIGTERM: passing it to the agent" in err
+    assert "SIGTERM: 1 agent(s) of this pod have ended" in err
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == 41
+
+
+def test_a_worker_without_an_agent_leaves_at_once(tmp_path: Path) -> None:
+    pod = first_process(Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh"))
+    pod.send_signal(signal.SIGTERM)
+    _, err = pod.communicate(timeout=60)
+    assert pod.returncode == 128 + signal.SIGTERM
+    assert "0 agent(s)" in err
+
+
+def test_a_worker_that_may_not_be_signalled_any_more_is_named_with_the_reason(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+    reach = Path(cluster.env["OMPI_MCA_plm_rsh_agent"])
+    pod = first_process(cluster)
+    launcher = cluster.start(1, LEAVES_IN_ORDER, str(cluster.out))
+    ready(launcher)
+
+    cluster._script(reach, "echo 'Error from server (Forbidden): pods is forbidden' >&2; exit 1")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.stderr is not None
+    assert any("SIGTERM did not reach node 0 (Error from server (Forbidden)" in line for line in launcher.stderr)
+    pod.send_signal(signal.SIGTERM)
+    pod.communicate(timeout=60)
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == 41
+
+
 @pytest.fixture
 def word(tmp_path: Path) -> Path:
     """A FIFO that agents read: its end of file is the word to go on."""
