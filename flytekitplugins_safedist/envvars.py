@@ -10,6 +10,9 @@ from __future__ import annotations
 SCRATCH_ROOT = "SAFEDIST_SCRATCH_ROOT"
 """Directory under which job scratch directories are made, when the task's ``Scratch(path=...)`` does not say."""
 
+MAX_OUTPUT_BYTES = "SAFEDIST_MAX_OUTPUT_BYTES"
+"""The largest ``outputs.pb`` that the cluster takes, where that is not Flyte's default of 2 MiB."""
+
 # --- ours, pinned into the pod at serialization; the entrypoint compares them with what it finds -------------------
 NODES = "SAFEDIST_NODES"
 NPROC_PER_NODE = "SAFEDIST_NPROC_PER_NODE"
@@ -89,6 +92,10 @@ FLYTE_EXECUTION_ID = "FLYTE_INTERNAL_EXECUTION_ID"
 FLYTE_EXECUTION_ID_SHORT = "_F_NM"
 FLYTE_ATTEMPT = "FLYTE_ATTEMPT_NUMBER"
 """Retry attempt, from 0 (flyteplugins/go/tasks/pluginmachinery/flytek8s/k8s_resource_adds.go)."""
+
+FLYTE_OFFLOAD_MIN_MB = "_F_L_MIN_SIZE_MB"
+FLYTE_OFFLOAD_MAX_MB = "_F_L_MAX_SIZE_MB"
+"""Sizes of values that flytekit writes to files of their own; set where the cluster has that on (the same file)."""
 
 # --- topology: ours, then each operator's (sources: topology/adapters.py) -------------------------------------------
 ENDPOINT = "SAFEDIST_ENDPOINT"

@@ -124,6 +124,10 @@ class PayloadError(SafedistError):
     """The task function, its inputs or its result cannot be moved between the agent and its ranks."""
 
 
+class OutputTooLargeError(PayloadError):
+    """Flyte would refuse the task's outputs for their size. The text names them, and where the values are kept."""
+
+
 class ScratchError(SafedistError):
     """A scratch directory cannot be made, written, or kept below its size limit."""
 

@@ -16,6 +16,7 @@ from . import backends, envvars, flytecontext, lastwords, leaving, memory, paylo
 from .config import Resolved
 from .errors import NodeLostError, SafedistError, ScratchError
 from .launcher import RankServer
+from .outputlimits import OutputLimits, limits_from
 from .payload import JobOrder
 from .scratch import JobScratch
 from .verdict import Kind, Verdict, is_infrastructure
@@ -97,7 +98,9 @@ def run(
     with _one_voice(place), running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
         running.guard([job.path if settings.scratch.keep == "never" else job.orders])
-        order = _job_order(task, inputs, flyte, job, settings.timeouts.upload)
+        remote = flyte.mode == "TASK_EXECUTION"
+        limits = limits_from({**environment, **dict(settings.environment)}) if remote else None
+        order = _job_order(task, inputs, flyte, job, settings.timeouts.upload, limits=limits)
         order_file = job.orders / "job.json"
         order_file.write_text(order.to_json())
         started = time.monotonic()
@@ -221,6 +224,8 @@ def _job_order(
     flyte: flytecontext.FlyteSnapshot,
     job: JobScratch,
     upload_timeout: float,
+    *,
+    limits: OutputLimits | None = None,
 ) -> JobOrder:
     module, name, pickled = payload.reference(task, sys.modules)
     # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
@@ -236,6 +241,7 @@ def _job_order(
         inputs=inputs_file,
         flyte=flyte,
         upload_timeout=upload_timeout,
+        limits=limits,
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PayloadError
 from .flytecontext import FlyteSnapshot
+from .outputlimits import OutputLimits, refusal, refused
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext
@@ -40,6 +41,7 @@ class JobOrder:
         inputs: file with the serialized ``LiteralMap``.
         flyte: the Flyte context.
         upload_timeout: seconds that an upload may take.
+        limits: of what Flyte takes as outputs; None in a local run, where nothing limits them.
     """
 
     module: str | None
@@ -50,6 +52,7 @@ class JobOrder:
     inputs: Path
     flyte: FlyteSnapshot
     upload_timeout: float
+    limits: OutputLimits | None = None
 
     def to_json(self) -> str:
         """The order as JSON."""
@@ -71,6 +74,7 @@ class JobOrder:
             inputs=Path(data["inputs"]),
             flyte=FlyteSnapshot(**flyte),
             upload_timeout=data["upload_timeout"],
+            limits=OutputLimits(**data["limits"]) if data["limits"] is not None else None,
         )
 
 
@@ -173,8 +177,18 @@ def native_inputs(order: JobOrder, task: PythonFunctionTask[Any], ctx: FlyteCont
     return values
 
 
-def write_outputs(task: PythonFunctionTask[Any], inputs: dict[str, Any], returned: Any, path: Path) -> None:
-    """Turn rank 0's return value into literals (uploading files), and render its decks; leave both for the agent."""
+def write_outputs(
+    task: PythonFunctionTask[Any],
+    inputs: dict[str, Any],
+    returned: Any,
+    path: Path,
+    limits: OutputLimits | None = None,
+) -> None:
+    """Turn rank 0's return value into literals (uploading files), and render its decks; leave both for the agent.
+
+    Raises:
+        OutputTooLargeError: Flyte would refuse them; they are kept under the raw output prefix.
+    """
     from flytekit import FlyteContextManager
     from flytekit.core.context_manager import ExecutionState
     from flytekit.deck.deck import TimeLineDeck
@@ -186,6 +200,8 @@ def write_outputs(task: PythonFunctionTask[Any], inputs: dict[str, Any], returne
     state = ctx.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
         literals, native = run_sync(task._output_to_literal_map, returned, upload_ctx)
+        if limits is not None:
+            _refuse_what_flyte_would(literals, limits, upload_ctx, path)
         task._write_decks(inputs, native, upload_ctx, upload_ctx.user_space_params)
     decks = [
         {"name": deck.name, "html": deck.html}
@@ -194,6 +210,22 @@ def write_outputs(task: PythonFunctionTask[Any], inputs: dict[str, Any], returne
     ]
     decks_path(path).write_text(json.dumps(decks))
     write_literals(literals, path)
+
+
+def _refuse_what_flyte_would(literals: LiteralMap, limits: OutputLimits, ctx: FlyteContext, path: Path) -> None:
+    sizes = {name: value.to_flyte_idl().ByteSize() for name, value in literals.literals.items()}
+    large = refused(sizes, limits)
+    if not large:
+        return
+    file, target = path.with_suffix(".refused"), None
+    try:
+        write_literals(literals, file)
+        access = ctx.file_access
+        target = access.put_data(str(file), access.join(access.raw_output_prefix, "refused-outputs", "outputs.pb"))
+        kept = f"all values are kept at {target}, in the format of Flyte's own outputs.pb (docs/outputs.md)"
+    except Exception as error:
+        kept = f"the values could not be kept either: {type(error).__name__}: {error}"
+    raise refusal(large, limits, kept=kept)
 
 
 def decks_path(result: Path) -> Path:

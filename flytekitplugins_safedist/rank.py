@@ -125,7 +125,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
         returned = task.task_function(**inputs)
         phase_ended("function")
         if order.context.rank == 0:
-            payload.write_outputs(task, inputs, returned, order.result)
+            payload.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
 
 

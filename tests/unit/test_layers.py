@@ -25,6 +25,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "lastwords",
         "othercommand",
         "outcome",
+        "outputlimits",
         "preload",
         "ranklogs",
         "stopping",

@@ -1,0 +1,49 @@
+"""Outputs that Flyte would refuse are found before they are uploaded as such, and nothing of them is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from flyteidl.core import literals_pb2
+from flytekit.core.type_engine import LiteralsResolver
+from flytekit.models.literals import LiteralMap
+
+from tests.jobs.job_large import COUNT
+from tests.procs import uploaded_error
+
+
+def test_outputs_over_flytes_limit_are_refused_with_name_size_and_way_out_and_all_values_are_kept(warm, tmp_path):
+    ended = warm.run("job_large:large", tmp_path / "job", kind="execute")
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"]), ended.err
+    error = uploaded_error(ended)
+    text = error.message
+    assert error.code == "USER:OutputTooLargeError"
+    assert re.search(r"because of 'losses' \([23],\d{3},\d{3} bytes\);", text), text
+    assert "'epochs'" not in text
+    assert "at most 2,097,152 bytes for all outputs together" in text
+    assert "return large values as FlyteFile" in text
+    assert "round 1" not in ended.err, "it would repeat: the ranks are not started again"
+
+    [kept] = set(re.findall(r"kept at (\S+outputs\.pb)", text))
+    assert Path(kept).is_relative_to(tmp_path / "job" / "raw"), "beside the files that the task made"
+    message = literals_pb2.LiteralMap.FromString(Path(kept).read_bytes())
+    values = LiteralsResolver(LiteralMap.from_flyte_idl(message).literals)
+    assert values.get("losses", as_type=list[int]) == list(range(COUNT))
+    assert values.get("epochs", as_type=int) == 7
+
+
+def test_what_the_cluster_offloads_passes(warm, tmp_path):
+    ended = warm.run("job_large:large", tmp_path / "job", kind="execute", environment={"_F_L_MIN_SIZE_MB": "1"})
+    assert ended.uploaded == ["losses_offloaded_metadata.pb", "outputs.pb"], ended.err
+
+
+def test_a_limit_that_this_cluster_has_is_taken(warm, tmp_path):
+    environment = {"SAFEDIST_MAX_OUTPUT_BYTES": "50000000"}
+    ended = warm.run("job_large:large", tmp_path / "job", kind="execute", environment=environment)
+    assert ended.uploaded == ["outputs.pb"], ended.err
+
+
+def test_a_local_run_has_no_limit(warm, tmp_path):
+    ended = warm.run("job_large:large", tmp_path / "job")
+    assert len(ended.value[1]) == COUNT
