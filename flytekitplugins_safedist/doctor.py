@@ -104,7 +104,7 @@ def _python() -> Finding:
 def _torch(backend: str | None, env: Mapping[str, str]) -> Iterator[Finding]:
     found = _probe(_TORCH_PROBE)
     if isinstance(found, str):
-        yield Finding("torch", "broken", found, "pip install torch (2.4 or later), for the CUDA version of the node")
+        yield Finding("torch", "broken", found, "pip install torch (2.5 or later), for the CUDA version of the node")
         return
     build = f"CUDA {found['cuda_build']}" if found["cuda_build"] else f"ROCm {found['hip_build']}"
     what = f"{found['version']}, {build if found['cuda_build'] or found['hip_build'] else 'CPU only'}"

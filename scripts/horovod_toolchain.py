@@ -182,7 +182,7 @@ def find_generator(env: Mapping[str, str]) -> str | Missing:
 
 def find_torch() -> dict[str, object] | Missing:
     """Version, CUDA version and C++ ABI of the installed torch, asked in a process of its own."""
-    remedy = f"get it: {sys.executable} -m pip install 'torch>=2.4,<3'"
+    remedy = f"get it: {sys.executable} -m pip install 'torch>=2.5,<3'"
     done = subprocess.run([sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -34,7 +34,7 @@ class HorovodBackend:
         self._thread: threading.Thread | None = None
 
     def check(self) -> None:
-        """Raise MissingDependencyError if torch or Horovod cannot be imported."""
+        """Raise MissingDependencyError if torch or Horovod cannot be imported, or torch is too old."""
         TorchBackend().check()
         # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
         require("horovod.runner.http.http_server", package="horovod", hint=_HINT)

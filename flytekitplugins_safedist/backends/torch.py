@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import envvars
+from ..errors import MissingDependencyError
 from .base import Group, require
+
+FLOOR = (2, 5)
+"""The oldest torch that ranks run with. 2.4's DistributedDataParallel hangs now and then when the function that made it
+returns, under torchrun alike: it ends Gloo's threads while it holds Python's lock, which one of them may be waiting for
+(docs/versions.md; tests/race/test_torch_floor.py)."""
+
+_HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 
 
 class TorchBackend:
@@ -14,8 +22,11 @@ class TorchBackend:
     libraries: tuple[str, ...] = ("torch", "torch.distributed")
 
     def check(self) -> None:
-        """Raise MissingDependencyError if torch cannot be imported."""
-        require("torch", package="torch", hint="pip install 'flytekitplugins-safedist[torch]', in the task's image too")
+        """Raise MissingDependencyError if torch cannot be imported, or is older than :data:`FLOOR`."""
+        require("torch", package="torch", hint=_HINT)
+        import torch
+
+        refuse_before_floor(str(torch.__version__))
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """Nothing: rank 0 opens torch's store, where the rendezvous says."""
@@ -42,3 +53,14 @@ class TorchBackend:
 
     def close_round(self) -> None:
         """Nothing of ours is open."""
+
+
+def refuse_before_floor(version: str) -> None:
+    """Raise MissingDependencyError if that version of torch is older than :data:`FLOOR`."""
+    if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
+        raise MissingDependencyError(
+            "torch is too old: its DistributedDataParallel can hang for ever when the task function returns",
+            seen=f"torch {version}",
+            expected=f"torch {FLOOR[0]}.{FLOOR[1]} or later",
+            hint=_HINT,
+        )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from flytekitplugins_safedist import backends, envvars
 from flytekitplugins_safedist.backends import Group
 from flytekitplugins_safedist.backends.base import require
 from flytekitplugins_safedist.backends.horovod import HorovodBackend
-from flytekitplugins_safedist.backends.torch import TorchBackend
+from flytekitplugins_safedist.backends.torch import FLOOR, TorchBackend, refuse_before_floor
 from flytekitplugins_safedist.errors import MissingDependencyError
 
 
@@ -289,3 +291,21 @@ def test_importing_the_backends_imports_neither_torch_nor_horovod() -> None:
         "print([name for name in ('torch', 'horovod', 'flytekit') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("version", ["2.4.0+cu121", "2.4.1", "1.13.1"])
+def test_a_torch_whose_ddp_hangs_is_refused(version: str) -> None:
+    with pytest.raises(MissingDependencyError, match="can hang") as caught:
+        refuse_before_floor(version)
+    assert caught.value.seen == f"torch {version}"
+    assert caught.value.expected == "torch 2.5 or later"
+
+
+@pytest.mark.parametrize("version", ["2.5.0+cu124", "2.15.0+cu132", "3.0.0a0+git1"])
+def test_a_torch_from_the_floor_on_is_taken(version: str) -> None:
+    refuse_before_floor(version)
+
+
+def test_the_floor_is_the_one_that_the_extras_ask_for() -> None:
+    asked = re.findall(r"(?m)^ +torch>=([\d.]+),", (Path(__file__).parents[2] / "setup.cfg").read_text())
+    assert asked == [".".join(str(part) for part in FLOOR)] * 2

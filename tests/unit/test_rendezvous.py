@@ -226,14 +226,14 @@ def test_the_round_is_unknown_before_there_is_one():
 
 @pytest.mark.parametrize(
     ("version", "takes"),
-    [("2.4.1", False), ("2.7.1+cu126", False), ("2.8.0+cpu", True), ("2.13.0", True), ("3.0.0a0", True)],
+    [("2.5.1", False), ("2.7.1+cu126", False), ("2.8.0+cpu", True), ("2.13.0", True), ("3.0.0a0", True)],
 )
 def test_torch_takes_a_listening_socket_from_2_8_on(version, takes):
     assert takes_listening_socket(version) is takes
 
 
 def test_the_store_also_serves_where_torch_must_bind_the_port_itself(monkeypatch):
-    """Stands in for torch 2.4 to 2.7, by taking their branch with the torch that is here."""
+    """Stands in for torch 2.5 to 2.7, by taking their branch with the torch that is here."""
     monkeypatch.setattr(client, "takes_listening_socket", lambda version: False)
     with reserved_port() as port:
         settings = replace(ALONE, nodes=2, port=port)
