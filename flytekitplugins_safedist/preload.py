@@ -15,11 +15,12 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import envvars
 from .compat import flytekit as flytekit_inside
 from .errors import IncompatibleVersionError
 
@@ -70,7 +71,11 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
         importlib.import_module("numpy.random")
     before_random, before_numpy = random.getstate(), _numpy_state()
     for name in modules:
-        reason = _import(name)
+        with _identity_withheld() as reads:
+            reason = _import(name)
+        if reads:
+            # First of all: an import that failed without a rank's variables has failed for this.
+            return Preloaded(f"importing {name} reads {'; '.join(reads)}: only a rank has it, and each its own")
         if reason is not None:
             return Preloaded(reason)
     after = random.getstate()
@@ -82,6 +87,45 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
         random_state=after if after != before_random else None,
         numpy_seeded=_numpy_state() != before_numpy,
     )
+
+
+@contextlib.contextmanager
+def _identity_withheld() -> Iterator[list[str]]:
+    """Take a rank's variables out of the environment, and note who asks for them: ``LOCAL_RANK (in users, line 3)``.
+
+    What a module keeps of them would be one value for all ranks: a default, or the operator's index of the pod.
+    """
+    reads: list[str] = []
+    held = {name: os.environ.pop(name) for name in envvars.IDENTITY if name in os.environ}
+
+    def recording(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def encodekey(key: Any) -> Any:
+            name = os.fsdecode(key) if isinstance(key, (str, bytes)) else ""
+            if name in envvars.IDENTITY:
+                note = f"{name} ({_reader()})"
+                reads.extend([] if note in reads else [note])
+            return encode(key)
+
+        return encodekey
+
+    # What each way to read a variable goes through (os._Environ): [], get, in, os.getenv; also with bytes.
+    kept = [(environ, environ.encodekey) for environ in (os.environ, os.environb)]
+    for environ, encode in kept:
+        environ.encodekey = recording(encode)
+    try:
+        yield reads
+    finally:
+        for environ, encode in kept:
+            environ.encodekey = encode
+        os.environ.update(held)
+
+
+def _reader() -> str:
+    """The module and line that reads os.environ: the first frame outside the mapping's own code and this module."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc", __name__):
+        frame = frame.f_back
+    return f"in {frame.f_globals.get('__name__')}, line {frame.f_lineno}"
 
 
 def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:

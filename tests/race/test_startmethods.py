@@ -33,6 +33,14 @@ def test_a_module_that_makes_forking_unsafe_falls_back_to_spawn_and_says_why(war
     assert "start_method spawn" in ended.err
 
 
+@pytest.mark.parametrize("task", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_a_module_that_keeps_its_rank_at_import_gets_it_in_every_rank(warm, tmp_path, task):
+    ended = warm.run(f"job_identity:{task}", tmp_path / "job")
+    assert ended.value == ["cuda:0", "cuda:1"]
+    [warning] = [line for line in ended.err.splitlines() if "warning" in line]
+    assert "LOCAL_RANK (in job_identity, line 12)" in warning
+
+
 @pytest.mark.parametrize("task", ["preloaded", "spawned"])
 @pytest.mark.parametrize("seeded", [False, True])
 def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tmp_path, ranks_gate, task, seeded):

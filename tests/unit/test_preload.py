@@ -98,6 +98,31 @@ def test_a_thread_that_python_does_not_know_is_named_as_the_kernel_does(tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("import os\nLOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))\n", "LOCAL_RANK (in users, line 2)"),
+        ("import os\nRANK = os.environ['RANK']\n", "RANK (in users, line 2)"),
+        ("import os\n\nif 'HOROVOD_RANK' in os.environ:\n    pass\n", "HOROVOD_RANK (in users, line 3)"),
+        ("import os\nos.getenv('WORLD_SIZE')\nos.getenv('WORLD_SIZE')\n", None),
+        ("import os\nos.getenvb(b'MASTER_PORT')\n", "MASTER_PORT (in users, line 2)"),
+    ],
+)
+def test_a_module_that_reads_who_its_rank_is_is_named_with_variable_and_line(tmp_path, monkeypatch, source, reads):
+    monkeypatch.setenv("RANK", "0")  # the operator's: the index of the pod
+    found = reads or "WORLD_SIZE (in users, line 2); WORLD_SIZE (in users, line 3)"
+    assert unsafe(tmp_path, source) == f"importing users reads {found}: only a rank has it, and each its own"
+
+
+def test_a_module_that_copies_the_environment_or_reads_it_in_a_function_is_safe(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    source = "import os\nBEFORE = dict(os.environ)\nHOME = os.environ.get('HOME')\ndef f():\n    os.environ['RANK']\n"
+    assert unsafe(tmp_path, source) is None
+    (tmp_path / "users.py").write_text(source)
+    restored = PRELOAD + "import os, users\nprint('RANK' in users.BEFORE, os.environ['RANK'])"
+    assert run(restored, tmp_path, modules=["users"]) == "False 0\n"
+
+
 LAUNCH_PLAN = """
 from flytekit import LaunchPlan, task, workflow
 
