@@ -104,7 +104,7 @@ class JobWide:
 
         Where it holds the store, the job's attempt ends with it, for all. Else a new round is asked for, which begins
         when this node's place is taken; or, in a range, when the others are there. A node whose ranks have succeeded
-        already leaves in silence: its part is done.
+        already leaves in silence: its part is done, unless it holds rank 0's outputs.
 
         Args:
             why: for the others' logs.
@@ -123,7 +123,7 @@ class JobWide:
             if handler.holds_store:
                 jobs.close("stopped", f"node {handler.node_rank}, which holds the job's store, was {why}")
                 return
-            if self._done == round_:
+            if self._done == round_ and handler.node_rank != 0:
                 return
             jobs.leave_round(round_, why)
             if jobs.spend_replacement(handler.max_replacements, round_no=round_) is None:
@@ -220,7 +220,8 @@ class JobWide:
         silent = self._pulse.silent(round_, jobs.beats())
         if not silent or not speaks_for_the_others(here, silent):
             return
-        done = jobs.done_among(round_, silent)
+        # Not node 0: in a range it may be lost without the store, but with rank 0's outputs.
+        done = jobs.done_among(round_, [node for node in silent if node != 0])
         if done and self._missed != round_:
             self._missed = round_
             self._say(f"node(s) {', '.join(map(str, done))} lost after their ranks had succeeded: the round goes on")

@@ -61,6 +61,16 @@ def torch() -> str:
     return told(total.item(), size)
 
 
+@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
+def torch_done_early() -> str:
+    """Rank 0 is done, and has its outputs on its node's disk, while the other still works."""
+    me = current_rank()
+    if me.rank != 0:
+        say(f"rank {me.rank} round {me.round}")
+        wait_for_word()
+    return f"round {me.round}"
+
+
 @task(
     task_config=SafeTorch(
         nodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)

@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2
 
+from flytekitplugins_safedist.rendezvous import departures
+from flytekitplugins_safedist.rendezvous.protocol import Keys
 from tests.procs import KILL, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+
+
+ONE_RANK = ("torch_impatient", "torch_done_early")
+"""Tasks with one rank per node."""
 
 
 class Job:
@@ -35,11 +41,11 @@ class Job:
         variables = {
             "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
             "SAFEDIST_NODES": "2:3",
-            "SAFEDIST_NPROC_PER_NODE": "2" if self.task != "torch_impatient" else "1",
+            "SAFEDIST_NPROC_PER_NODE": "1" if self.task in ONE_RANK else "2",
             "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
             "PET_RDZV_BACKEND": "c10d",
             "PET_NNODES": "2:3",
-            "PET_NPROC_PER_NODE": "2" if self.task != "torch_impatient" else "1",
+            "PET_NPROC_PER_NODE": "1" if self.task in ONE_RANK else "2",
             "PET_MAX_RESTARTS": "1",
             "TEST_POD": str(pod),
         }
@@ -159,6 +165,31 @@ def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ra
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
     assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "6 from 4 of 4 ranks on 2 nodes in round 1"
     assert all("has left: told to stop by SIGTERM" in pod.err for pod in ended)
+
+
+def test_a_node_that_is_lost_with_rank_0s_outputs_costs_a_round_though_its_rank_had_succeeded(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
+    host, uploader = job.start_two()
+    assert ranks_gate.heard(1) == ["rank 1 round 0"]
+    until(lambda: done(job), "rank 0's node is done")
+    uploader.signal(KILL)
+    uploader.wait()
+    again = job.start(1)
+    assert ranks_gate.heard(1) == ["rank 1 round 1"]
+    ranks_gate.let_go(2)
+    ended = host.wait(), again.wait()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "round 1"
+
+
+def done(job: Job) -> bool:
+    """Whether a node has said on the job's store that its ranks have succeeded in the first round."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", job.port, is_master=False, wait_for_workers=False)
+    return bool(store.add(departures.done_count(Keys(f"{job.directory.name}-a0"), 0), 0))
 
 
 def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp_path, ranks_gate: Gate):
