@@ -94,7 +94,8 @@ class Pod:
     def _environment(self) -> Iterator[str]:
         for one in self.main["env"]:
             known = {"metadata.name": self.name}
-            value = one["value"] if "value" in one else known[one["valueFrom"]["fieldRef"]["fieldPath"]]
+            # Go leaves an empty value out.
+            value = known[one["valueFrom"]["fieldRef"]["fieldPath"]] if "valueFrom" in one else one.get("value", "")
             yield from ("--env", f"{one['name']}={value}")
 
     def _mounts(self) -> Iterator[str]:
