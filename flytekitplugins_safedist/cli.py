@@ -51,7 +51,7 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
         launch = mpilaunch.plan(
             options.agent,
             nodes=options.nodes,
-            hostfile=hostfile.read_text(encoding="utf-8"),
+            hostfile=mpilaunch.read_hostfile(hostfile),
             me=socket.gethostname(),
             environment=dict(os.environ),
             cwd=str(Path.cwd()),

@@ -151,6 +151,7 @@ class Resolved:
         nproc_per_node: ranks per node.
         environment: the user's variables.
         size_limit: scratch limit in bytes, or None.
+        nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
     """
 
     backend: Backend
@@ -164,6 +165,7 @@ class Resolved:
     timeouts: Timeouts
     logs: Logs
     environment: tuple[tuple[str, str], ...]
+    nproc_is_open: bool = False
 
     @property
     def world_size(self) -> int:
@@ -208,6 +210,7 @@ def resolve(
         timeouts=config.timeouts,
         logs=config.logs,
         environment=tuple(sorted(config.environment.items())),
+        nproc_is_open=config.nproc_per_node is None,
     )
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
 
     from .agent import NodePlan, Report
+    from .jobconfig import ScratchVolume
     from .rendezvous.membership import Meeting
 
 
@@ -85,7 +86,8 @@ def run(
     backend.check()
     from .agent import NodePlan  # torch elastic: only now is it known to be there
 
-    place = topology.from_env(environment, settings)
+    place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
+    settings = replace(settings, nproc_per_node=place.nproc_per_node)
     for note in place.notes:
         say(f"warning: {note}")
     flyte = flytecontext.take()
@@ -94,7 +96,8 @@ def run(
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
     running = server or RankServer.spawn(_server_environment(settings, environment))
-    scratched = _scratch(settings, environment, execution=flyte.execution_id[2], attempt=attempt)
+    root = _scratch_root(settings, environment, getattr(task.task_config, "scratch_volume", None))
+    scratched = _scratch(root, settings, execution=flyte.execution_id[2], attempt=attempt)
     with _one_voice(place), running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
         running.guard([job.path if settings.scratch.keep == "never" else job.orders])
@@ -255,11 +258,22 @@ class _Keep:
     succeeded = False
 
 
+def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: ScratchVolume | None) -> Path:
+    """Where scratch goes: a pod lacks the volume that registration named when a pod template replaced the task's."""
+    named = environment.get(envvars.SCRATCH_ROOT)
+    elsewhere = Path(settings.scratch.path or named or tempfile.gettempdir())
+    is_ours = settings.scratch.path is None and volume is not None and named == volume.mount_path
+    if not is_ours or elsewhere.is_dir():
+        return elsewhere
+    say(
+        f"warning: this pod has no scratch volume at {named} (with_overrides(pod_template=...) replaced the pod "
+        f"template that brings it): scratch is in {tempfile.gettempdir()}, in the container's own file system"
+    )
+    return Path(tempfile.gettempdir())
+
+
 @contextlib.contextmanager
-def _scratch(
-    settings: Resolved, environment: Mapping[str, str], *, execution: str, attempt: int
-) -> Iterator[tuple[JobScratch, _Keep]]:
-    root = Path(settings.scratch.path or environment.get(envvars.SCRATCH_ROOT) or tempfile.gettempdir())
+def _scratch(root: Path, settings: Resolved, *, execution: str, attempt: int) -> Iterator[tuple[JobScratch, _Keep]]:
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root, execution=execution, attempt=attempt)
     keep = _Keep()

@@ -20,7 +20,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([eE][0-9]+|m|k|[KMGTPE]i?)?")
 _POSITIVE = "must be a whole number, 1 or more"
 _ROLES = {"master": "Master", "worker": "Worker", "launcher": "Launcher"}
 SCRATCH_VOLUME = "safedist-scratch"
-SHARED_MEMORY_VOLUME = "safedist-shm"
+_SHARED_MEMORY_VOLUME = "flyte-shared-memory"  # flytekit.core.resources, construct_extended_resources
 CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
 """What the operators call the container that trains; the backend renames the primary container to it."""
 
@@ -200,9 +200,17 @@ def _pod_template(shape: JobShape, asks: TaskAsks, max_nodes: int) -> Iterator[P
             reason = "is replaced by the task's command"
             yield Problem("pod_template command", one.command or one.args, reason, "use an init container")
     for volume in template.pod_spec.volumes or ():
-        if volume.name in (SCRATCH_VOLUME, SHARED_MEMORY_VOLUME):
+        if volume.name in (SCRATCH_VOLUME, _SHARED_MEMORY_VOLUME):
             reason = "is the name of a volume that safedist adds"
             yield Problem("pod_template volume", volume.name, reason, "name it differently")
+
+
+def problems_of_template(shape: JobShape, asks: TaskAsks, *, max_nodes: int) -> Iterator[Problem]:
+    """Check the pod template of *asks* alone."""
+    yield from _scratch(shape.scratch_volume, asks)
+    listed = getattr(asks.primary_container(), "env", None) or ()
+    yield from problems_of_environment([one.name for one in listed], "pod_template env")
+    yield from _pod_template(shape, asks, max_nodes)
 
 
 def mounted_paths(asks: TaskAsks) -> frozenset[str]:

@@ -135,10 +135,6 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
     gpus = gpus_requested(asks, shape, nodes=(low, high)).gpus
     if gpus:
         pinned[envvars.GPUS] = str(gpus)
-    volume = shape.scratch_volume
-    own = (asks.environment or {}).get(envvars.SCRATCH_ROOT)
-    if volume is not None and resolved.scratch.path is None and own is None:
-        pinned[envvars.SCRATCH_ROOT] = volume.mount_path
     if resolved.timeouts.code != Timeouts().code and envvars.CODE_TIMEOUT not in (asks.environment or {}):
         pinned[envvars.CODE_TIMEOUT] = f"{resolved.timeouts.code:g}"
     return tuple(pinned.items())
@@ -181,10 +177,12 @@ def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     if "resources" not in launcher:
         # Without this the launcher gets what the task asks for each worker, and does nothing with it.
         launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem=_launcher_memory(resolved.max_nodes))), {})
+    # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some: nothing can
+    # take them from one role only. Without GPUs the workers name nothing of their own, and with_overrides changes them.
+    has_gpus = bool(gpus_requested(asks, shape, nodes=(resolved.min_nodes, resolved.max_nodes)).gpus)
     job = pb.DistributedMPITrainingTask(
-        # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some.
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
-            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role("worker", shape.worker, asks, always=True)
+            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role("worker", shape.worker, asks, always=has_gpus)
         ),
         launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
         run_policy=_run_policy(shape, ("launcher", "worker")),

@@ -93,6 +93,25 @@ class Launch:
         return f"read pid < {self.record(node_rank)} && kill -{name} $pid"
 
 
+def read_hostfile(path: Path) -> str:
+    """The hostfile that the operator gives to the first container of a launcher pod.
+
+    Raises:
+        MpiLaunchError: there is none: this container is no launcher, or not the first of its pod.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise MpiLaunchError(
+            "this container has no list of workers",
+            where={"hostfile": path},
+            seen="no such file",
+            expected="the first container of an MPIJob's launcher pod",
+            hint="put the primary container first in the pod template: the operator prepares the first container of a "
+            "pod, and starts the task's command in every worker when that is another",
+        ) from error
+
+
 def plan(
     argv: Sequence[str], *, nodes: int, hostfile: str, me: str, environment: Mapping[str, str], cwd: str
 ) -> Launch:

@@ -8,20 +8,27 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from . import envvars
 from .config import Resolved
 from .gpus import TaskAsks
-from .jobcheck import SCRATCH_VOLUME, SHARED_MEMORY_VOLUME, mounted_paths
+from .jobcheck import SCRATCH_VOLUME, mounted_paths
 from .jobconfig import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
+from .topology import DEFAULT_PORT
+
+OPERATORS_PORT = "pytorchjob-port"
+"""What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 
 
 def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
-    """A new flytekit ``PodTemplate``: the user's, the scratch volume, and shared memory where nothing else brings it;
-    and the end of the log as the termination message, where the user's says nothing else.
+    """A new flytekit ``PodTemplate``: the user's with the scratch volume, the end of the log as the termination
+    message where the user's says nothing else, and what the cluster would refuse for want of it: names of ports, limits
+    of sidecars.
 
     The primary container comes first: the operators and the backend write into the first container of a pod
     (``_F_WN`` in ``kfoperators/pytorch``, the MPIJob controller's mounts), and ``kubectl exec`` enters it.
     """
     from flytekit.core.pod_template import PodTemplate
+    from kubernetes.client import V1EnvVar
 
     template = copy.deepcopy(asks.pod_template) if asks.pod_template is not None else PodTemplate()
     primary = _primary_first(template)
@@ -32,9 +39,49 @@ def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
     if shape.scratch_volume is not None and resolved.scratch.path is None:
         volume = _scratch(shape.scratch_volume, resolved)
         _mount(template.pod_spec, primary, volume, shape.scratch_volume.mount_path)
-    if shape.shared_memory and not asks.shared_memory and SHARED_MEMORY_MOUNT not in mounted_paths(asks):
-        _mount(template.pod_spec, primary, _shared_memory(shape), SHARED_MEMORY_MOUNT)
+        if envvars.SCRATCH_ROOT not in (asks.environment or {}):
+            # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
+            where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=shape.scratch_volume.mount_path)
+            primary.env = [*(primary.env or ()), where]
+    _name_ports(primary)
+    for container in template.pod_spec.containers[1:]:
+        _complete_limits(container)
     return template
+
+
+def shared_memory(shape: JobShape, asks: TaskAsks) -> bool | str | None:
+    """What the task asks of the backend for ``/dev/shm``: True or a quantity; None where nothing is asked, or the pod
+    template mounts something there.
+
+    Not a volume of our own: ``with_overrides(shared_memory=...)`` replaces what was asked, and would meet a mount.
+    """
+    if asks.shared_memory or not shape.shared_memory:
+        return asks.shared_memory
+    return None if SHARED_MEMORY_MOUNT in mounted_paths(asks) else shape.shared_memory
+
+
+def _name_ports(container: Any) -> None:
+    """The operator makes a service of the ports, where ports without a name are refused: node 0 would never be found
+    (training-operator v1.9.0, common/service.go)."""
+    taken = {one.name for one in container.ports or ()}
+    for one in container.ports or ():
+        if one.name is None:
+            ours = one.container_port == DEFAULT_PORT  # two ports of one number would be refused as well
+            name = OPERATORS_PORT if ours else f"{(one.protocol or 'TCP').lower()}-{one.container_port}"
+            if name not in taken:
+                taken.add(name)
+                one.name = name
+
+
+def _complete_limits(container: Any) -> None:
+    """cpu and memory that are only requested become limits as well: the backend writes a limit of zero there, and the
+    API server refuses the pod (flytek8s v1.16.8, ``ApplyResourceOverrides`` of a container that is not the primary)."""
+    resources = container.resources
+    requests = getattr(resources, "requests", None) or {}
+    limits = getattr(resources, "limits", None) or {}
+    missing = {name: requests[name] for name in ("cpu", "memory") if name in requests and name not in limits}
+    if missing:
+        resources.limits = {**limits, **missing}
 
 
 def _primary_first(template: Any) -> Any:
@@ -67,10 +114,3 @@ def _scratch(volume: ScratchVolume, resolved: Resolved) -> Any:
     size = volume.size_limit or (None if resolved.size_limit is None else str(resolved.size_limit))
     source = V1EmptyDirVolumeSource(medium="Memory" if volume.medium == "memory" else None, size_limit=size)
     return V1Volume(name=SCRATCH_VOLUME, empty_dir=source)
-
-
-def _shared_memory(shape: JobShape) -> Any:
-    from kubernetes.client import V1EmptyDirVolumeSource, V1Volume
-
-    size = shape.shared_memory if isinstance(shape.shared_memory, str) else None
-    return V1Volume(name=SHARED_MEMORY_VOLUME, empty_dir=V1EmptyDirVolumeSource(medium="Memory", size_limit=size))

@@ -17,13 +17,14 @@ from .gpus import TaskAsks, gpus_requested
 from .jobcheck import problems_of_environment, problems_of_job
 from .jobconfig import JobShape
 from .jobspec import JobSpec, command, distribution_of, plan_job
-from .podtemplate import merged_template
+from .podtemplate import merged_template, shared_memory
 
 if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings
 
     class _Base:
         _get_command_fn: Any
+        accelerator: Any
 
         def _get_container(self, settings: SerializationSettings) -> Any: ...
         def get_k8s_pod(self, settings: SerializationSettings) -> Any: ...
@@ -99,9 +100,27 @@ class SerializesToKubeflow(_Base):
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
-        if self.serialized.job.custom is None:
-            return super().get_custom(settings)
-        return copy.deepcopy(dict(self.serialized.job.custom))
+        custom = self._job_in(settings).custom
+        return super().get_custom(settings) if custom is None else copy.deepcopy(dict(custom))
+
+    def get_extended_resources(self, settings: SerializationSettings) -> Any:
+        """Accelerator and shared memory: the task's own, or as much as its config asks for."""
+        from flytekit.core.resources import construct_extended_resources
+
+        known = self.serialized
+        asks = replace(known.asks, pod_template=self._users_template)
+        return construct_extended_resources(
+            accelerator=self.accelerator, shared_memory=shared_memory(known.shape, asks) or None
+        )
+
+    def _job_in(self, settings: SerializationSettings) -> JobSpec:
+        """The job with what this registration gives to tasks that ask for nothing (``--resource-requests``): in an
+        MPIJob GPUs stand in the worker role."""
+        known, default = self.serialized, settings.default_resources
+        if known.job.workers_of_mpi is None or default is None or known.asks.has_resources():
+            return known.job
+        asks = replace(known.asks, requests=default.requests, limits=default.limits)
+        return plan_job(known.shape, known.resolved, asks)
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""

@@ -18,9 +18,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from . import job, lastwords, prefork
+from . import job, lastwords, overrides, prefork
 from .config import SafeDistributed, SafeHorovod, SafeTorch
-from .errors import RankFailedError, SafedistError
+from .errors import ConfigError, RankFailedError, SafedistError
 from .serialization import SerializesToKubeflow, plan_task
 from .verdict import Kind, is_infrastructure
 
@@ -62,6 +62,26 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         )
         arguments = kwargs | self.serialized.task_arguments()
         super().__init__(task_config=task_config, task_function=task_function, **arguments)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Call the task; in a workflow, its node looks at ``with_overrides`` (see :mod:`.overrides`)."""
+        called = super().__call__(*args, **kwargs)
+        state = FlyteContextManager.current_context().compilation_state
+        if state is not None and state.nodes and state.nodes[-1].flyte_entity is self:
+            overrides.guard(state.nodes[-1], self.name, self.serialized, self._users_template)
+        return called
+
+    @property
+    def _task_config(self) -> SafeDistributed:
+        # flytekit sets it once; a second time is with_overrides(task_config=...), on a mapped task too.
+        config: SafeDistributed = self.__dict__["_config"]
+        return config
+
+    @_task_config.setter
+    def _task_config(self, config: SafeDistributed) -> None:
+        if "_config" in self.__dict__:
+            raise ConfigError([overrides.no_task_config(config)], where={"with_overrides on": self.name})
+        self.__dict__["_config"] = config
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one

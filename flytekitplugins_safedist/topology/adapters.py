@@ -13,11 +13,12 @@ Sources of what is read here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from .. import envvars
 from ..errors import TopologyError
+from .devices import ranks_here
 from .model import DEFAULT_PORT, Asked, Endpoint, Topology
 from .pinned import check_pinned
 
@@ -55,8 +56,11 @@ class Adapter:
     read: Callable[[Mapping[str, str], Asked], Topology]
 
 
-def from_env(env: Mapping[str, str], asked: Asked) -> Topology:
+def from_env(env: Mapping[str, str], asked: Asked, devices: Collection[str] = ()) -> Topology:
     """Read this node's place from *env*, and check it against what was *asked* for at registration.
+
+    The ranks of a node are those that its GPUs make, where the user left that open: see :func:`.devices.ranks_here`.
+    *devices* are the names of the files in ``/dev``.
 
     Without any operator's variables this is a local run, or the one pod of ``nodes=1``.
 
@@ -75,6 +79,9 @@ def from_env(env: Mapping[str, str], asked: Asked) -> Topology:
             hint="remove those that the task's environment, pod template or image sets itself",
         )
     topology = speaking[0].read(env, asked) if speaking else _alone(env, asked)
+    ranks, why = ranks_here(env, asked, devices)
+    if why is not None:
+        topology = replace(topology, nproc_per_node=ranks, notes=(*topology.notes, why))
     return _with_users_endpoint(topology, env)
 
 

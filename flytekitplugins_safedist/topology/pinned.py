@@ -1,4 +1,4 @@
-"""What registration decided, against the code that runs and the devices that are here."""
+"""What registration decided, against the code that runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import Asked
 
 
 def check_pinned(env: Mapping[str, str], asked: Asked) -> None:
-    """Compare what was pinned into the pod with what the code *asked* for now, and with the GPUs in sight.
+    """Compare what was pinned into the pod with what the code *asked* for now.
 
     Raises:
         TopologyError: they differ.
@@ -30,26 +30,4 @@ def check_pinned(env: Mapping[str, str], asked: Asked) -> None:
                 seen=f"{field}={value} in the code, {pinned} at registration",
                 hint="register the task again; and let the config depend on nothing that differs in the pod, "
                 "such as the GPUs of the machine it is imported on",
-            )
-    _check_gpus(env, asked)
-
-
-def _check_gpus(env: Mapping[str, str], asked: Asked) -> None:
-    """``with_overrides(requests=Resources(gpu=...))`` changes the GPUs of a pod, but not the ranks of the job."""
-    pinned = env.get(envvars.GPUS, "")
-    if not pinned.isdecimal():
-        return
-    for name in (envvars.NVIDIA_VISIBLE_DEVICES, envvars.CUDA_VISIBLE_DEVICES):
-        listed = env.get(name, "")
-        if listed in ("", "all", "none", "void", "-1"):
-            continue  # no list: whatever the node or the runtime has
-        here = len([one for one in listed.split(",") if one.strip()])
-        if here < min(int(pinned), asked.nproc_per_node):
-            raise TopologyError(
-                f"this pod has fewer GPUs than its {asked.nproc_per_node} ranks were registered for",
-                where={envvars.GPUS: pinned, name: listed},
-                seen=f"{here} GPUs",
-                expected=f"{pinned}",
-                hint="give the pod as many (with_overrides on the task changes GPUs, never ranks), or register "
-                "the task with fewer",
             )

@@ -55,5 +55,66 @@ MEANT = (
             (r"args\[0\]", "365d", "--wait"),
         )
     ),
+    Allowed(
+        rf"{_CONTAINER}\.volumeMounts\[/dev/shm\]\.name",
+        "shared memory is asked of the backend, where with_overrides can replace it, and no volume of our own",
+        recorded="safedist-shm",
+        rendered="flyte-shared-memory",
+    ),
+    Allowed(
+        rf"{_TEMPLATE}spec\.volumes\[safedist-shm\]", "the volume that this was", recorded=".*Memory.*", rendered="None"
+    ),
+    Allowed(
+        rf"{_TEMPLATE}spec\.volumes\[flyte-shared-memory\]",
+        "the volume that it is",
+        recorded="None",
+        rendered=".*Memory.*",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.ports\[\d+\]\.name",
+        "ports have names: the operator's service has none without, and the API server refuses that",
+        recorded="None",
+        rendered=r"(tcp|udp|sctp)-\d+|pytorchjob-port",
+    ),
+    Allowed(r"spec\.ports\[\d+\]\.name", "the same, in the service", recorded="None", rendered=r"(tcp|udp|sctp)-\d+"),
+    Allowed(
+        rf"{_CONTAINER}\.resources\.limits\.(cpu|memory)",
+        "what a sidecar only requests is its limit, where the backend wrote zero and the API server refused it",
+        recorded="0",
+    ),
+    Allowed(
+        rf"{_TEMPLATE}spec\.volumes\[safedist-scratch\]",
+        "the pod template of with_overrides gets the task's scratch volume",
+        recorded="None",
+        override="podTemplate",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.volumeMounts\[[^\]]*\]",
+        "and its mounts, shared memory's too",
+        recorded="None",
+        rendered=".*(safedist-scratch|flyte-shared-memory).*",
+        override="podTemplate",
+    ),
+    Allowed(
+        rf"{_TEMPLATE}spec\.containers in their order", "and the primary container comes first", override="podTemplate"
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.(env\[(_F_WN|_F_DES|OMPI_MCA_\w+|I_MPI_\w+|NVIDIA_\w+)\]|volumeMounts\[(/etc/mpi|/opt/kube)\])",
+        "and so what the backend and the operator write into the first container",
+        override="podTemplate",
+    ),
+    Allowed(rf"{_CONTAINER}\.(command|args)", "and so the first container of a worker sleeps", override="podTemplate"),
 )
 """What tasks are serialized to since the recordings were made."""
+
+REFUSED_TODAY = (
+    r"task_config='\w+' never reaches the cluster",
+    r"(requests|limits|resources)=.* changes nothing: GPUs stand in the worker role of an MPIJob",
+    r"(requests|limits|resources)=.* changes nothing: the job's .* names its own resources",
+    r"(requests|limits|resources)=.* changes the GPUs of some nodes only",
+    r"and the task both bring /dev/shm",
+)
+"""Registrations that were accepted, had no effect, and are refused with a reason."""
+
+CURED_TODAY = (r"/dev/shm is already mounted in container",)
+"""What the backend refused, and is registered so that it does not."""

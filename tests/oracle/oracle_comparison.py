@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,20 +45,20 @@ class Allowed:
         path: what the whole path of the difference must match.
         reason: why it is no fault.
         recorded, rendered: what the value must match as text; None: anything.
-        job: the kind of job in which it is no fault; None: every one.
+        override: the override of the node with which it is no fault; None: with any, and without.
     """
 
     path: str
     reason: str
     recorded: str | None = None
     rendered: str | None = None
-    job: str | None = None
+    override: str | None = None
 
-    def covers(self, difference: Difference, job: str) -> bool:
-        """Whether *difference*, found in a job of this kind, is one of these."""
+    def covers(self, difference: Difference, overrides: Collection[str]) -> bool:
+        """Whether *difference*, found with these overrides, is one of these."""
         values = ((self.recorded, difference.recorded), (self.rendered, difference.rendered))
         return (
-            (self.job is None or self.job == job)
+            (self.override is None or self.override in overrides)
             and re.fullmatch(self.path, difference.path) is not None
             and all(wanted is None or re.fullmatch(wanted, str(value)) is not None for wanted, value in values)
         )

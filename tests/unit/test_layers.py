@@ -42,7 +42,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ),
     ("mpiagents", "mpipod", "podtemplate", "rankserver"),
     ("launcher", "serialization"),
-    ("prefork", "ranks"),
+    ("overrides", "prefork", "ranks"),
     ("agent",),
     ("meeting",),
     ("job",),

@@ -456,3 +456,16 @@ def test_output_that_nobody_reads_is_dropped_and_what_is_read_again_is_shown() -
     os.close(reader)
     sink.say("EPIPE is no reason to end")
     os.close(writer)
+
+
+def test_a_container_that_the_operator_did_not_prepare_says_so_in_one_line(tmp_path: Path) -> None:
+    program = "import sys; from flytekitplugins_safedist.cli import mpi_launch; sys.exit(mpi_launch())"
+    missing = str(tmp_path / "hostfile")
+    command = [sys.executable, "-c", program, "--nodes", "2", "--hostfile", missing, "--", "safedist-execute"]
+
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "put the primary container first in the pod template" in done.stderr

@@ -71,6 +71,27 @@ def test_one_rank_is_the_default(call, ranks_gate):
     assert len(ranks_gate.heard(1)) == 1
 
 
+IN_A_POD = {"SAFEDIST_NODES": "1", "SAFEDIST_BACKEND": "torch"}
+
+
+def test_ranks_follow_the_gpus_that_a_pod_really_has(call, ranks_gate):
+    registered = {**IN_A_POD, "SAFEDIST_NPROC_PER_NODE": "1", "SAFEDIST_GPUS": "1"}
+    ended = call("who_alone", environment={**registered, "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
+
+    assert ended.value == "0 of 2"
+    assert len(ranks_gate.heard(2)) == 2
+    assert (
+        "warning: 2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPUs" in ended.err
+    )
+
+
+def test_a_pod_without_the_volume_that_registration_named_has_its_scratch_in_its_own_file_system(call):
+    ended = call("who_alone", environment={"SAFEDIST_SCRATCH_ROOT": "/var/run/safedist/scratch"})
+
+    assert ended.value == "0 of 1"
+    assert "warning: this pod has no scratch volume at /var/run/safedist/scratch" in ended.err
+
+
 def test_the_deck_of_rank_0_is_uploaded_and_no_other(call):
     ended = call("with_deck", kind="execute")
     assert ended.code == 0

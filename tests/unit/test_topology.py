@@ -235,6 +235,55 @@ def test_gpus_that_are_there_or_cannot_be_counted_are_fine(listed: str) -> None:
     assert from_env(EIGHT | {"NVIDIA_VISIBLE_DEVICES": listed}, Asked(1, 1, 8)).world_size == 8
 
 
+@dataclass(frozen=True)
+class Open(Asked):
+    """The user named no number of ranks."""
+
+    nproc_is_open: bool = True
+
+
+@pytest.mark.parametrize(
+    ("env", "devices", "ranks"),
+    [
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2,GPU-3,GPU-4"}, (), 4),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"), 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, ("nvidia3",), 1),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_VISIBLE_DEVICES": "0"}, (), 1),
+        ({"NVIDIA_VISIBLE_DEVICES": ",".join(f"GPU-{one}" for one in range(16))}, (), 16),
+        ({"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, (), 8),
+        ({}, ("null",), 8),
+    ],
+)
+def test_ranks_follow_the_gpus_that_a_pod_really_has(env: dict[str, str], devices: tuple[str, ...], ranks: int) -> None:
+    topology = from_env(EIGHT | env, Open(1, 1, 8), devices)
+
+    assert topology.nproc_per_node == ranks
+    assert len(topology.notes) == (ranks != 8)
+
+
+def test_every_node_of_a_job_follows_and_the_operators_word_is_compared_with_what_was_registered() -> None:
+    env = elastic("2:4", 8) | {"SAFEDIST_GPUS": "8", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+
+    topology = from_env(env, Open(2, 4, 8))
+
+    assert (topology.nproc_per_node, topology.world_size) == (2, 8)
+
+
+def test_gpus_that_an_override_adds_get_a_rank_each() -> None:
+    env = pytorchjob(1, 2, 1) | {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+
+    assert list(from_env(env, Open(2, 2, 1)).ranks()) == [2, 3]
+    assert list(from_env(env, Asked(2, 2, 1)).ranks()) == [1]
+
+
+def test_device_files_say_nothing_where_no_gpus_were_asked_for() -> None:
+    assert from_env(pinned(1, 1), Open(1, 1, 1), ("nvidia0", "nvidia1")).nproc_per_node == 1
+
+
+def test_a_local_run_has_the_ranks_that_the_task_asks_for() -> None:
+    assert from_env({"NVIDIA_VISIBLE_DEVICES": "0"}, Open(1, 1, 8), ("nvidia0",)).nproc_per_node == 8
+
+
 def test_another_backend_than_was_registered_is_refused() -> None:
     @dataclass(frozen=True)
     class AskedTorch(Asked):

@@ -1,0 +1,123 @@
+"""``with_overrides`` on a call of one of our tasks: what it changes, what it cannot, said when it is called.
+
+The backend (Flyte v1.16.8, ``flytek8s/pod_helper.go``) replaces the task's whole pod by the pod template of an
+override, lets a role's own resources and image win over the node's, and never hears of a ``task_config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError, Problem
+from .gpus import TaskAsks
+from .jobcheck import mounted_paths, problems_of_template
+from .jobconfig import SHARED_MEMORY_MOUNT
+from .podtemplate import merged_template, shared_memory
+
+if TYPE_CHECKING:
+    from .serialization import Serialized
+
+_ROLES = ("master", "worker", "launcher")
+
+
+def guard(node: Any, task: str, serialized: Serialized, users_template: Any) -> None:
+    """Have *node*, a fresh one of flytekit's that calls *task*, look at the arguments of ``with_overrides`` first."""
+    stock: Callable[..., Any] = node.with_overrides
+
+    def with_overrides(*args: Any, **kwargs: Any) -> Any:
+        asks = replace(serialized.asks, pod_template=users_template)
+        problems = list(problems_of_overrides(serialized, asks, kwargs))
+        if problems:
+            raise ConfigError(problems, where={"with_overrides on": task})
+        for warning in _warnings(serialized, kwargs):
+            _warn(f"with_overrides on {task}: {warning}")
+        if kwargs.get("pod_template") is not None:
+            asks = replace(asks, pod_template=kwargs["pod_template"])
+            kwargs["pod_template"] = merged_template(serialized.shape, serialized.resolved, asks)
+        return stock(*args, **kwargs)
+
+    node.with_overrides = with_overrides
+
+
+def problems_of_overrides(serialized: Serialized, asks: TaskAsks, said: Mapping[str, Any]) -> Iterator[Problem]:
+    """What these arguments of ``with_overrides`` cannot do for a task that asks for *asks*."""
+    if said.get("task_config") is not None:
+        yield no_task_config(said["task_config"])
+    yield from _resources(serialized, said)
+    if said.get("pod_template") is not None:
+        yield from _pod_template(serialized, asks, said)
+    elif said.get("shared_memory") and SHARED_MEMORY_MOUNT in mounted_paths(asks):
+        yield _mounted_twice("shared_memory", said["shared_memory"])
+
+
+def no_task_config(config: object) -> Problem:
+    """Flyte has no place for it: a node's overrides hold no config (``core.TaskNodeOverrides``)."""
+    reason = "never reaches the cluster, where the task would run with the config that it is registered with"
+    repair = "define a second task, with that config, that calls the same code"
+    return Problem("task_config", type(config).__name__, reason, repair)
+
+
+def _resources(serialized: Serialized, said: Mapping[str, Any]) -> Iterator[Problem]:
+    given = [name for name in ("requests", "limits", "resources") if said.get(name) is not None]
+    if not given:
+        return
+    ranks, fixed = _ranks_and_fixed(serialized)
+    if ranks and ranks == fixed:
+        field = "worker" if ranks == ["worker"] else " and ".join(ranks)
+        reason = f"changes nothing: the job's {field} names its own resources, which win"
+        if serialized.job.workers_of_mpi is not None and not _own(serialized, "worker"):
+            reason = "changes nothing: GPUs stand in the worker role of an MPIJob, or its launcher would hold some too"
+        repair = "define a second task, with those resources, that calls the same code"
+        yield Problem(given[0], said[given[0]], reason, repair)
+    elif fixed and any(_names_gpu(said[name]) for name in given):
+        reason = f"changes the GPUs of some nodes only: {' and '.join(fixed)} names its own resources"
+        yield Problem(given[0], said[given[0]], reason, "every node needs the same number; drop the role's resources")
+
+
+def _ranks_and_fixed(serialized: Serialized) -> tuple[list[str], list[str]]:
+    """The roles that run ranks, and those of them with resources of their own, by what is sent."""
+    custom = serialized.job.custom or {}
+    names = [name for name in ("master", "worker") if f"{name}Replicas" in custom]
+    names = [name for name in names if name == "master" or custom["workerReplicas"].get("replicas")]
+    return names, [name for name in names if custom[f"{name}Replicas"].get("resources")]
+
+
+def _own(serialized: Serialized, role: str) -> bool:
+    said = getattr(serialized.shape, role, None)
+    return any(getattr(said, name, None) for name in ("requests", "limits"))
+
+
+def _names_gpu(resources: Any) -> bool:
+    return getattr(resources, "gpu", None) is not None
+
+
+def _pod_template(serialized: Serialized, asks: TaskAsks, said: Mapping[str, Any]) -> Iterator[Problem]:
+    template = said["pod_template"]
+    theirs = replace(asks, pod_template=template)
+    yield from problems_of_template(serialized.shape, theirs, max_nodes=serialized.resolved.max_nodes)
+    brings = said.get("shared_memory") or shared_memory(serialized.shape, asks)
+    if brings and SHARED_MEMORY_MOUNT in mounted_paths(theirs):
+        yield _mounted_twice("pod_template", "mounts /dev/shm")
+
+
+def _mounted_twice(field: str, value: object) -> Problem:
+    reason = f"and the task both bring {SHARED_MEMORY_MOUNT}, which the backend refuses"
+    repair = "keep one: size it with shared_memory=, or set shared_memory=False in the task's config"
+    return Problem(field, value, reason, repair)
+
+
+def _warnings(serialized: Serialized, said: Mapping[str, Any]) -> Iterator[str]:
+    for role in _ROLES:
+        own: Any = getattr(serialized.shape, role, None)
+        if said.get("container_image") is not None and getattr(own, "image", None):
+            yield f"{role} keeps its own image {own.image}"
+        if any(said.get(name) is not None for name in ("requests", "limits", "resources")) and _own(serialized, role):
+            yield f"{role} keeps its own resources"
+
+
+def _warn(text: str) -> None:
+    from flytekit.loggers import logger
+
+    logger.warning(text)

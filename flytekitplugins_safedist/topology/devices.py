@@ -1,0 +1,75 @@
+"""How many GPUs this pod really has, and what that means for its ranks.
+
+``with_overrides(requests=Resources(gpu=...))`` changes the GPUs of a pod, but not what was registered; and a platform's
+limit makes a number smaller without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from .. import envvars
+from ..errors import TopologyError
+from .model import Asked
+
+_NO_LIST = ("", "all", "none", "void", "-1")
+_DEVICE = re.compile(r"nvidia[0-9]+")
+
+
+def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | None:
+    """GPUs of this pod: those that CUDA is narrowed to, those that NVIDIA's device plugin lists, else its device files.
+
+    Args:
+        env: the pod's variables.
+        devices: names of the files in ``/dev``.
+
+    Returns:
+        None where nothing says it: "all" of a machine is no number, and other vendors give no list.
+    """
+    for name in (envvars.CUDA_VISIBLE_DEVICES, envvars.NVIDIA_VISIBLE_DEVICES):
+        listed = env.get(name, "")
+        if listed not in _NO_LIST and not listed.startswith("/"):  # a path: the list is handed over as files
+            return len([one for one in listed.split(",") if one.strip()])
+    return sum(1 for one in devices if _DEVICE.fullmatch(one)) or None
+
+
+def ranks_here(env: Mapping[str, str], asked: Asked, devices: Collection[str]) -> tuple[int, str | None]:
+    """Ranks of this node, and why they are not those that were registered.
+
+    Where the user left ``nproc_per_node`` open, there is a rank for each GPU that the pod has. Every node sees the
+    same: an override changes all pods of a job, or is refused.
+
+    Raises:
+        TopologyError: the user named a number of ranks, and there are fewer GPUs.
+    """
+    registered = asked.nproc_per_node
+    pinned = env.get(envvars.GPUS, "")
+    if envvars.NODES not in env:
+        return registered, None  # a local run
+    here = gpus_here(env, devices if pinned.isdecimal() else ())
+    if here is None or _is_partitioned(env):
+        return registered, None
+    if getattr(asked, "nproc_is_open", False):
+        if here == registered:
+            return registered, None
+        said = f"{pinned} GPUs" if pinned else "no GPUs"
+        return here, (
+            f"{here} ranks on each node, one for each GPU of this pod; the task was registered for {said}, and leaves "
+            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
+        )
+    if pinned.isdecimal() and here < min(int(pinned), registered):
+        raise TopologyError(
+            f"this pod has fewer GPUs than its {registered} ranks were registered for",
+            where={envvars.GPUS: pinned, "this pod": here},
+            seen=f"{here} GPUs",
+            expected=pinned,
+            hint="leave nproc_per_node out, so that ranks follow the GPUs that a pod has; or give the pod as many "
+            "(with_overrides on the task changes GPUs, and a platform's limit makes them fewer)",
+        )
+    return registered, None
+
+
+def _is_partitioned(env: Mapping[str, str]) -> bool:
+    """Slices of a GPU: a process sees one of them, and NCCL joins no two."""
+    return env.get(envvars.NVIDIA_VISIBLE_DEVICES, "").startswith("MIG-")
