@@ -63,7 +63,7 @@ def test_package_fast_keeps_the_placeholder_for_flytectl_whole(project: Path, tm
     assert train[6] == "pyflyte-execute"
     assert train[-4:] == ["task-module", "shop.training", "task-name", "train"]
     legacy = args_of(found["shop.training.legacy:TASK"])
-    assert legacy[:10] == ["safedist-mpi-launch", "--nodes", "2", "--", "safedist-execute", *stock[1:6]]
+    assert legacy[:9] == ["--nodes", "2", "--", "safedist-execute", *stock[1:6]]
     assert "shop.workflows.daily.daily:WORKFLOW" in found
     assert "shop.workflows.nightly.nightly:WORKFLOW" in found
 
