@@ -62,7 +62,9 @@ def choose(env: Mapping[str, str], path: str, torch_cuda: str) -> Cuda:
     if wheels := wheel_version(torch_cuda):
         return Cuda(None, wheels, nccl, nccl_version)
     seen = "; ".join(reasons) or f"no nvcc on PATH or in {DEFAULT_HOME}/bin"
-    raise CudaError(f"{seen}, and the wheels of CUDA {torch_cuda} hold no nvcc (those of CUDA 13 and later do)")
+    if int(torch_cuda.split(".", maxsplit=1)[0]) < FIRST_IN_WHEELS:
+        raise CudaError(f"{seen}, and the wheels of CUDA {torch_cuda} hold no nvcc (those of CUDA 13 and later do)")
+    raise CudaError(f"{seen}, and this torch requires no cuda-toolkit in one version, whose compiler pip could bring")
 
 
 def found_homes(path: str) -> list[Path]:

@@ -106,6 +106,12 @@ def test_the_wheels_of_cuda_12_hold_no_compiler_and_the_error_says_so(no_default
         cuda.choose(NAMED_NCCL, "", "12.1")
 
 
+def test_a_torch_of_cuda_13_that_names_no_toolkit_needs_one(no_default: None, required_by_torch: list[str]) -> None:
+    required_by_torch[:] = ["filelock"]
+    with pytest.raises(cuda.CudaError, match=r"this torch requires no cuda-toolkit in one version"):
+        cuda.choose(NAMED_NCCL, "", "13.0")
+
+
 def test_a_torch_without_nccl_needs_one_that_is_named(toolkit: Toolkit) -> None:
     with pytest.raises(cuda.CudaError, match=r"nvidia-nccl-cu99 is not installed.*set HOROVOD_NCCL_HOME"):
         cuda.choose({"CUDA_HOME": str(toolkit())}, "", "99.0")
