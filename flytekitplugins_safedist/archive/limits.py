@@ -33,3 +33,11 @@ MAX_DEPTH = 255
 
 MAX_EXTENDED_HEADER = 1 << 20
 """Bytes of one pax or GNU long-name header. Real ones hold a path; GNU tar's are a few hundred bytes."""
+
+MAX_EXTENDED_TOTAL = 4 << 20
+EXTENDED_PER_MEMBER = 16 << 10
+"""Bytes of all such headers: each record costs as much to read as a file, and five bytes make one. A member needs two
+paths at most."""
+
+MAX_LINK_STEPS = 2_000_000
+"""Steps of all walks along symbolic links, in one archive: some seconds."""

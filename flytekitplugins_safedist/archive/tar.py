@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple
 from zlib import adler32
 
 from ..errors import ArchiveError
 from .feed import Feed
-from .limits import MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_PATH
+from .limits import EXTENDED_PER_MEMBER, MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_EXTENDED_TOTAL, MAX_PATH
 
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
@@ -35,6 +36,10 @@ _REFUSED = {
 }
 _FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12s")
 _SPACES = b" \0"
+_LONG = {b"L": "GNU long name", b"K": "GNU long link"}
+_KNOWN = {"path", "linkpath", "size", "mtime"}
+"""Keywords of pax that mean something here: owners, comments and extended attributes are not kept."""
+
 _MAX_SECONDS = 1 << 34  # the year 2514: beyond it some file systems refuse, and no clock was right
 
 
@@ -58,6 +63,7 @@ def members(feed: Feed) -> Iterator[Member]:
         ArchiveError: whatever is not an ordinary archive, naming the member.
     """
     first = True
+    allowance = MAX_EXTENDED_TOTAL
     overrides: dict[str, bytes] = {}
     defaults: dict[str, bytes] = {}
     while True:
@@ -70,8 +76,17 @@ def members(feed: Feed) -> Iterator[Member]:
         first = False
         flag = fields[7]
         if flag in b"xXgLK":
-            _extend(feed, flag, _number(fields[4], "size", fields[0], feed.label), overrides, defaults)
+            size = _number(fields[4], "size", fields[0], feed.label)
+            allowance -= size + BLOCK
+            if allowance < 0 and size <= MAX_EXTENDED_HEADER:
+                raise ArchiveError(
+                    "The archive holds more extended headers than its members can need",
+                    where={"archive": feed.label},
+                    expected=f"at most {MAX_EXTENDED_TOTAL} bytes, and {EXTENDED_PER_MEMBER} for each member",
+                )
+            _extend(feed, flag, size, overrides, defaults)
             continue
+        allowance += EXTENDED_PER_MEMBER
         yield _member(fields, {**defaults, **overrides} if defaults else overrides, feed.label)
         if overrides:
             overrides = {}
@@ -81,7 +96,8 @@ def _end(feed: Feed, *, dangling: bool) -> None:
     where = {"archive": feed.label}
     if dangling:
         raise ArchiveError("The archive ends after an extended header without its member", where=where)
-    if feed.take(BLOCK) != ZERO_BLOCK or not feed.rest_is_zero():
+    # Two zero blocks are the end; tar takes one for it too where nothing follows.
+    if not feed.rest_is_zero():
         raise ArchiveError("The archive has trailing garbage behind its end mark", where=where)
 
 
@@ -163,10 +179,8 @@ def _extend(feed: Feed, flag: bytes, size: int, overrides: dict[str, bytes], def
             expected=f"at most {MAX_EXTENDED_HEADER}",
         )
     data = feed.take(-(-size // BLOCK) * BLOCK)[:size]
-    if flag == b"L":
-        overrides.setdefault("path", data.rstrip(b"\0"))
-    elif flag == b"K":
-        overrides.setdefault("linkpath", data.rstrip(b"\0"))
+    if flag in b"LK":
+        overrides[_LONG[flag]] = data.partition(b"\0")[0]
     elif flag == b"g":
         found = _pax_records(data, feed.label)
         if forged := found.keys() & {"path", "linkpath", "size"}:
@@ -180,8 +194,17 @@ def _extend(feed: Feed, flag: bytes, size: int, overrides: dict[str, bytes], def
         overrides.update(_pax_records(data, feed.label))
 
 
-@lru_cache(16)  # flytekit's archives repeat one record, a time, before every file
 def _pax_records(data: bytes, label: str) -> Mapping[str, bytes]:
+    # flytekit's archives repeat one record, a time, before every file; what is large is not kept.
+    return _short_records(data, label) if len(data) <= BLOCK else _parsed_records(data, label)
+
+
+@lru_cache(16)
+def _short_records(data: bytes, label: str) -> Mapping[str, bytes]:
+    return _parsed_records(data, label)
+
+
+def _parsed_records(data: bytes, label: str) -> Mapping[str, bytes]:
     """``"%d %s=%s\\n" % (length, keyword, value)``, over and over; length counts the whole record."""
     records: dict[str, bytes] = {}
     at = 0
@@ -200,7 +223,8 @@ def _pax_records(data: bytes, label: str) -> Mapping[str, bytes]:
                 where={"archive": label},
                 hint="pack without tar's --sparse",
             )
-        records[keyword] = data[equals + 1 : end - 1]
+        if keyword in _KNOWN:
+            records[keyword] = data[equals + 1 : end - 1]
         at = end
     return records
 
@@ -212,8 +236,9 @@ def _member(fields: tuple[bytes, ...], extended: dict[str, bytes], label: str) -
     target = fields[8].partition(b"\0")[0]
     size = _number(fields[4], "size", name, label)
     if extended:
-        name = extended.get("path") or name  # an empty value takes the keyword back
-        target = extended.get("linkpath") or target
+        # An empty value takes a keyword back. Whatever their order, pax counts before GNU's, and of those the last.
+        name = extended.get("path") or extended.get(_LONG[b"L"]) or name
+        target = extended.get("linkpath") or extended.get(_LONG[b"K"]) or target
         if extended.get("size"):
             size = _pax_size(extended["size"], name, label)
     flag = fields[7]
@@ -261,7 +286,7 @@ def _mode(mode: int, kind: str, name: bytes, label: str) -> int:
 
 def _mtime(field: bytes, extended: dict[str, bytes], name: bytes, label: str) -> int:
     if "mtime" not in extended:
-        return min(max(_number(field, "mtime", name, label), 0), _MAX_SECONDS) * 1_000_000_000
+        return min(max(_number(field, "mtime", name, label), -_MAX_SECONDS), _MAX_SECONDS) * 1_000_000_000
     value = _nanoseconds(extended["mtime"][:40])
     if value is None:
         raise _bad("The archive is damaged: a pax header's mtime is not a number", name, label)
@@ -271,12 +296,14 @@ def _mtime(field: bytes, extended: dict[str, bytes], name: bytes, label: str) ->
 @lru_cache(64)
 def _nanoseconds(text: bytes) -> int | None:
     seconds, _, fraction = text.partition(b".")
-    digits = seconds.lstrip(b"-")
-    if not digits.isdigit() or (fraction and not fraction.isdigit()):
+    if seconds.isdigit() and (not fraction or fraction.isdigit()):
+        return min(int(seconds[:20]), _MAX_SECONDS) * 1_000_000_000 + int(fraction[:9].ljust(9, b"0"))
+    # Before 1970; or with an exponent: tarfile writes what str() makes of a float.
+    try:
+        value = Decimal(text.decode("ascii"))
+        return int(max(min(value, Decimal(_MAX_SECONDS)), Decimal(-_MAX_SECONDS)) * 1_000_000_000)
+    except (UnicodeDecodeError, InvalidOperation, ValueError):
         return None
-    if seconds.startswith(b"-"):
-        return 0
-    return min(int(seconds), _MAX_SECONDS) * 1_000_000_000 + int(fraction[:9].ljust(9, b"0"))
 
 
 def safe_path(path: bytes, label: str, member: bytes) -> bytes:
@@ -286,6 +313,8 @@ def safe_path(path: bytes, label: str, member: bytes) -> bytes:
         ArchiveError: absolute, with ``..`` or NUL, too long or too deep.
     """
     if path[:1] == b"/":
+        if not path.strip(b"/"):  # tarfile's arcname="": the tree's own root
+            return b""
         raise _bad("The archive holds an absolute path", member, label, seen=_shown(path))
     if len(path) > MAX_PATH:
         raise _bad("A path in the archive is too long", member[:100], label, seen=f"{len(path)} bytes")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..errors import ArchiveError
 from .feed import Feed
 from .inflate import INFLATER, Inflate, crc32
-from .limits import Limits
+from .limits import MAX_LINK_STEPS, Limits
 from .tar import BLOCK, DIRECTORY, FILE, HARDLINK, SYMLINK, Member, _shown, members
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,6 +134,7 @@ class _Writer:
         self.entries: dict[bytes, Entry] = {}
         self._root = os.fsencode(into) + b"/"
         self._directories: set[bytes] = {b""}
+        self._steps = 0
         self._late: dict[bytes, tuple[int, int]] = {}
         # As GNU tar: root keeps the archive's modes, everybody else's umask applies (--preserve-permissions).
         umask = _umask()
@@ -163,6 +164,12 @@ class _Writer:
         for name, entry in self.entries.items():
             if entry.kind == SYMLINK:
                 self._judge(name, entry.target)
+                if self._steps > MAX_LINK_STEPS:
+                    raise ArchiveError(
+                        "The archive's symbolic links are longer than the limit",
+                        where={"archive": self.label, "member": _shown(name)},
+                        expected=f"at most {MAX_LINK_STEPS} steps to follow them all",
+                    )
         for name, (mode, mtime_ns) in reversed(self._late.items()):
             path = self._root + name
             os.chmod(path, mode)
@@ -293,26 +300,34 @@ class _Writer:
 
         Reading the text is not enough: "a/b/../.." stays inside unless b is itself a link to somewhere higher up.
         """
-        at = link.split(b"/")[:-1]
+        at = link.rpartition(b"/")[0]
+        beyond = 0  # directories below ``at`` that do not exist, so that nothing in them can be a link
         todo = target.split(b"/")[::-1]
         hops = 1
         for _ in range(_MAX_LINK_STEPS):
             if not todo or hops > _MAX_LINK_HOPS:
                 return
+            self._steps += 1
             part = todo.pop()
             if part in (b"", b"."):
                 continue
             if part == b"..":
-                if not at:
+                if beyond:
+                    beyond -= 1
+                elif not at:
                     raise self._leaves(link, target)
-                at.pop()
+                else:
+                    at = at.rpartition(b"/")[0]
                 continue
-            at.append(part)
-            entry = self.entries.get(b"/".join(at))
-            if entry is not None and entry.kind == SYMLINK:
+            below = at + b"/" + part if at else part
+            entry = None if beyond else self.entries.get(below)
+            if entry is None:
+                beyond += 1
+            elif entry.kind == SYMLINK:
                 hops += 1
-                at.pop()
                 todo.extend(entry.target.split(b"/")[::-1])
+            else:
+                at = below
         raise self._leaves(link, target)
 
     def _leaves(self, name: bytes, target: bytes) -> ArchiveError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import stat
 import struct
 import sys
 import tarfile
 import threading
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -220,6 +222,75 @@ def test_something_else_than_an_archive_is_named(tmp_path, length):
     message = refused(b"<html>404</html>".ljust(length, b"x"), tmp_path)
     assert "not a tar archive" in message
     assert "<html>40" in message
+
+
+# --- what tar accepts --------------------------------------------------------------------------------------------
+def test_the_root_that_tarfile_writes_for_an_empty_name_is_the_tree_itself(tmp_path):
+    (tmp_path / "project/pkg").mkdir(parents=True)
+    (tmp_path / "project/pkg/m.py").write_text("1")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.add(tmp_path / "project", arcname="")
+    (tmp_path / "into").mkdir()
+    unpacked(out.getvalue(), tmp_path / "into")
+    assert (tmp_path / "into/pkg/m.py").read_text() == "1"
+
+
+@pytest.mark.parametrize("mtime", [5e-05, 1e9, 1e-9, -1.5, -100, -100.25])
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
+def test_times_before_1970_and_with_an_exponent_are_kept(tmp_path, mtime, form):
+    unpacked(targz([member("a", mtime=mtime), directory("d")], form), tmp_path)
+    kept = mtime if form == tarfile.PAX_FORMAT else int(mtime)
+    assert abs((tmp_path / "a").stat().st_mtime_ns - kept * 1e9) <= 1
+
+
+def test_one_zero_block_at_the_very_end_is_an_end_mark(tmp_path):
+    raw = tar([member("a", b"1")])
+    unpacked(gzip.compress(raw[: 3 * 512 + 1024]), tmp_path)
+    (tmp_path / "2").mkdir()
+    unpacked(gzip.compress(raw.rstrip(b"\0").ljust(2560, b"\0")[:2560]), tmp_path / "2")
+
+
+def test_of_several_long_names_the_last_counts(tmp_path):
+    def long(name: str) -> bytes:
+        return tar([member(name, b"")], tarfile.GNU_FORMAT)[:1024]
+
+    raw = tar([member("n" * 200, b"1")], tarfile.GNU_FORMAT)
+    unpacked(gzip.compress(long("m" * 200) + raw), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["n" * 200]
+
+
+# --- bombs of another kind ---------------------------------------------------------------------------------------
+def header_of(flag: bytes, data: bytes) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = flag, len(data)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data.ljust(-(-len(data) // 512) * 512, b"\0")
+
+
+def test_global_headers_take_no_memory(tmp_path):
+    record = b"".join(b"%d k%07d=%s\n" % (21, n, b"v" * 8) for n in range(40_000))
+    headers = [header_of(b"g", record) for _ in range(3)]
+    tracemalloc.start()
+    try:
+        unpacked(gzip.compress(b"".join(headers) + tar([member("a")])), tmp_path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10 << 20
+
+
+def test_more_extended_headers_than_members_need_are_refused(tmp_path):
+    header = header_of(b"x", b"6 a=b\n" * 170_000)
+    assert "more extended headers" in refused(gzip.compress(header * 5, 1), tmp_path)
+
+
+def test_links_that_take_too_long_to_follow_are_refused(tmp_path):
+    links = [symlink(f"l{n}", "d/../" * 800 + "d") for n in range(1300)]
+    assert "longer than the limit" in refused(targz([directory("d"), *links]), tmp_path)
+
+
+def test_links_with_many_parts_that_lead_nowhere_are_followed_at_once(tmp_path):
+    unpacked(targz([symlink(f"l{n}", "a/" * 700 + "../" * 700 + "x") for n in range(500)]), tmp_path)
 
 
 # --- how it is packed --------------------------------------------------------------------------------------------
