@@ -165,7 +165,10 @@ def _probe(program: str) -> dict[str, Any] | str:
         return f"loading it ends with {signal.Signals(-done.returncode).name}: the build does not fit this machine"
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no output"])[-1]
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return f"loading it says nothing that can be read: {(done.stdout + done.stderr).strip()[-200:] or 'no output'}"
     return result
 
 

@@ -35,6 +35,12 @@ _IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "ma
 """Commands whose click command of flytekit.bin.entrypoint runs in this process."""
 
 
+_OF_STAGING = ("deadline",)
+"""Options of staging that variables set, and that are no limits of the archive."""
+
+_WITH_VALUE = ("--additional-distribution", "--dest-dir")
+
+
 @dataclass(frozen=True)
 class Invocation:
     """The command line, taken apart.
@@ -56,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script. Exit codes: upstream's contract (0 also for a task that failed and has said so by an
     uploaded ``error.pb``), non-zero for the platform's failures, with one message on standard error."""
     stopping.listen()
+    _have_stderr()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
     except SystemExit as leaving:
@@ -72,6 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     storeclients.close()
     _say_last_words()
     stopping.leave(code)
+
+
+def _have_stderr() -> None:
+    """Where none is open, messages go to standard output, and the next file that is opened does not become it."""
+    if sys.stderr is not None:
+        return
+    try:
+        os.dup2(1, 2)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115  (for good)
 
 
 def _exit_code(leaving: SystemExit) -> int:
@@ -134,7 +152,7 @@ def parse(arguments: list[str]) -> Invocation:
     parser.add_argument("--dest-dir", metavar="DIR", help="where its files go (default: the working directory)")
     own, command = _split(arguments)
     parsed = parser.parse_args(own)
-    if not command:
+    if not command or not command[0]:
         parser.error("no command to run is given after --")
     for value in (parsed.additional_distribution, parsed.dest_dir):
         if value is not None and value.startswith("{{"):
@@ -143,18 +161,28 @@ def parse(arguments: list[str]) -> Invocation:
                 where={"argument": value},
                 hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
             )
-    dest_argument = parsed.dest_dir or str(Path.cwd())
-    dest = Path(os.path.realpath(Path(dest_argument).expanduser()))
-    return Invocation(parsed.additional_distribution or None, dest, dest_argument, tuple(command))
+    from .staging.places import absolute
+
+    dest = absolute(parsed.dest_dir or ".")
+    dest_argument = parsed.dest_dir or str(dest)
+    return Invocation(
+        parsed.additional_distribution or None, Path(os.path.realpath(dest)), dest_argument, tuple(command)
+    )
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """At the first ``--``, or at the first command we know: click, which the stock command uses, takes both."""
+    """At the first ``--``, or at the first word that is no option of ours: click, which the stock command uses, takes
+    both."""
+    value = False
     for at, argument in enumerate(arguments):
-        if argument == "--":
+        if value:
+            value = False
+        elif argument == "--":
             return arguments[:at], arguments[at + 1 :]
-        if argument in _IN_PROCESS:
+        elif not argument.startswith("-"):
             return arguments[:at], arguments[at:]
+        else:
+            value = argument in _WITH_VALUE
     return arguments, []
 
 
@@ -184,14 +212,12 @@ def options_from(environment: Mapping[str, str]) -> Options:
             problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
     if problems:
         raise ConfigError(problems)
-    time = {"deadline": values.pop("deadline")} if "deadline" in values else {}
+    own = {name: values.pop(name) for name in _OF_STAGING if name in values}
     store = environment.get(envvars.CODE_STORE)
     named = [environment.get(name) for name in (envvars.TMPDIR, "TEMP", "TMP")]
-    scratch = environment.get(
-        envvars.SCRATCH_ROOT
-    )  # a volume: often the one place to write where the root is read-only
+    scratch = environment.get(envvars.SCRATCH_ROOT)  # a volume: often all that can be written where the root cannot
     temporary = (*(Path(one) for one in named if one), *USUAL, *([Path(scratch)] if scratch else []))
-    return Options(store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), **time)
+    return Options(store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), **own)
 
 
 def stage_code(invocation: Invocation, options: Options) -> StagedCode:

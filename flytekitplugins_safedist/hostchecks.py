@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -90,9 +91,10 @@ def check_network() -> Iterator[Result]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         addresses = sorted({str(one[4][0]) for one in found})
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name of more than 63 letters is none that DNS could have
         remedy = "give the pod a hostname that resolves (/etc/hosts); the operator's services do in a job"
-        yield "network", "warning", f"{name} does not resolve: {error.strerror}", remedy, facts
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        yield "network", "warning", f"{name} does not resolve: {why}", remedy, facts
         return
     facts["addresses"] = addresses
     if all(one.startswith("127.") or one == "::1" for one in addresses):
@@ -141,13 +143,15 @@ def _filesystem(path: Path) -> str:
     """Type of the file system at *path*, from ``/proc/self/mountinfo`` (proc(5))."""
     best, kind = "", "unknown"
     try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        # As os.fsdecode: names of mounts need not be text.
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return kind
     real = str(path.resolve())
     for line in lines:
         left, _, right = line.partition(" - ")
-        mount = left.split()[4].encode().decode("unicode_escape")
+        # proc(5) writes space, tab, newline and backslash in octal, and nothing else.
+        mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split(" ")[4])
         inside = real == mount or real.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
             best, kind = mount, right.split()[0]

@@ -164,6 +164,7 @@ class _Merger:
         self._stack = stack
         self._copying = False
         self._serial = count()
+        self._opened: set[bytes] = set()
         self._replaced: dict[bytes, set[bytes]] = {}
         # Inside the destination: a rename is atomic only within one file system.
         self.work = stack.enter_context(WorkDir(dest))
@@ -206,6 +207,14 @@ class _Merger:
 
     def entry(self, name: bytes) -> None:
         """Bring one entry into the live destination."""
+        try:
+            self._bring(name)
+        except PermissionError:
+            if not self._open_up(name):
+                raise
+            self._bring(name)
+
+    def _bring(self, name: bytes) -> None:
         if self._entries[name].kind == DIRECTORY:
             self._directory(name)
         else:
@@ -249,6 +258,17 @@ class _Merger:
                     os.unlink(temporary)
                 return
         raise self._contended(name)
+
+    def _open_up(self, name: bytes) -> bool:
+        """Make the directory of ``name`` writable, if it is read-only by the archive's own will: an earlier merge left
+        it so, and :meth:`settle` will do it again."""
+        parent = name.rpartition(b"/")[0]
+        entry = self._entries.get(parent)
+        if entry is None or entry.mode == IMPLIED or entry.mode & 0o300 == 0o300 or parent in self._opened:
+            return False
+        self._opened.add(parent)
+        os.chmod(self._dest + parent, entry.mode | 0o700)
+        return True
 
     def _remove_empty(self, name: bytes) -> None:
         try:

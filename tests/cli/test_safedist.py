@@ -135,6 +135,11 @@ def test_a_build_that_crashes_on_import_is_a_finding() -> None:
     assert found == "loading it ends with SIGILL: the build does not fit this machine"
 
 
+@pytest.mark.parametrize("program", ["", "print('no json')"])
+def test_a_build_that_says_nothing_is_a_finding(program: str) -> None:
+    assert "says nothing that can be read" in str(doctor._probe(program))
+
+
 def test_a_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # A stand-in for the size only: /dev/shm of the machine that runs this must stay as it is.
     usage = shutil._ntuple_diskusage(64 * 1024**2, 0, 64 * 1024**2)

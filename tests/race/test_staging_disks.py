@@ -182,3 +182,16 @@ def test_a_failed_staging_of_an_ordinary_user_leaves_no_read_only_leftovers(plac
     outcome = actors(place.uri, home / "dest", home / "store", user=NOBODY).go().end()
     assert outcome["error"] == "ArchiveError"
     assert nothing_published(home / "store")
+
+
+def test_read_only_directories_are_merged_again_by_an_ordinary_user(place, actors, for_nobody):
+    arguments = (place.uri, for_nobody / "own/dest", for_nobody / "own/store")
+    place.uri.write_bytes(targz([directory("ro/inner", 0o555), directory("ro", 0o555), member("ro/inner/f", b"1")]))
+    assert "tree" in actors(*arguments, user=NOBODY).go().end()
+    named = [directory(name, 0o555) for name in ("ro/inner", "ro", "ro/new")]
+    files = [member(f"ro/{name}", b"2") for name in ("inner/f", "inner/g", "h", "new/i")]
+    place.uri.write_bytes(targz([*named, *files]))
+    assert actors(*arguments, user=NOBODY).go().end().get("message") is None
+    for name in ("inner/f", "inner/g", "h", "new/i"):
+        assert (for_nobody / "own/dest/ro" / name).read_bytes() == b"2"
+    assert (for_nobody / "own/dest/ro/inner").stat().st_mode & 0o777 == 0o555

@@ -341,6 +341,47 @@ def test_the_separator_may_be_missing_as_with_the_stock_command():
     assert invocation.command == ("pyflyte-execute", "--inputs")
 
 
+@pytest.mark.parametrize("command", [["python", "-c", "1"], ["pyflyte-execute", "--", "x"], ["/bin/sh"]])
+def test_without_the_separator_any_command_is_taken_as_with_the_stock_command(command):
+    invocation = entrypoint.parse(["--dest-dir", "/d", "--additional-distribution=u", *command])
+    assert invocation.command == tuple(command)
+    assert (invocation.distribution, str(invocation.dest)) == ("u", "/d")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["--", ""], ["--dest-dir", "/d"]])
+def test_an_empty_command_is_a_usage_error(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        entrypoint.parse(arguments)
+    assert caught.value.code == 2
+    assert "no command to run" in capsys.readouterr().err
+
+
+def test_a_working_directory_that_was_removed_is_named(pod):
+    program = "import os; os.rmdir(os.getcwd()); from flytekitplugins_safedist.entrypoint import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--", "pyflyte-execute"],
+        cwd=pod.cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot be told from its name" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_messages_go_to_standard_output_where_standard_error_is_closed(pod):
+    pod.archive.unlink()
+    process = pod.start(
+        *("--additional-distribution", str(pod.archive), "--dest-dir", ".", "--", *pod.command("report")),
+        preexec_fn=lambda: os.close(2),
+    )
+    out, _ = process.communicate()
+    assert process.returncode == 1
+    assert "register the task again" in out
+
+
 def test_limits_come_from_the_pods_variables():
     options = entrypoint.options_from(
         {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,40 @@ def test_a_full_directory_is_broken(tmp_path: Path) -> None:
     found = examined(tmp_path, faults=[{"op": "mkdir", "errno": "ENOSPC", "first": 9}])
 
     assert "No space left on device" in found["broken"][1]
+
+
+@pytest.mark.parametrize("name", [b"caf\xc3\xa9", b"with space", b"back\\slash"])
+def test_a_mount_of_any_name_is_found(tmp_path: Path, name: bytes) -> None:
+    require()
+    backing, mountpoint = tmp_path / "backing", tmp_path / os.fsdecode(name)
+    backing.mkdir()
+    mountpoint.mkdir()
+    with FuseMount(backing, mountpoint, locks="shared"):
+        (found,) = check_directory(mountpoint)
+    assert found[4]["type"].startswith("fuse")
+
+
+def test_a_mount_whose_name_is_no_text_hurts_no_other(tmp_path: Path) -> None:
+    mountpoint = tmp_path / os.fsdecode(b"latin-\xe9")
+    mountpoint.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mountpoint], capture_output=True, check=False)
+    if mounted.returncode:
+        if os.environ.get("SAFEDIST_CI"):
+            pytest.fail(f"CI must be able to mount a tmpfs: {mounted.stderr!r}")
+        pytest.skip("needs root to mount a tmpfs")
+    try:
+        (found,) = check_directory(mountpoint)
+        assert found[4]["type"] == "tmpfs"
+        assert next(iter(check_directory(tmp_path)))[1] != "broken"
+    finally:
+        subprocess.run(["umount", "-l", mountpoint], check=True)
+
+
+def test_a_hostname_that_dns_could_not_have_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "n" * 64)
+    found = next(iter(check_network()))
+    assert found[1] == "warning"
+    assert "does not resolve" in found[2]
 
 
 def test_no_directory_is_broken(tmp_path: Path) -> None:
