@@ -372,5 +372,7 @@ def _torch_settings() -> Iterator[None]:
 
 def to_stdout(text: str) -> None:
     """Ranks' output goes where the task's own would."""
-    sys.stdout.write(text)
+    encoding = sys.stdout.encoding or "utf-8"
+    # A log in ASCII shows other letters escaped; they must not end the thread that shows them.
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()

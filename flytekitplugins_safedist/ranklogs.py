@@ -15,6 +15,12 @@ from pathlib import Path
 POLL_SECONDS = 0.1
 _MAX_LINE = 64 * 1024
 _TAIL_BYTES = 256 * 1024
+_BLOCK = 256 * 1024
+"""Bytes of one file that are in memory at a time, however much a rank has printed."""
+
+DRAIN_SECONDS = 60.0
+"""How long ranks' output may go on being passed on when they have ended: a reader that has stopped must not keep the
+agent from reporting how they did."""
 
 
 @dataclass
@@ -22,6 +28,9 @@ class _Followed:
     path: Path
     prefix: str
     offset: int = 0
+    """Bytes read."""
+    passed: int = 0
+    """Bytes passed on."""
     partial: bytes = b""
 
 
@@ -43,46 +52,73 @@ class LogFollower:
         """Begin to follow."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Pass on what is left, half lines included, and end."""
+    def stop(self, within: float = DRAIN_SECONDS) -> int:
+        """Pass on what is left, half lines included, and end.
+
+        Args:
+            within: seconds; whoever takes the output may have stopped reading.
+
+        Returns:
+            How many bytes were not passed on.
+        """
         self._stop.set()
         if self._thread.ident is not None:  # never started: ranks that could not be started are torn down as well
-            self._thread.join()
+            self._thread.join(within)
+        return sum(max(0, _size(followed.path) - followed.passed) for followed in self._files)
 
     def _run(self) -> None:
-        while not self._stop.wait(POLL_SECONDS):
-            self._drain()
-        self._drain()
-        for followed in self._files:
-            if followed.partial:
-                self._write(self._shown(followed, followed.partial))
+        try:
+            more = False
+            while more or not self._stop.wait(POLL_SECONDS):
+                more = self._pass_on_blocks()
+            while self._pass_on_blocks():
+                pass
+            for followed in self._files:
+                if followed.partial:
+                    self._write(self._shown(followed, followed.partial))
+                    followed.passed = followed.offset
+        except OSError:
+            return  # nobody reads the node's log any more (EPIPE): stop() tells what was not shown
 
-    def _drain(self) -> None:
-        for followed in self._files:
-            text = b"".join(_read_new(followed))
-            if not text:
-                continue
-            *lines, followed.partial = (followed.partial + text).split(b"\n")
-            if len(followed.partial) > _MAX_LINE:
-                lines.append(followed.partial)
-                followed.partial = b""
-            if lines:
-                self._write("".join(self._shown(followed, line) for line in lines))
+    def _pass_on_blocks(self) -> bool:
+        """At most one block of each file, so that no rank's flood holds up another's lines; whether there was one."""
+        passed_on = [
+            self._pass_on_block(followed) for followed in self._files
+        ]  # all of them: any() alone would stop early
+        return any(passed_on)
+
+    def _pass_on_block(self, followed: _Followed) -> bool:
+        text = _read_block(followed)
+        *lines, followed.partial = (followed.partial + text).split(b"\n")
+        if len(followed.partial) > _MAX_LINE:
+            lines.append(followed.partial)
+            followed.partial = b""
+        if lines:
+            self._write("".join(self._shown(followed, line) for line in lines))
+            followed.passed = followed.offset - len(followed.partial)
+        return bool(text)
 
     @staticmethod
     def _shown(followed: _Followed, line: bytes) -> str:
         return f"{followed.prefix}{printable(line)}\n"
 
 
-def _read_new(followed: _Followed) -> list[bytes]:
+def _read_block(followed: _Followed) -> bytes:
     try:
-        with followed.path.open("rb") as file:
+        with followed.path.open("rb", buffering=0) as file:
             file.seek(followed.offset)
-            data = file.read()
+            data = file.read(_BLOCK) or b""
     except FileNotFoundError:
-        return []
+        return b""
     followed.offset += len(data)
-    return [data]
+    return data
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def printable(line: bytes) -> str:

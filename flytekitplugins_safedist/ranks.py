@@ -183,7 +183,9 @@ class Ranks:
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
         finally:
-            self._follower.stop()
+            unseen = self._follower.stop()
+            if unseen:
+                self._warn(f"{scratch.human(unseen)} of the ranks' output were not shown: nobody reads this node's log")
 
     def _end(self, number: int, patience: float) -> None:
         running = [member.pid for member in self._members if member.pid and member.ended is None]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +75,60 @@ def test_a_half_line_waits_for_its_end_and_blocks_are_whole_lines(tmp_path: Path
         shown.wait_for("0 loss 0.5\n")
     assert shown.text == "1 whole\n0 loss 0.5\n"
     assert all(block.endswith("\n") for block in shown.blocks)
+
+
+def test_however_much_a_rank_prints_little_of_it_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    line = b"x" * 99 + b"\n"
+    append(log, line * 320_000)
+    shown = 0
+
+    def count(block: str) -> None:
+        nonlocal shown
+        shown += len(block)
+
+    follower = LogFollower([("", log)], count)
+    tracemalloc.start()
+    try:
+        follower.start()
+        assert follower.stop() == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert shown == 320_000 * len(line)
+    assert peak < shown / 8
+
+
+def test_a_reader_that_has_stopped_keeps_nobody_waiting_for_ever_and_what_it_missed_is_told(tmp_path: Path) -> None:
+    log, unread = tmp_path / "0", threading.Event()
+    append(log, b"never read\n")
+    follower = LogFollower([("", log)], lambda _: unread.wait())
+    follower.start()
+    try:
+        assert follower.stop(within=0.2) == len(b"never read\n")
+    finally:
+        unread.set()
+
+
+def test_a_reader_that_has_gone_away_ends_the_showing_alone(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    follower = LogFollower([("", log)], gone)
+    append(log, b"line\n")
+    follower.start()
+    assert follower.stop() == len(b"line\n")
+
+
+def test_letters_that_the_nodes_log_cannot_hold_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flytekitplugins_safedist.agent import to_stdout
+
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    to_stdout("caf\u00e9\n")
+    assert raw.getvalue() == b"caf\\xe9\n"
 
 
 def test_the_last_words_without_a_newline_are_passed_on_at_the_end(tmp_path: Path) -> None:
