@@ -39,6 +39,18 @@ def pytorchjob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     }
 
 
+def trainjob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
+    """A pod of Kubeflow Trainer v2.3.0 (torch.go, EnforceMLPolicy); the index is the kubelet's."""
+    return pinned(nodes, nproc) | {
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": "f1-node-0-0.f1",
+        "PET_MASTER_PORT": "29500",
+        "JOB_COMPLETION_INDEX": str(rank),
+    }
+
+
 def elastic(nodes: str, nproc: int) -> dict[str, str]:
     return pinned(nodes, nproc) | {
         "PET_RDZV_ENDPOINT": "f1-n0-0-worker-0:23456",
@@ -87,7 +99,14 @@ def volcano(rank: int, nodes: int, nproc: int, extras: int = 0) -> dict[str, str
     }
 
 
-FIXED = {"pytorchjob": pytorchjob, "mpijob": mpijob, "mpirun": mpirun, "jobset": jobset, "volcano": volcano}
+FIXED = {
+    "pytorchjob": pytorchjob,
+    "trainjob": trainjob,
+    "mpijob": mpijob,
+    "mpirun": mpirun,
+    "jobset": jobset,
+    "volcano": volcano,
+}
 
 
 def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
@@ -125,7 +144,8 @@ def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint(operator: str,
     topology = from_env(FIXED[operator](rank, 3, 4), Asked(3, 3, 4))
 
     hosts = {"pytorchjob": "f1-n0-0-master-0", "jobset": "f1-workers-0-0.f1", "volcano": "job-master-0.job"}
-    port = 29500 if operator == "jobset" else 23456
+    hosts["trainjob"] = "f1-node-0-0.f1"
+    port = 29500 if operator in ("jobset", "trainjob") else 23456
     assert (topology.node_rank, topology.nnodes, topology.world_size) == (rank, "3", 12)
     assert topology.ranks() == range(rank * 4, rank * 4 + 4)
     assert topology.endpoint == Endpoint(hosts.get(operator, "10.0.0.7"), port)
@@ -148,11 +168,11 @@ def test_volcanos_extra_pods_do_not_count_as_nodes() -> None:
     assert "WORLD_SIZE=8 counts every pod" in topology.notes[0]
 
 
-def test_volcanos_pytorch_plugin_is_recognised_by_its_four_variables_alone() -> None:
+def test_the_four_env_names_alone_are_named_after_all_who_set_nothing_else() -> None:
     env = volcano(1, 2, 2)
     del env["VC_TASK_INDEX"]
 
-    assert from_env(env, Asked(2, 2, 2)).source == "Volcano's pytorch plugin"
+    assert from_env(env, Asked(2, 2, 2)).source == "a training operator before v1.7, or Volcano's pytorch plugin"
 
 
 def test_a_pod_that_volcano_gave_no_rank_is_no_training_pod() -> None:
@@ -208,6 +228,27 @@ def test_auto_ranks_need_a_pinned_number() -> None:
     del env["SAFEDIST_NPROC_PER_NODE"]
     with pytest.raises(TopologyError, match="PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod"):
         from_env(env, Asked(2, 2, 4))
+
+
+def test_a_trainjobs_number_of_processes_counts_cpus_and_is_not_used() -> None:
+    topology = from_env(trainjob(1, 2, 4) | {"PET_NPROC_PER_NODE": "16"}, Asked(2, 2, 4))
+
+    assert list(topology.ranks()) == [4, 5, 6, 7]
+    assert "PET_NPROC_PER_NODE=16 of the TrainJob is not used" in topology.notes[0]
+
+
+def test_a_trainjob_that_was_not_registered_here_is_told_by_its_own_variables() -> None:
+    env = {name: value for name, value in trainjob(1, 2, 4).items() if name.startswith("PET_")}
+
+    topology = from_env(env, Asked(2, 2, 4))
+
+    assert (topology.source, topology.node_rank) == ("Kubeflow Trainer's TrainJob", 1)
+    assert str(topology.endpoint) == "f1-node-0-0.f1:29500"
+
+
+def test_a_trainjob_whose_pod_has_another_index_than_rank_is_refused() -> None:
+    with pytest.raises(TopologyError, match="contradicts"):
+        from_env(trainjob(1, 2, 4) | {"JOB_COMPLETION_INDEX": "0"}, Asked(2, 2, 4))
 
 
 def test_an_endpoint_that_the_user_set_wins() -> None:
