@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from . import envvars, scratch, stopping
 from .backends import Group, RankBackend
+from .compat import torch as torch_inside
 from .config import Resolved
 from .context import RankContext
 from .errors import GroupClosedError, JobInterruptedError, SafedistError
@@ -85,6 +86,9 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     result: Path | None = None
     verdict: Verdict | None = None
+
+
+torch_inside.require_hooks(SimpleElasticAgent)
 
 
 class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped to mypy here
@@ -246,8 +250,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
 
     def _decided(self, ranks: Ranks, cause: RankOutcome) -> RunResult:
         decision = self._job.settle(cause, str(ranks.usage(self.plan.scratch)))
-        # torch elastic asks this number, and nothing else, whether there is another round.
-        self._remaining_restarts = 1 if decision.action is Action.RESTART else 0
+        torch_inside.allow_restarts(self, 1 if decision.action is Action.RESTART else 0)
         return RunResult(state=WorkerState.FAILED)
 
     def _over_limit(self, ranks: Ranks) -> RankOutcome | None:

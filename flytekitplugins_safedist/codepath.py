@@ -97,7 +97,7 @@ class CodeFinder(MetaPathFinder):
     def forget_modules_of_the_image(self) -> None:
         """Something (a flytekit plugin, sitecustomize) may have imported the image's version before."""
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
+            file = module.__file__ if hasattr(module, "__file__") else None
             inner = self._within_tree(file) if isinstance(file, str) else None
             if inner is not None and name != "__main__" and os.path.exists(inner):  # noqa: PTH110
                 del sys.modules[name]

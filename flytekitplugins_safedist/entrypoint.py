@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import envvars, lastwords, othercommand, stopping, storeclients, uploads
+from .compat import flytekit as flytekit_inside
 from .errors import ConfigError, Problem, RankFailedError, SafedistError, StagingError
 
 if TYPE_CHECKING:
@@ -299,9 +300,7 @@ def execute(command: list[str]) -> int:
     from flytekit.bin import entrypoint as flytekit_entrypoint
 
     sys.argv = list(command)
-    flytekit_entrypoint.FileAccessProvider = uploads.patient_access()
-    flytekit_entrypoint.get_traceback_str = cause_first(flytekit_entrypoint.get_traceback_str)
-    flytekit_entrypoint._dispatch_execute = _stoppable(flytekit_entrypoint._dispatch_execute)
+    flytekit_inside.adapt_entrypoint(access=uploads.patient_access(), traceback=cause_first, dispatch=_stoppable)
     try:
         getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .compat import flytekit as flytekit_inside
+
 if TYPE_CHECKING:
     from flytekit import FlyteContext
     from flytekit.core.data_persistence import FileAccessProvider
@@ -56,7 +58,7 @@ def take() -> FlyteSnapshot:
     ctx = FlyteContextManager.current_context()
     params = ctx.user_space_params
     state = ctx.execution_state
-    checkpoint = params._checkpoint if params is not None else None
+    destination, source = flytekit_inside.checkpoint_places(params) if params is not None else (None, None)
     task = params.task_id if params is not None else None
     execution = params.execution_id if params is not None else None
     date = params.execution_date if params is not None else None
@@ -68,11 +70,11 @@ def take() -> FlyteSnapshot:
         execution_id=(execution.project, execution.domain, execution.name) if execution else ("", "", "local"),
         task_id=(task.project, task.domain, task.name, task.version) if task else None,
         execution_date=(date or datetime.now()).isoformat(),
-        checkpoint_dest=getattr(checkpoint, "_checkpoint_dest", None),
-        checkpoint_src=getattr(checkpoint, "_checkpoint_src", None),
+        checkpoint_dest=destination,
+        checkpoint_src=source,
         enable_deck=bool(params.enable_deck) if params is not None else False,
         serialization=settings.serialized_context if settings is not None else None,
-        metadata=dict(getattr(ctx.file_access, "_execution_metadata", None) or {}),
+        metadata=flytekit_inside.execution_metadata(ctx.file_access),
     )
 
 

@@ -101,7 +101,7 @@ def problems_of_gpus(
 
 def is_partitioned(asks: TaskAsks) -> bool:
     """The GPUs are slices of a GPU (NVIDIA MIG)."""
-    if getattr(asks.accelerator, "_partition_size", None) is not None:
+    if _of_accelerator(asks.accelerator)[1]:
         return True
     return any(name.startswith(_MIG) for name in _template_resources(asks))
 
@@ -226,6 +226,13 @@ def _accelerator(asks: TaskAsks, shape: JobShape, nproc: object, nodes: tuple[in
 
 
 def _accelerator_name(accelerator: Any) -> str:
-    device = getattr(accelerator, "_device", None) or getattr(accelerator, "device", None) or type(accelerator).__name__
-    size = getattr(accelerator, "_partition_size", None)
-    return f"{device} ({size})" if size else str(device)
+    device, size = _of_accelerator(accelerator)
+    return f"{device} ({size})" if size else device
+
+
+def _of_accelerator(accelerator: Any) -> tuple[str, str]:
+    """Device and size of a slice ("": whole devices), as flytekit sends them."""
+    if accelerator is None:
+        return "", ""
+    message = accelerator.to_flyte_idl()
+    return message.device or type(accelerator).__name__, message.partition_size

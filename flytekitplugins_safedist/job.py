@@ -232,7 +232,7 @@ def _job_order(
 ) -> JobOrder:
     module, name, pickled = payload.reference(task, sys.modules)
     # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
-    home = getattr(task.task_function, "__module__", None)
+    home = task.task_function.__module__
     inputs_file = job.orders / "inputs.pb"
     payload.write_literals(inputs, inputs_file)
     return JobOrder(

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .compat import flytekit as flytekit_inside
 from .errors import PayloadError
 from .flytecontext import FlyteSnapshot
 from .outputlimits import OutputLimits, refusal, refused
@@ -89,9 +90,10 @@ def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tupl
         PayloadError: it can neither be imported nor pickled.
     """
     function = task.task_function
-    module = getattr(function, "__module__", None)
+    module = function.__module__
     if module and module != "__main__" and module in modules:
-        for name in dict.fromkeys((getattr(function, "__name__", ""), str(task.name).rsplit(".", 1)[-1])):
+        own = function.__name__ if hasattr(function, "__name__") else ""
+        for name in dict.fromkeys((own, str(task.name).rsplit(".", 1)[-1])):
             if name and getattr(modules[module], name, None) is task:
                 return module, name, None
     import cloudpickle
@@ -114,12 +116,17 @@ def search_path(module: str | None, modules: Mapping[str, Any], path: Sequence[s
     ``pyflyte run`` imports the user's file with its project on the path and takes it off again, so the directory that
     the module came from is put in front where it is missing.
     """
-    file = getattr(modules.get(module or ""), "__file__", None)
+    file = _file_of(modules.get(module or ""))
     if module is None or file is None:
         return tuple(path)
     depth = module.count(".") + (1 if Path(file).stem == "__init__" else 0)
     root = str(Path(file).resolve().parents[depth])
     return tuple(path) if root in map(os.path.realpath, path) else (root, *path)
+
+
+def _file_of(module: Any) -> str | None:
+    file: str | None = module.__file__ if hasattr(module, "__file__") else None
+    return file
 
 
 def load_task(order: JobOrder) -> PythonFunctionTask[Any]:
@@ -135,7 +142,7 @@ def load_task(order: JobOrder) -> PythonFunctionTask[Any]:
     except AttributeError as error:
         raise PayloadError(
             "the task is not in its module when a rank imports it",
-            where={"module": order.module, "task": order.name, "file": getattr(module, "__file__", None)},
+            where={"module": order.module, "task": order.name, "file": _file_of(module)},
             expected="the same code in the agent and in its ranks",
             hint="do not define the task under a condition that differs between processes",
         ) from error
@@ -192,17 +199,16 @@ def write_outputs(
     from flytekit import FlyteContextManager
     from flytekit.core.context_manager import ExecutionState
     from flytekit.deck.deck import TimeLineDeck
-    from flytekit.utils.asyn import run_sync
 
     ctx = FlyteContextManager.current_context()
     # As in a pod, also when run locally: flytekit then copies files to the raw output prefix instead of pointing into
     # this rank's scratch, which is about to go, and does not write the decks' page, which the agent does.
     state = ctx.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
-        literals, native = run_sync(task._output_to_literal_map, returned, upload_ctx)
+        literals, native = flytekit_inside.to_literals(task, returned, upload_ctx)
         if limits is not None:
             _refuse_what_flyte_would(literals, limits, upload_ctx, path)
-        task._write_decks(inputs, native, upload_ctx, upload_ctx.user_space_params)
+        flytekit_inside.write_decks(task, inputs, native, upload_ctx)
     decks = [
         {"name": deck.name, "html": deck.html}
         for deck in ctx.user_space_params.decks

@@ -22,7 +22,14 @@ from types import TracebackType
 
 from . import codepath, context, descendants, flytecontext, payload, preload, storeclients, uploads
 from .context import RankContext
-from .errors import ConfigError, MissingDependencyError, NotInTaskError, PayloadError, SafedistError
+from .errors import (
+    ConfigError,
+    IncompatibleVersionError,
+    MissingDependencyError,
+    NotInTaskError,
+    PayloadError,
+    SafedistError,
+)
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
 from .scratch import FULL_ERRNOS
@@ -33,7 +40,15 @@ OUTCOME_BYTES = 256 * 1024
 """Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
 be able to say so."""
 
-_REPEATING = (ImportError, SyntaxError, ConfigError, MissingDependencyError, NotInTaskError, PayloadError)
+_REPEATING = (
+    ImportError,
+    SyntaxError,
+    ConfigError,
+    IncompatibleVersionError,
+    MissingDependencyError,
+    NotInTaskError,
+    PayloadError,
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .compat import flytekit as flytekit_inside
 from .config import Resolved, SafeDistributed, parse_nodes, resolve
 from .errors import ConfigError, Problem
 from .gpus import TaskAsks, gpus_requested
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings
 
     class _Base:
-        _get_command_fn: Any
         accelerator: Any
 
         def _get_container(self, settings: SerializationSettings) -> Any: ...
@@ -96,7 +96,7 @@ class SerializesToKubeflow(_Base):
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """The command of every pod of the job; see :func:`.jobspec.command`."""
-        return command(self._get_command_fn(settings), self.serialized.job, distribution_of(settings))
+        return command(flytekit_inside.stock_command(self, settings), self.serialized.job, distribution_of(settings))
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
@@ -139,14 +139,19 @@ class SerializesToKubeflow(_Base):
         problems = list(problems_of_environment(settings.env or (), "--env"))
         if problems:
             raise ConfigError(problems)
-        container = super()._get_container(settings)
+        container = flytekit_inside.stock_container(super(), settings)
         environment: Mapping[str, str] = {**(container.env or {}), **dict(self.serialized.job.environment)}
-        container._env = environment
-        if self.serialized.job.workers_of_mpi is not None:
-            container._resources = _without_gpus(container.resources)
-            # The command serves both roles; the arguments are the launcher's, and the worker role has its own.
-            container._command, container._args = container.args[:1], container.args[1:]
-        return container
+        if self.serialized.job.workers_of_mpi is None:
+            return _changed(container, env=environment)
+        # The command serves both roles; the arguments are the launcher's, and the worker role has its own.
+        parts = {"command": container.args[:1], "args": container.args[1:]}
+        return _changed(container, env=environment, resources=_without_gpus(container.resources), **parts)
+
+
+def _changed(container: Any, **fields: Any) -> Any:
+    """flytekit's model of a container, with other values: the models themselves are not to be changed."""
+    names = ("image", "command", "args", "resources", "env", "config", "data_loading_config")
+    return type(container)(**{**{name: getattr(container, name) for name in names}, **fields})
 
 
 def _without_gpus(resources: Any) -> Any:

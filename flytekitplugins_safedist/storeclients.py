@@ -37,14 +37,14 @@ def _open_clients() -> Iterator[tuple[asyncio.AbstractEventLoop, Coroutine[Any, 
         return
     for kind in _kinds(asyn.AsyncFileSystem):
         # fsspec keeps every instance there for the next one who asks (fsspec/spec.py, _Cached).
-        for filesystem in list(getattr(kind, "_cache", {}).values()):
+        for filesystem in list(vars(kind).get("_cache", {}).values()):
             # flytekit names its own loop, and fsspec keeps it among the options only (get_async_filesystem_for_path).
             loop = filesystem.storage_options.get("loop") or filesystem._loop
             if loop is None or not loop.is_running():
                 continue
-            if (client := getattr(filesystem, "_s3creator", None)) is not None:  # s3fs
+            if (client := vars(filesystem).get("_s3creator")) is not None:  # s3fs
                 yield loop, client.__aexit__(None, None, None)
-            session = getattr(filesystem, "_session", None)  # gcsfs, fsspec's own for http
+            session = vars(filesystem).get("_session")  # gcsfs, fsspec's own for http
             if session is not None and asyncio.iscoroutinefunction(getattr(session, "close", None)):
                 yield loop, session.close()
 

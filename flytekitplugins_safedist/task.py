@@ -13,12 +13,12 @@ from flytekit.core.context_manager import ExecutionState
 from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.core.type_engine import TypeEngine
 from flytekit.deck import Deck
-from flytekit.deck.deck import _output_deck
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
 from . import job, lastwords, overrides, prefork
+from .compat import flytekit as flytekit_inside
 from .config import SafeDistributed, SafeHorovod, SafeTorch
 from .errors import ConfigError, RankFailedError, SafedistError
 from .serialization import SerializesToKubeflow, plan_task
@@ -34,14 +34,24 @@ _literals: contextvars.ContextVar[LiteralMap | None] = contextvars.ContextVar("s
 class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  # type: ignore[misc]
     """A rank raised ``FlyteRecoverableException`` or a subclass: Flyte retries the task."""
 
+    seconds: float | None = None
+
     @classmethod
     def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
         """The same facts, in the class that flytekit knows as recoverable."""
         recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
         if isinstance(error, RankFailedError):
             recoverable.error_code = error.error_code
-        recoverable._timestamp = time_ns / 1e9  # where errors are aggregated, the earliest is the root cause
+        recoverable.seconds = time_ns / 1e9
         return recoverable
+
+    @property
+    def timestamp(self) -> float | None:
+        """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
+        return self.seconds
+
+
+flytekit_inside.require_hooks(PythonFunctionTask)
 
 
 class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy here
@@ -142,13 +152,13 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         return tuple(values[name] for name in types)
 
     def _take_decks(self, ctx: FlyteContext, result: job.Done) -> None:
-        if self._disable_deck:
+        if self.disable_deck:
             return
         for deck in result.decks:
             Deck(deck["name"], deck["html"])
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
-            _output_deck(self.name.split(".")[-1], ctx.user_space_params)
+            flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
 
 
 def _leave_for_retry(error: SafedistError) -> SystemExit:

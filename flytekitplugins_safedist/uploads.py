@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import stopping
+from .compat import flytekit as flytekit_inside
 from .storefaults import Verdict, judge, one_line
 
 if TYPE_CHECKING:
@@ -41,21 +42,13 @@ def be_patient(upload_timeout: float) -> float:
 
 def patient_access() -> type[FileAccessProvider]:
     """flytekit's ``FileAccessProvider``, whose uploads are tried again."""
-    from flytekit.core.data_persistence import FileAccessProvider
 
-    class PatientFileAccess(FileAccessProvider):  # type: ignore[misc]  # flytekit is untyped to mypy here
-        """All uploads of flytekit 1.16, of outputs and of files, go through ``_put``."""
+    async def patiently(once: Callable[[], Awaitable[Any]], to_path: str) -> Any:
+        if stopping.told():  # and what was to end the task has been swallowed: what it made since is not to count
+            stopping.end()
+        return await tried_again(once, to_path, seconds=_seconds)
 
-        async def _put(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-            if stopping.told():  # and what was to end the task has been swallowed: what it made since is not to count
-                stopping.end()
-
-            async def once() -> Any:
-                return await super(PatientFileAccess, self)._put(from_path, to_path, recursive=recursive, **kwargs)
-
-            return await tried_again(once, to_path, seconds=_seconds)
-
-    return PatientFileAccess
+    return flytekit_inside.file_access(patiently)
 
 
 async def tried_again(

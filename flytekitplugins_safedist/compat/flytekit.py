@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import lookup
@@ -40,3 +41,128 @@ def stop_event_loops() -> None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_PATIENCE_SECONDS)
         del runners[name]
+
+
+# --- a task and its conversion ----------------------------------------------------------------------------------------
+_TASK_HOOKS = ("_literal_map_to_python_input", "_output_to_literal_map", "_write_decks", "_get_container")
+
+
+def require_hooks(task_class: type[Any]) -> None:
+    """Look whether flytekit's task class has what ours overrides or calls: an override of nothing would pass unseen.
+
+    Raises:
+        IncompatibleVersionError: one of them is gone.
+    """
+    for name in _TASK_HOOKS:
+        lookup(task_class, name, of="flytekit")
+
+
+def to_literals(task: Any, returned: Any, ctx: Any) -> tuple[Any, Any]:
+    """A task's return value as a ``LiteralMap``, files uploaded; and the values by output name."""
+    from flytekit.utils.asyn import run_sync
+
+    literals, native = run_sync(lookup(task, "_output_to_literal_map", of="flytekit"), returned, ctx)
+    return literals, native
+
+
+def write_decks(task: Any, inputs: Any, outputs: Any, ctx: Any) -> None:
+    """Render a task's decks of inputs and outputs."""
+    lookup(task, "_write_decks", of="flytekit")(inputs, outputs, ctx, ctx.user_space_params)
+
+
+def output_deck(name: str, parameters: Any) -> None:
+    """Write the page of all decks, as flytekit does at the end of a task."""
+    from flytekit.deck import deck
+
+    lookup(deck, "_output_deck", of="flytekit")(name, parameters)
+
+
+def stock_command(task: Any, settings: Any) -> list[str]:
+    """The command that flytekit has for a task: its own, or one that it set (``set_command_fn``)."""
+    command: list[str] = lookup(task, "_get_command_fn", of="flytekit")(settings)
+    return command
+
+
+def stock_container(above: Any, settings: Any) -> Any:
+    """The container that flytekit makes for a task.
+
+    Args:
+        above: ``super()`` of the class that overrides it.
+        settings: flytekit's ``SerializationSettings``.
+    """
+    return lookup(above, "_get_container", of="flytekit")(settings)
+
+
+# --- the context of a running task ------------------------------------------------------------------------------------
+def checkpoint_places(parameters: Any) -> tuple[str | None, str | None]:
+    """Destination and source of the running task's checkpoint; None where it has none.
+
+    Args:
+        parameters: flytekit's ``ExecutionParameters``, whose public ``checkpoint`` raises where there is none.
+    """
+    checkpoint = lookup(parameters, "_checkpoint", of="flytekit")
+    if checkpoint is None:
+        return None, None
+    destination = lookup(checkpoint, "_checkpoint_dest", of="flytekit")
+    return destination, lookup(checkpoint, "_checkpoint_src", of="flytekit")
+
+
+def execution_metadata(access: Any) -> dict[str, str]:
+    """What flytekit hands to object stores about the execution."""
+    return dict(lookup(access, "_execution_metadata", of="flytekit") or {})
+
+
+# --- flytekit's own programs ------------------------------------------------------------------------------------------
+def project_root(file: str) -> str:
+    """The directory under which ``pyflyte run`` and ``register`` would import a file."""
+    from flytekit.tools import script_mode
+
+    return str(lookup(script_mode, "_find_project_root", of="flytekit")(file))
+
+
+def file_access(around: Callable[[Callable[[], Awaitable[Any]], str], Awaitable[Any]]) -> type[Any]:
+    """flytekit's ``FileAccessProvider``, with something around each upload: of outputs and of files, all go through
+    its ``_put``.
+
+    Args:
+        around: called with what uploads, and the address it goes to.
+
+    Raises:
+        IncompatibleVersionError: uploads go another way.
+    """
+    from flytekit.core.data_persistence import FileAccessProvider
+
+    lookup(FileAccessProvider, "_put", of="flytekit")
+
+    class WatchedFileAccess(FileAccessProvider):  # type: ignore[misc]  # flytekit is untyped to mypy here
+        async def _put(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+            async def once() -> Any:
+                return await super(WatchedFileAccess, self)._put(from_path, to_path, recursive=recursive, **kwargs)
+
+            return await around(once, to_path)
+
+    return WatchedFileAccess
+
+
+def adapt_entrypoint(
+    *,
+    access: type[Any],
+    traceback: Callable[[Callable[[Exception], str]], Callable[[Exception], str]],
+    dispatch: Callable[[Callable[..., None]], Callable[..., None]],
+) -> None:
+    """Change what ``pyflyte-execute`` does in this process.
+
+    Args:
+        access: its way to the store.
+        traceback: makes its text for an exception from flytekit's own.
+        dispatch: makes what runs the task from flytekit's own.
+
+    Raises:
+        IncompatibleVersionError: one of the names is gone, and to set it would change nothing.
+    """
+    from flytekit.bin import entrypoint
+
+    lookup(entrypoint, "FileAccessProvider", of="flytekit")
+    entrypoint.FileAccessProvider = access
+    entrypoint.get_traceback_str = traceback(lookup(entrypoint, "get_traceback_str", of="flytekit"))
+    entrypoint._dispatch_execute = dispatch(lookup(entrypoint, "_dispatch_execute", of="flytekit"))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import envvars
+from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
 from .boards import Board, MemoryBoard
 from .context import current_identity, timeout_s
@@ -114,7 +115,7 @@ def _over_torch(identity: Identity) -> Group | None:
     if held:
         return _cached(("agent", held), lambda: _agent_group(held, identity))
     if torch is not None:
-        return _over_process_group(torch.distributed_c10d._get_default_store(), identity)
+        return _over_process_group(torch_inside.default_store(), identity)
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..compat.flytekit import project_root
 from ..errors import RenderError
 
 
@@ -19,12 +20,10 @@ def load_task(file: Path, name: str, *, ours: bool = True) -> Any:
         RenderError: there is no such file or task, the file cannot be imported, or the task is not one of ours.
         ConfigError: the task's configuration cannot work.
     """
-    from flytekit.tools.script_mode import _find_project_root
-
     if not file.is_file():
         raise RenderError("there is no such file", where={"file": file})
     path = file.resolve()
-    root = Path(_find_project_root(str(path)))
+    root = Path(project_root(str(path)))
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     module_name = ".".join(path.relative_to(root).with_suffix("").parts)

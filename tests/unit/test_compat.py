@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from flytekitplugins_safedist.compat import TESTED, gone, lookup
-from flytekitplugins_safedist.errors import IncompatibleVersionError
+from flytekitplugins_safedist.compat import flytekit as flytekit_inside
+from flytekitplugins_safedist.compat import torch as torch_inside
+from flytekitplugins_safedist.errors import IncompatibleVersionError, SafedistError
 
 
 @pytest.mark.parametrize("library", TESTED)
@@ -34,3 +38,79 @@ def test_a_library_without_metadata_is_named_all_the_same(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(metadata, "version", none_of_it)
     assert "seen: torch of a version that its metadata do not tell" in str(gone("torch.nothing", of="torch"))
+
+
+# --- and nowhere else -----------------------------------------------------------------------------------------------
+SOURCE = Path(__file__).parents[2] / "flytekitplugins_safedist"
+ELSEWHERE = sorted(path for path in SOURCE.rglob("*.py") if path.parent.name != "compat")
+
+
+def passed_over(source: str) -> list[str]:
+    """Private names that a module takes from an object, or gives up, without a word."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and str(name.value).startswith("_"):
+                found.append(str(name.value))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in TESTED:
+            found += [alias.name for alias in node.names if alias.name.startswith("_")]
+    return found
+
+
+def looked_up() -> set[str]:
+    """The private names that the two modules look up, those that we override apart."""
+    names = set()
+    for path in (SOURCE / "compat").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lookup":
+                names |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
+    return {name for name in names if name.startswith("_") and name not in ("_put", "_get_container")}
+
+
+def test_a_private_name_that_is_passed_over_would_be_seen() -> None:
+    source = 'from torch.x import _y, z\nfrom os import _exit\na = getattr(b, "_c", None)\nd = getattr(e, "f", None)\n'
+    assert passed_over(source) == ["_y", "_c"]
+    assert {"_checkpoint", "_dispatch_execute", "_remaining_restarts"} <= looked_up()
+
+
+def test_no_other_module_takes_private_names_of_torch_or_flytekit() -> None:
+    wrong = {path.name: passed_over(path.read_text()) for path in ELSEWHERE}
+    assert {name: names for name, names in wrong.items() if names} == {}
+    names = looked_up()
+    used = {
+        (path.name, node.attr)
+        for path in ELSEWHERE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in names
+    }
+    assert used == set()
+
+
+def test_what_we_override_is_there_and_missed_when_it_is_not() -> None:
+    from flytekit.core.python_function_task import PythonFunctionTask
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    for module, there in ((flytekit_inside, PythonFunctionTask), (torch_inside, SimpleElasticAgent)):
+        module.require_hooks(there)
+        with pytest.raises(IncompatibleVersionError, match="no longer has something that safedist stands on"):
+            module.require_hooks(SafedistError)
+
+
+def test_a_context_without_its_private_names_is_no_context_without_a_checkpoint() -> None:
+    assert flytekit_inside.checkpoint_places(SimpleNamespace(_checkpoint=None)) == (None, None)
+    whole = SimpleNamespace(_checkpoint_dest="s3://to", _checkpoint_src=None)
+    assert flytekit_inside.checkpoint_places(SimpleNamespace(_checkpoint=whole)) == ("s3://to", None)
+    for less in (SimpleNamespace(), SimpleNamespace(_checkpoint=SimpleNamespace(_checkpoint_dest="s3://to"))):
+        with pytest.raises(IncompatibleVersionError, match="_checkpoint"):
+            flytekit_inside.checkpoint_places(less)
+    with pytest.raises(IncompatibleVersionError, match="_execution_metadata"):
+        flytekit_inside.execution_metadata(SimpleNamespace())
+
+
+def test_a_restart_that_torch_would_not_hear_of_is_an_error() -> None:
+    agent = SimpleNamespace(_remaining_restarts=0)
+    torch_inside.allow_restarts(agent, 1)
+    assert agent._remaining_restarts == 1
+    with pytest.raises(IncompatibleVersionError, match="_remaining_restarts"):
+        torch_inside.allow_restarts(SimpleNamespace(), 1)
