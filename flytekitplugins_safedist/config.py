@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Literal
 
+from . import reserved
 from .caches import CACHE_NAMES
 from .envvars import IDENTITY
 from .errors import ConfigError, Problem
@@ -339,6 +340,8 @@ def _environment_problems(value: object) -> Iterator[Problem]:
             yield Problem(
                 "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
             )
+        elif (problem := reserved.problem_of(name, "environment")) is not None:
+            yield problem
 
 
 def _can_be_given(text: str) -> bool:

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from .envvars import ENDPOINT
 from .errors import Problem
 from .gpus import TaskAsks, problems_of_gpus
 from .jobconfig import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
-from .reserved import IDENTITY, IDENTITY_PREFIXES, PINNED
+from .reserved import problem_of
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([eE][0-9]+|m|k|[KMGTPE]i?)?")
 _POSITIVE = "must be a whole number, 1 or more"
@@ -51,14 +50,9 @@ def is_quantity(value: object) -> bool:
 def problems_of_environment(environment: Iterable[str], where: str) -> Iterator[Problem]:
     """Variables that say who a rank or node is, or what was decided at registration, are not the user's to set."""
     for name in environment:
-        # Values may be secrets: the message names the variable only.
-        if name in PINNED:
-            repair = f"set {name.removeprefix('SAFEDIST_').lower()} in the task config"
-            yield Problem(where, name, "is decided by the task config", repair)
-        elif name in IDENTITY or name.startswith(IDENTITY_PREFIXES):
-            reason = "says who a node or rank is, which differs in each"
-            repair = f"remove it; to move the meeting point of the nodes set {ENDPOINT}=HOST:PORT"
-            yield Problem(where, name, reason, repair)
+        problem = problem_of(name, where)
+        if problem is not None:
+            yield problem
 
 
 def _size(shape: JobShape, min_nodes: int, max_nodes: int) -> Iterator[Problem]:

@@ -7,10 +7,10 @@ a fork at all. So every import is followed by a look at the process: what it sta
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
-import pickle
 import random
 import sys
 import threading
@@ -45,8 +45,8 @@ class Preloaded:
 
     Attributes:
         unsafe: why ranks must not be forked from here, or None when they may.
-        random_state: state of ``random`` where the user's modules moved it (a seed that ranks keep), else None.
-        numpy_seeded: whether the user's modules moved numpy's; if not, ranks must not share its one sequence.
+        random_state: state of ``random`` where the user's modules seeded it (a seed that ranks keep), else None.
+        numpy_seeded: whether the user's modules seeded numpy's; if not, ranks must not share its one sequence.
     """
 
     unsafe: str | None
@@ -69,24 +69,55 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
     # not be told from numpy's own. torch has imported the rest of it anyway.
     with contextlib.suppress(Exception):
         importlib.import_module("numpy.random")
-    before_random, before_numpy = random.getstate(), _numpy_state()
-    for name in modules:
-        with _identity_withheld() as reads:
-            reason = _import(name)
-        if reads:
-            # First of all: an import that failed without a rank's variables has failed for this.
-            return Preloaded(f"importing {name} reads {'; '.join(reads)}: only a rank has it, and each its own")
-        if reason is not None:
-            return Preloaded(reason)
-    after = random.getstate()
+    with _seeds_noted() as seeded:
+        for name in modules:
+            with _identity_withheld() as reads:
+                reason = _import(name)
+            if reads:
+                # First of all: an import that failed without a rank's variables has failed for this.
+                return Preloaded(f"importing {name} reads {'; '.join(reads)}: only a rank has it, and each its own")
+            if reason is not None:
+                return Preloaded(reason)
     # What is alive now lives as long as the node: keep the collector from touching it, so that pages stay shared.
     gc.collect()
     gc.freeze()
     return Preloaded(
         None,
-        random_state=after if after != before_random else None,
-        numpy_seeded=_numpy_state() != before_numpy,
+        random_state=random.getstate() if "random" in seeded else None,
+        numpy_seeded="numpy.random" in seeded,
     )
+
+
+@contextlib.contextmanager
+def _seeds_noted() -> Iterator[set[str]]:
+    """Note by whom a global generator is given a seed or a state: ``random``, ``numpy.random``. One that is only drawn
+    from keeps nobody's seed."""
+    seeded: set[str] = set()
+    kept: list[tuple[Any, str, Any]] = []
+
+    def noting(module: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            seeded.add(module)
+            return function(*args, **kwargs)
+
+        return seed
+
+    for name, functions in (
+        ("random", ("seed", "setstate")),
+        ("numpy.random", ("seed", "set_state", "set_bit_generator")),
+    ):
+        module = sys.modules.get(name)
+        for function in functions if module is not None else ():
+            if not hasattr(module, function):  # numpy before 1.24 has no set_bit_generator
+                continue
+            kept.append((module, function, getattr(module, function)))
+            setattr(module, function, noting(name, getattr(module, function)))
+    try:
+        yield seeded
+    finally:
+        for module, function, original in kept:
+            setattr(module, function, original)
 
 
 @contextlib.contextmanager
@@ -141,8 +172,8 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None and not preloaded.numpy_seeded:
         numpy_random.seed()  # type: ignore[attr-defined, unused-ignore]
-    threads = blas_threads(environment)
-    if threads > 1:  # with one, the libraries are as they were loaded
+    threads = {"blas": blas_threads(environment), "openmp": openmp_threads(environment)}
+    if set(threads.values()) != {1}:  # with one, the libraries are as they were loaded
         import threadpoolctl
 
         threadpoolctl.threadpool_limits(threads)
@@ -150,7 +181,16 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
 
 def blas_threads(environment: Mapping[str, str]) -> int:
     """How many threads OpenBLAS would have under ``environment`` (the order of variables is OpenBLAS's own)."""
-    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+    return _threads_by(environment, ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"))
+
+
+def openmp_threads(environment: Mapping[str, str]) -> int:
+    """How many threads OpenMP, and with it torch, would have under ``environment``."""
+    return _threads_by(environment, ("OMP_NUM_THREADS",))
+
+
+def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
+    for name in names:
         with contextlib.suppress(KeyError, ValueError):
             return int(environment[name])
     return len(os.sched_getaffinity(0))
@@ -208,11 +248,3 @@ def _native_name(thread: int) -> str:
     with contextlib.suppress(OSError):
         return f"native {Path(f'/proc/self/task/{thread}/comm').read_text().strip()!r}"
     return "native, gone by now"
-
-
-def _numpy_state() -> bytes | None:
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is None:
-        return None
-    # legacy=False: the same shape whichever bit generator a module has set.
-    return pickle.dumps(numpy_random.get_state(legacy=False))  # type: ignore[attr-defined, unused-ignore]

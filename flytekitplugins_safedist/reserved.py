@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from . import envvars as names
+from .errors import Problem
 
 PINNED = frozenset(
     {
         *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS),
-        *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.AGENT_STORE, names.ROUND),
     }
 )
-"""Ours."""
+"""What registration decided."""
+
+INTERNAL = frozenset({names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.AGENT_STORE, names.ROUND})
+"""What a launcher or agent of ours tells its own."""
 
 IDENTITY = names.IDENTITY | {
     *(names.NNODES, names.JOBSET_NPROC_PER_NODE, names.JOB_COMPLETION_INDEX),
@@ -20,3 +23,21 @@ IDENTITY = names.IDENTITY | {
 
 IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZVOUS_")
 """Families of such variables."""
+
+
+def problem_of(name: str, where: str) -> Problem | None:
+    """Why a user may not set the variable ``name``, or None. Its value may be a secret, and is not looked at.
+
+    Args:
+        name: of the variable.
+        where: the argument that sets it, for the message.
+    """
+    if name in PINNED:
+        repair = f"set {name.removeprefix('SAFEDIST_').lower()} in the task config"
+        return Problem(where, name, "is decided by the task config", repair)
+    if name in INTERNAL:
+        return Problem(where, name, "is set by safedist for its own ranks and agents", "remove it")
+    if name in IDENTITY or name.startswith(IDENTITY_PREFIXES):
+        repair = f"remove it; to move the meeting point of the nodes set {names.ENDPOINT}=HOST:PORT"
+        return Problem(where, name, "says who a node or rank is, which differs in each", repair)
+    return None

@@ -206,6 +206,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         )
         for name in sorted(IDENTITY)
     ),
+    *(
+        (
+            {"environment": {name: "1"}},
+            f"environment={name!r} says who a node or rank is, which differs in each (remove it; to move the meeting "
+            "point of the nodes set SAFEDIST_ENDPOINT=HOST:PORT)",
+        )
+        for name in ("PET_NODE_RANK", "NODE_RANK", "OMPI_COMM_WORLD_RANK")
+    ),
+    (
+        {"environment": {"SAFEDIST_NODES": "2"}},
+        "environment='SAFEDIST_NODES' is decided by the task config (set nodes in the task config)",
+    ),
+    (
+        {"environment": {"SAFEDIST_AGENT_STORE": "h:1"}},
+        "environment='SAFEDIST_AGENT_STORE' is set by safedist for its own ranks and agents (remove it)",
+    ),
 ]
 
 

@@ -27,13 +27,14 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "outcome",
         "outputlimits",
         "preload",
+        "reserved",
         "ranklogs",
         "stopping",
         "storeclients",
         "storefaults",
     ),
     # what the user writes, what the operator says, what the file system does
-    ("config", "context", "fs", "payload", "reserved", "topology", "uploads"),
+    ("config", "context", "fs", "payload", "topology", "uploads"),
     ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
     (
         *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "memory", "migrate", "mpilaunch"),

@@ -327,3 +327,32 @@ def test_a_forked_rank_gets_its_own_number_of_blas_threads_back(tmp_path: Path) 
 
 def test_importing_runs_under_variables_that_keep_openblas_and_cuda_quiet() -> None:
     assert SAFE_IMPORT_ENVIRONMENT == {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def test_torch_gets_openmps_number_of_threads_and_not_openblas(tmp_path: Path) -> None:
+    code = PRELOAD + (
+        "import torch\n"
+        "if os.fork() == 0:\n"
+        "    preload.refresh(done, {'OMP_NUM_THREADS': '2', 'OPENBLAS_NUM_THREADS': '3'})\n"
+        "    os.write(1, str(torch.get_num_threads()).encode())\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    assert run("import os\n" + code, tmp_path, libraries=["torch"]) == "2"
+
+
+def test_drawing_at_import_is_no_seed(tmp_path: Path) -> None:
+    source = "import random, numpy\nX = random.random(), numpy.random.random(1000).sum()\n"
+    first, second = numbers(tmp_path, source, libraries=["numpy"])
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_a_state_that_a_module_sets_is_every_ranks(tmp_path: Path) -> None:
+    source = (
+        "import random, numpy\n"
+        "random.setstate(random.Random(7).getstate())\n"
+        "numpy.random.set_state(numpy.random.RandomState(7).get_state())\n"
+    )
+    first, second = numbers(tmp_path, source, libraries=["numpy"])
+    assert first == second == (pytest.approx(0.32383276483316237), pytest.approx(0.07630828937395717))
