@@ -26,7 +26,7 @@ from .gathering import Gathering, too_few
 from .protocol import End, EndKind, Keys
 from .rangewatch import RangeWatch
 from .settings import RangeSettings
-from .standing import Standing
+from .standing import Standing, change
 
 T = TypeVar("T")
 
@@ -353,20 +353,7 @@ class RangeGroup:
     def _change(self, wanted: Callable[[Standing], Standing | None], *, unless_ended: bool = False) -> Standing:
         """Move the job's standing by compare_set; returns how it stands then. An ended job stays as it is."""
         key = self.keys.generation
-
-        def change(store: Any) -> Standing:
-            before = bytes(store.compare_set(key, "", ""))
-            while True:
-                now = Standing.parse(before)
-                after = wanted(now) if now.end is None else None
-                if after is None:
-                    return now
-                found = bytes(store.compare_set(key, before.decode(), after.text()))
-                if found == after.text().encode():
-                    return after
-                before = found
-
-        standing = self.control.call("reading where the job stands", change)
+        standing = self.control.call("reading where the job stands", lambda store: change(store, key, wanted))
         if unless_ended and standing.end is not None:
             raise standing.end.error(self.node_rank)
         return standing

@@ -1,4 +1,4 @@
-"""Where a job with a range of nodes stands: one small value in the store, moved only by compare_set. Pure.
+"""Where a job with a range of nodes stands: one small value in the store, moved only by compare_set.
 
 The same key as in a group of fixed size (``Keys.generation``) decides everything: which round counts, who is in it,
 whether it is to be left, and how the job ended. Being one value, "all are done" and "somebody wants to join" cannot
@@ -8,7 +8,9 @@ both win, and a node that slept through a round change can neither end the job n
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from .protocol import End
 
@@ -63,3 +65,23 @@ class Standing:
             bool(data["moving"]),
             None if end is None else End(**{**end, "missing": tuple(end["missing"])}),
         )
+
+
+def change(store: Any, key: str, wanted: Callable[[Standing], Standing | None]) -> Standing:
+    """Move the standing by compare_set; returns how it is then. An ended job stays as it is.
+
+    Args:
+        store: the job's.
+        key: where the standing is.
+        wanted: from the present one, the one to be; None to leave it. Asked again when another node was faster.
+    """
+    before = bytes(store.compare_set(key, "", ""))
+    while True:
+        now = Standing.parse(before)
+        after = wanted(now) if now.end is None else None
+        if after is None:
+            return now
+        found = bytes(store.compare_set(key, before.decode(), after.text()))
+        if found == after.text().encode():
+            return after
+        before = found
