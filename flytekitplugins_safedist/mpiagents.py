@@ -27,6 +27,8 @@ _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 _ATTACH_SECONDS = 60.0
 _ATTACHES = 3
+_SAID_LIMIT = 500
+"""Characters of what a command that failed has said."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class _Job:
 
 
 def _how_it_failed(process: subprocess.Popen[str], until: float) -> str | None:
-    """The last line that a command wrote, if it failed; it is given up *until* then."""
+    """What a command wrote, on one line, if it failed; it is given up *until* then."""
     try:
         _, written = process.communicate(timeout=max(until - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
@@ -270,7 +272,9 @@ def _how_it_failed(process: subprocess.Popen[str], until: float) -> str | None:
         return "no answer"
     if process.returncode == 0:
         return None
-    return (written.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+    # The operator's script shows each of its commands (set -x).
+    said = [line for line in written.strip().splitlines() if not line.startswith("+ ")]
+    return "; ".join(said)[:_SAID_LIMIT] or f"exit status {process.returncode}"
 
 
 def _end_by(processes: Sequence[subprocess.Popen[str]], until: float) -> None:

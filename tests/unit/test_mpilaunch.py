@@ -258,10 +258,12 @@ def test_a_worker_that_may_not_be_signalled_any_more_is_named_with_the_reason(tm
     launcher = cluster.start(1, LEAVES_IN_ORDER, str(cluster.out))
     ready(launcher)
 
-    cluster._script(reach, "echo 'Error from server (Forbidden): pods is forbidden' >&2; exit 1")
+    cluster._script(reach, "set -x; echo 'Error from server (Forbidden): no' >&2; echo more >&2; exit 1")
     launcher.send_signal(signal.SIGTERM)
     assert launcher.stderr is not None
-    assert any("SIGTERM did not reach node 0 (Error from server (Forbidden)" in line for line in launcher.stderr)
+    assert any(
+        "SIGTERM did not reach node 0 (Error from server (Forbidden): no; more)" in line for line in launcher.stderr
+    )
     pod.send_signal(signal.SIGTERM)
     pod.communicate(timeout=60)
     launcher.communicate(timeout=60)
