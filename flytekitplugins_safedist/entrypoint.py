@@ -36,9 +36,6 @@ _IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "ma
 """Commands whose click command of flytekit.bin.entrypoint runs in this process."""
 
 
-_OF_STAGING = ("deadline",)
-"""Options of staging that variables set, and that are no limits of the archive."""
-
 _WITH_VALUE = ("--additional-distribution", "--dest-dir")
 
 
@@ -125,7 +122,7 @@ def _run(arguments: list[str]) -> int:
     if invocation.distribution is not None:
         with stopping.unwinding():
             code = stage_code(invocation, options)
-        make_importable(code)
+        make_importable(code)  # and ``code`` stays: its lease keeps the tree, also for a command that replaces us
     return execute_and_leave(command_line(invocation))
 
 
@@ -194,13 +191,15 @@ def options_from(environment: Mapping[str, str]) -> Options:
         ConfigError: values that are not positive numbers, all of them.
     """
     from .archive import Limits
-    from .staging import USUAL, Options
+    from .staging import USUAL, Keep, Options
 
     names = {
         "max_bytes": (envvars.CODE_MAX_BYTES, int),
         "max_files": (envvars.CODE_MAX_FILES, int),
         "max_ratio": (envvars.CODE_MAX_RATIO, float),
         "deadline": (envvars.CODE_TIMEOUT, float),
+        "size": (envvars.CODE_KEEP_BYTES, int),
+        "seconds": (envvars.CODE_KEEP_SECONDS, float),
     }
     values: dict[str, Any] = {}
     problems = []
@@ -213,12 +212,15 @@ def options_from(environment: Mapping[str, str]) -> Options:
             problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
     if problems:
         raise ConfigError(problems)
-    own = {name: values.pop(name) for name in _OF_STAGING if name in values}
+    own = {name: values.pop(name) for name in ("deadline",) if name in values}
+    kept = {name: values.pop(name) for name in ("size", "seconds") if name in values}
     store = environment.get(envvars.CODE_STORE)
     named = [environment.get(name) for name in (envvars.TMPDIR, "TEMP", "TMP")]
     scratch = environment.get(envvars.SCRATCH_ROOT)  # a volume: often all that can be written where the root cannot
     temporary = (*(Path(one) for one in named if one), *USUAL, *([Path(scratch)] if scratch else []))
-    return Options(store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), **own)
+    return Options(
+        store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), keep=Keep(**kept), **own
+    )
 
 
 def stage_code(invocation: Invocation, options: Options) -> StagedCode:

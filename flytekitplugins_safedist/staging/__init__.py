@@ -7,10 +7,22 @@ save work. See docs/staging.md for what is promised on which file system.
 from __future__ import annotations
 
 from ..errors import CodeNotFoundError
+from .keeping import Keep
 from .places import USUAL
 from .progress import Progress
 from .source import Retry
 from .stage import POINTS, Options, StagedCode, stage
 from .store import Store
 
-__all__ = ["POINTS", "USUAL", "CodeNotFoundError", "Options", "Progress", "Retry", "StagedCode", "Store", "stage"]
+__all__ = [
+    "POINTS",
+    "USUAL",
+    "CodeNotFoundError",
+    "Keep",
+    "Options",
+    "Progress",
+    "Retry",
+    "StagedCode",
+    "Store",
+    "stage",
+]

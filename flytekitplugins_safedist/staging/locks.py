@@ -14,6 +14,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,6 +28,9 @@ _POLL_FIRST, _POLL_MOST = 0.002, 0.05
 """Seconds between two tries. A blocking flock could not be given a deadline without a thread or a signal handler."""
 
 _WORK_PREFIX = ".safedist-"
+_WORK_NAME = re.compile(r"\.safedist-[0-9a-f]{8}-[0-9a-f]{12}")
+
+UNKNOWN_BOOT = "unknown"
 
 
 @cache
@@ -35,7 +39,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
-        return "unknown"
+        return UNKNOWN_BOOT
 
 
 def _try_lock(fd: int) -> bool | None:
@@ -106,31 +110,41 @@ class WorkDir:
             except FileNotFoundError:
                 continue  # swept between mkdir and open, by somebody who took us for dead
             locked = _try_lock(fd)
-            if locked is not False and _is(path, fd):
+            if locked is not False and is_same(path, fd):
                 return path, fd, bool(locked)
             os.close(fd)  # a sweeper holds it, or has just removed it
 
-    def sweep(self) -> int:
-        """Remove what dead processes of this kernel left in the same parent; returns how many directories."""
-        if not self._locked or not self._locks_exclude():
+    def sweep(self, *, everybodys: bool = False) -> int:
+        """Remove what dead processes of this kernel left in the same parent; returns how many directories.
+
+        Args:
+            everybodys: also what other kernels left, and this one under another device number: for file systems that
+                no other machine can be using.
+        """
+        if not self.locks_exclude():
             return 0
         swept = 0
         for name in os.listdir(self._parent):
-            if not name.startswith(self._prefix) or name == self.path.name:
+            ours = name.startswith(self._prefix) or (everybodys and _WORK_NAME.fullmatch(name))
+            if not ours or name == self.path.name:
                 continue
             path = self._parent / name
-            with suppress(OSError):  # gone already, or not ours to remove: it does no harm where it is
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    if _try_lock(fd) and _is(path, fd):
-                        remove_tree(path)
-                        swept += 1
-                finally:
-                    os.close(fd)
+            with suppress(OSError), exclusively(path) as alone:  # gone already, or not ours to remove: it does no harm
+                if alone:
+                    remove_tree(path)
+                    swept += 1
         return swept
 
-    def _locks_exclude(self) -> bool:
-        """Some file systems say yes to every lock: ask for our own a second time, which must be refused."""
+    def share(self) -> None:
+        """Keep others from removing it, and let them use it: it is about to be published under another name."""
+        with suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def locks_exclude(self) -> bool:
+        """Whether locks can be trusted here. Some file systems say yes to every one: ask for our own a second time,
+        which must be refused."""
+        if not self._locked:
+            return False
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return _try_lock(fd) is False
@@ -151,11 +165,26 @@ class WorkDir:
         self.close()
 
 
+@contextmanager
+def exclusively(path: Path) -> Iterator[bool]:
+    """Whether the directory ``path`` is locked for us alone, while the block runs.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield bool(_try_lock(fd)) and is_same(path, fd)
+    finally:
+        os.close(fd)
+
+
 def _reach(parent: Path) -> str:
     return hashlib.sha256(f"{boot_id()} {parent.stat().st_dev}".encode()).hexdigest()[:8]
 
 
-def _is(path: Path, fd: int) -> bool:
+def is_same(path: Path, fd: int) -> bool:
+    """Whether ``path`` still names what ``fd`` is."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
     except OSError:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..archive import DIRECTORY, IMPLIED, SYMLINK, Entry
 from ..errors import StagingError
+from .keeping import is_local
 from .locks import WorkDir
 from .store import Tree
 
@@ -168,7 +169,7 @@ class _Merger:
         self._replaced: dict[bytes, set[bytes]] = {}
         # Inside the destination: a rename is atomic only within one file system.
         self.work = stack.enter_context(WorkDir(dest))
-        self.work.sweep()
+        self.work.sweep(everybodys=is_local(dest))
 
     def subtree(self, top: bytes, names: list[bytes]) -> bool:
         """Publish a directory that the destination lacks, with all that is below it, by one rename."""

@@ -14,6 +14,7 @@ from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, crc32, unpack_tar
 from ..errors import ArchiveError, StagingError
 from .ahead import Ahead
 from .failures import disk_failed
+from .keeping import Keep, Lease, is_local, lease
 from .locks import one_at_a_time
 from .merge import fingerprint, merge
 from .places import USUAL, absolute, choose, noexec, swappable
@@ -47,6 +48,7 @@ class Options:
     Attributes:
         store: the node's store; default: one per user in the best directory of ``temporary``.
         temporary: directories for temporary files, the wished-for first (:func:`.places.choose`).
+        keep: how much of earlier archives stays in the store.
         limits: see :class:`~flytekitplugins_safedist.archive.Limits`.
         retry: for errors of the remote store that may pass.
         patience: seconds to wait for another process of the node before doing its work again.
@@ -57,6 +59,7 @@ class Options:
 
     store: Path | None = None
     temporary: tuple[Path, ...] = USUAL
+    keep: Keep = field(default_factory=Keep)
     limits: Limits = field(default_factory=Limits)
     retry: Retry = field(default_factory=Retry)
     patience: float = 900.0
@@ -76,6 +79,7 @@ class StagedCode:
         files: entries that are not directories.
         raw: bytes unpacked.
         fetched: whether this process fetched it; otherwise it was there, or another process did.
+        lease: keeps ``tree`` from being removed, as long as this value is there.
     """
 
     tree: Path
@@ -84,6 +88,7 @@ class StagedCode:
     files: int
     raw: int
     fetched: bool
+    lease: Lease = field(repr=False, compare=False)
 
 
 def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
@@ -103,7 +108,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     try:
         store = _open_store(options)
         run = _Run(store, open_source(uri, options.retry, watch), options, progress, watch)
-        tree, fetched = _tree(run)
+        tree, fetched, held = _tree(run)
         options.at("before_merge")
         _merge(run, tree, dest)
         _warn_of_noexec(run, tree)
@@ -112,7 +117,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
         watch.cancel()
         progress.end()
     files = sum(1 for entry in tree.entries.values() if entry.kind != DIRECTORY)
-    return StagedCode(tree.path, dest, tree.digest, files, tree.raw, fetched)
+    return StagedCode(tree.path, dest, tree.digest, files, tree.raw, fetched, held)
 
 
 def _open_store(options: Options) -> Store:
@@ -171,29 +176,34 @@ class _Run:
         return one_at_a_time(self.store.lock(key), patience=patience, waiting=self.waiting)
 
 
-def _tree(run: _Run) -> tuple[Tree, bool]:
+def _tree(run: _Run) -> tuple[Tree, bool, Lease]:
     identity = run.source.identity()
     key = key_of(identity.uri, identity.size, identity.validator)
     found = _known(run, identity, key)
     if found is not None:
-        return found, False
+        return found[0], False, found[1]
     needed = f"{identity.size} bytes, the archive as it is packed, and what it unpacks to" if identity.size else ""
     with _explained(run.store.root, "Unpacking the code archive", needed), run.alone(key):
         run.options.at("locked")
         found = _known(run, identity, key)  # while we waited, the one we waited for made it
         if found is not None:
-            return found, False
-        return _make(run, identity, key), True
+            return found[0], False, found[1]
+        tree, held = _make(run, identity, key)
+        run.store.prune(run.options.keep)
+        return tree, True, held
 
 
-def _known(run: _Run, identity: Identity, key: str) -> Tree | None:
+def _known(run: _Run, identity: Identity, key: str) -> tuple[Tree, Lease] | None:
     """The tree that this object became; never by its size alone, which a changed one may share."""
-    return run.store.by_source(key) if identity.validator else None
+    tree = run.store.by_source(key) if identity.validator else None
+    # First looked at and then held: what is held still has its name, so nobody had begun to remove it.
+    held = lease(tree.path.parent) if tree is not None else None
+    return None if tree is None or held is None else (tree, held)
 
 
-def _make(run: _Run, identity: Identity, key: str) -> Tree:
+def _make(run: _Run, identity: Identity, key: str) -> tuple[Tree, Lease]:
     with run.store.work() as work:
-        work.sweep()
+        work.sweep(everybodys=is_local(run.store.root))
         code = work.path / "code"
         code.mkdir(mode=0o755)
         making = _Making(run, identity)
@@ -206,10 +216,18 @@ def _make(run: _Run, identity: Identity, key: str) -> Tree:
             raise
         tree = describe(work.path, making.digest, raw, entries)
         run.options.at("before_publish")
+        work.share()
         tree = run.store.publish(work.path, tree)
+        held = lease(tree.path.parent)
+        if held is None:
+            raise StagingError(
+                "The staged code went as soon as it was published",
+                where={"path": tree.path.parent},
+                hint="Flyte will retry; do not remove the store of staged code while tasks run",
+            )
         run.options.at("after_publish")
         run.store.remember_source(key, tree.digest)
-        return tree
+        return tree, held
 
 
 def _is_pickle(uri: str) -> bool:

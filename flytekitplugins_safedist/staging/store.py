@@ -34,6 +34,7 @@ from pathlib import Path
 
 from ..archive import DIRECTORY, SYMLINK, Entry, crc32
 from ..errors import StagingError
+from .keeping import Keep, forget_sources, prune
 from .locks import WorkDir, boot_id
 
 _VERSION = 2
@@ -142,6 +143,13 @@ class Store:
     def remember_source(self, key: str, digest: str) -> None:
         """From now on :meth:`by_source` finds it."""
         self._write(f"sources/{key}", digest)
+
+    def prune(self, keep: Keep) -> None:
+        """Remove what nobody uses and is not to be kept (:mod:`.keeping`), as far as it can be removed."""
+        with suppress(OSError), self.work() as work:
+            removed = prune(self.root, work, keep)
+            if removed:
+                forget_sources(self.root, removed)
 
     # --- merges --------------------------------------------------------------------------------------------------
     def merged(self, key: str) -> str | None:
