@@ -343,13 +343,24 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
 
             def load() -> Any:
                 stopping.listen_again()
-                task = load_task()
+                task = _loaded(load_task)
                 running.enter_context(stopping.unwinding())
                 return task
 
             dispatch(ctx, load, *args, **kwargs)
 
     return dispatch_execute
+
+
+def _loaded(load_task: Callable[[], Any]) -> Any:
+    """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
+    try:
+        return load_task()
+    except Exception as error:
+        from . import arrival
+
+        arrival.of_unloadable(error, os.environ)
+        raise
 
 
 def _replace_process(command: list[str]) -> int:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import backends, envvars, flytecontext, lastwords, leaving, memory, payload, scratch, topology, uploads
+from . import arrival, backends, envvars, flytecontext, lastwords, leaving, memory, payload, scratch, topology, uploads
 from .config import Resolved
-from .errors import NodeLostError, SafedistError, ScratchError
+from .errors import SafedistError, ScratchError
 from .launcher import RankServer
 from .outputlimits import OutputLimits, limits_from
 from .payload import JobOrder
 from .scratch import JobScratch
-from .verdict import Kind, Verdict, is_infrastructure
+from .verdict import Kind, Verdict
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -58,6 +58,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+@arrival.elsewhere_if_told(Elsewhere())
 def run(
     task: PythonFunctionTask[Any],
     settings: Resolved,
@@ -83,14 +84,17 @@ def run(
             stop. Nothing of it is left running.
     """
     backend = backends.create(settings.backend)
-    backend.check()
+    place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
+    flyte = flytecontext.take()
+    run_id = arrival.run_id(flyte, environment)
+    voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id), flyte)
+    with voice:
+        backend.check()
     from .agent import NodePlan  # torch elastic: only now is it known to be there
 
-    place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
     settings = replace(settings, nproc_per_node=place.nproc_per_node)
     for note in place.notes:
         say(f"warning: {note}")
-    flyte = flytecontext.take()
     uploads.be_patient(settings.timeouts.upload)
     attempt = int(environment.get(envvars.FLYTE_ATTEMPT, "0"))
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
@@ -98,7 +102,7 @@ def run(
     running = server or RankServer.spawn(_server_environment(settings, environment))
     root = _scratch_root(settings, environment, getattr(task.task_config, "scratch_volume", None))
     scratched = _scratch(root, settings, execution=flyte.execution_id[2], attempt=attempt)
-    with _one_voice(place), running, scratched as (job, keep):
+    with voice, running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
         running.guard([job.path if settings.scratch.keep == "never" else job.orders])
         remote = flyte.mode == "TASK_EXECUTION"
@@ -116,7 +120,7 @@ def run(
                 scratch=job,
                 job_order=order_file,
                 environment=environment,
-                run_id=f"{flyte.execution_id[2]}-a{attempt}",
+                run_id=run_id,
                 attempt=attempt,
                 fork=fork,
             )
@@ -125,6 +129,7 @@ def run(
             short = memory.shortage(memory.cgroup(), ranks=settings.nproc_per_node, imported=imported)
             if short is not None:
                 say(f"warning: {short}")
+            voice.is_agents = True
             attended = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
             keep.succeeded = attended.report.verdict is None
             result = _result(attended)
@@ -133,20 +138,6 @@ def run(
     if attended.report.verdict is not None:
         lastwords.keep(attended.report.verdict.error)
     return result
-
-
-@contextlib.contextmanager
-def _one_voice(place: topology.Topology) -> Iterator[None]:
-    """Errors of a node other than node 0 are told in its log and by its exit code: one error is uploaded, not two."""
-    try:
-        yield
-    except SafedistError as error:
-        if not place.node_rank or is_infrastructure(error):
-            raise
-        raise NodeLostError(
-            f"node {place.node_rank} cannot do its part: {type(error).__name__}: {error}",
-            hint="repair that on this node; node 0 waits for it until timeouts.rendezvous",
-        ) from error
 
 
 def _attend(

@@ -20,6 +20,7 @@ from . import envvars
 from .config import Resolved, Timeouts
 from .gpus import TaskAsks, gpus_requested
 from .jobconfig import JobShape
+from .registered import timeouts_text
 
 PYTHON_TASK = "python-task"
 ENTRYPOINT = "safedist-execute"
@@ -132,6 +133,8 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
         envvars.NPROC_PER_NODE: str(resolved.nproc_per_node),
         envvars.BACKEND: resolved.backend,
     }
+    if high > 1:
+        pinned[envvars.TIMEOUTS] = timeouts_text(resolved.timeouts)
     gpus = gpus_requested(asks, shape, nodes=(low, high)).gpus
     if gpus:
         pinned[envvars.GPUS] = str(gpus)

@@ -13,7 +13,9 @@ from .rendezvous.client import Server
 
 if TYPE_CHECKING:
     from .agent import NodePlan
+    from .config import Timeouts
     from .rendezvous.membership import Meeting
+    from .topology import Topology
 
 _BEATS = 6
 """Signs of life within the time after which their absence counts."""
@@ -29,7 +31,7 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
     Raises:
         ConfigError, TopologyError: the topology and the rendezvous contradict each other.
     """
-    handler = _range(plan) if plan.topology.is_elastic else _fixed(plan)
+    handler = handler_for(plan.topology, plan.settings.timeouts, plan.run_id)
     held: list[Server] = []
 
     def lead(_round: int) -> Mapping[str, str]:
@@ -47,37 +49,44 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
     return handler
 
 
-def _fixed(plan: NodePlan) -> Meeting:
+def handler_for(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
+    """A handler for this place in the job, which nobody has joined yet.
+
+    Raises:
+        ConfigError, TopologyError: the topology and the rendezvous contradict each other.
+    """
+    return _range(place, timeouts, run_id) if place.is_elastic else _fixed(place, timeouts, run_id)
+
+
+def _fixed(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     rendezvous.register()
-    place, settings = plan.topology, plan.settings
     handler: Meeting = get_rendezvous_handler(
         RendezvousParameters(
             backend=rendezvous.BACKEND,
             endpoint=str(place.endpoint) if place.endpoint is not None else "127.0.0.1:0",
-            run_id=plan.run_id,
+            run_id=run_id,
             min_nodes=place.min_nodes,
             max_nodes=place.max_nodes,
             node_rank=place.node_rank,
-            timeout=settings.timeouts.rendezvous,
-            silence=settings.timeouts.heartbeat,
+            timeout=timeouts.rendezvous,
+            silence=timeouts.heartbeat,
         )
     )
     return handler
 
 
-def _range(plan: NodePlan) -> Meeting:
+def _range(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
     from .rendezvous.elastic import ElasticHandler
     from .rendezvous.settings import RangeSettings
 
-    place, timeouts = plan.topology, plan.settings.timeouts
     if place.endpoint is None:
         raise TopologyError("nothing says where the nodes of this job meet", where={"source": place.source})
     return ElasticHandler(
         RangeSettings(
-            run_id=plan.run_id,
+            run_id=run_id,
             min_nodes=place.min_nodes,
             max_nodes=place.max_nodes,
             host=place.endpoint.host,

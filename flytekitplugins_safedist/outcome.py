@@ -68,6 +68,10 @@ class Raised:
             object.__setattr__(self, name, encodable(getattr(self, name)))
 
 
+NO_RANK = -1
+"""In the place of a rank: the node itself failed, before it had any."""
+
+
 @dataclass(frozen=True)
 class RankOutcome:
     """How one rank ended. All text in it is encodable.
@@ -241,6 +245,9 @@ def error_code(outcome: RankOutcome) -> str:
 def describe(outcome: RankOutcome) -> str:
     """The failure as the user should read it: who, what, traceback, last log lines."""
     place = f"rank {outcome.rank} (local_rank {outcome.local_rank}) on node {outcome.node_rank} ({outcome.host})"
+    if outcome.rank == NO_RANK:
+        node = "a node" if outcome.node_rank < 0 else f"node {outcome.node_rank}"
+        place = f"{node} ({outcome.host}) cannot begin: it"
     if outcome.raised is not None:
         text = f"{place} raised {outcome.raised.type}: {outcome.raised.message}\n\n{outcome.raised.traceback.rstrip()}"
     elif outcome.status is Status.KILLED:
@@ -250,7 +257,7 @@ def describe(outcome: RankOutcome) -> str:
         text = f"{place} left with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
     if outcome.memory:
         text += f"\n\n{outcome.memory}"
-    if outcome.round:
+    if outcome.round > 0:
         text += f"\n\nThis was round {outcome.round}: the ranks had been started before (rounds count from 0)."
     if outcome.log_tail:
         text += f"\n\nLast {len(outcome.log_tail)} line(s) that rank {outcome.rank} printed:\n"

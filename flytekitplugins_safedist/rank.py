@@ -115,7 +115,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
         _work(order, seconds)
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = _own_frames_cut(error)
-        _leave_outcome(order, Status.RAISED, seconds, _record(error, shown))
+        _leave_outcome(order, Status.RAISED, seconds, record(error, shown))
         print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
     _leave_outcome(order, Status.SUCCEEDED, seconds, None)
@@ -202,7 +202,8 @@ def _reserved(path: Path) -> Path:
     return path.with_suffix(".reserved")
 
 
-def _record(error: BaseException, shown: str) -> Raised:
+def record(error: BaseException, shown: str) -> Raised:
+    """An exception as text, with its traceback as it is to be ``shown``."""
     name = type(error).__qualname__
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"

@@ -12,7 +12,9 @@ from .client import ReservedPort
 from .handler import MASTER_ADDR, MASTER_PORT
 from .jobstore import JobStore
 from .membership import Lead
+from .protocol import End
 from .range import RangeGroup
+from .refusing import refuse_range
 from .settings import RangeSettings
 
 LOOPBACK = "127.0.0.1"
@@ -124,6 +126,10 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
     def step_down(self) -> None:
         """Give up this node's place among the others before its process ends, so that no new round waits for it."""
         self._group.step_down()
+
+    def refuse(self, text: str) -> End:
+        """Instead of joining, end the job as failed: see :class:`~.membership.Meeting`."""
+        return refuse_range(self._group, text)
 
     def num_nodes_waiting(self) -> int:
         """1 when this round is to be left: someone asked for it, or wants to join; else 0. Never blocks.

@@ -58,6 +58,7 @@ class Group:
         self._ringing: Future[None] | None = None
         self._incarnation = 0
         self._arrived = -1
+        self.expected = 0  # nodes that node 0 waits for when it leaves, also those that have not come yet
         self._finished_before: int | None = None
         self.watch: Watch | None = None
 
@@ -65,6 +66,11 @@ class Group:
     def node_rank(self) -> int:
         """This node."""
         return self.settings.node_rank
+
+    @property
+    def incarnation(self) -> int:
+        """Which process this is in this node's place, from 1; 0 before it has claimed the place."""
+        return self._incarnation
 
     @property
     def nodes(self) -> int:
@@ -373,7 +379,7 @@ class Group:
                 lambda store: [store.add(key, 0) for key in (keys.byes, keys.claims, keys.replacements)],
                 timeout=2.0,
             )
-            if byes >= claims - dead:
+            if byes >= max(claims - dead, self.expected):
                 return
             time.sleep(pause)
             pause = min(0.2, pause * 1.5)

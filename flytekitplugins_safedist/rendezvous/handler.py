@@ -21,6 +21,8 @@ from .client import ReservedPort
 from .group import Group
 from .jobstore import JobStore
 from .membership import Lead
+from .protocol import End
+from .refusing import refuse_fixed
 from .settings import GroupSettings
 
 MASTER_ADDR = "MASTER_ADDR"
@@ -141,6 +143,10 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
 
     def step_down(self) -> None:
         """Nothing: each round waits for a process in this node's place."""
+
+    def refuse(self, text: str) -> End:
+        """Instead of joining, end the job as failed: see :class:`~.membership.Meeting`."""
+        return refuse_fixed(self._group, text)
 
     def num_nodes_waiting(self) -> int:
         """1 when a new round was asked for, else 0. Never blocks.

@@ -101,6 +101,16 @@ class Meeting(Protocol):
     def request_round(self) -> None:
         """Ask every node to restart, without joining the next round yet."""
 
+    def refuse(self, text: str) -> End:
+        """Instead of joining: reach the others and end the job as failed, with its outcome as text.
+
+        Returns the end that counts: another node may have been first.
+
+        Raises:
+            NodeLostError: the job has begun without this process, and goes on without it.
+            RendezvousTimeoutError, StoreLostError: the others cannot be told.
+        """
+
     def num_nodes_waiting(self) -> int:
         """Torch elastic's question, whether ranks are to be restarted. Never blocks."""
 

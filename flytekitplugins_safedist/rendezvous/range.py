@@ -191,6 +191,13 @@ class RangeGroup:
             )
         return after.end
 
+    def refuse(self, text: str, deadline: float) -> End | None:
+        """Without joining, end a job as failed that has had no round yet; this node then uploads. None: it has."""
+        self._enter(deadline)
+        wanted, mine = End("failed", -1, text), (self._number,)
+        after = self._change(lambda now: Standing(now.round, mine, end=wanted) if now.round < 0 else None)
+        return after.end
+
     def read_end(self) -> End | None:
         """How the job ended, or None while it runs."""
         return self._read().end

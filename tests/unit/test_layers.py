@@ -35,7 +35,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ),
     # what the user writes, what the operator says, what the file system does
     ("config", "context", "fs", "payload", "topology", "uploads"),
-    ("archive", "backends", "gpus", "rendezvous", "restart", "scratch"),
+    ("archive", "backends", "gpus", "registered", "rendezvous", "restart", "scratch"),
     (
         *("checkpoint", "doctor", "jobcheck", "jobspec", "jobwide", "leaving", "memory", "migrate", "mpilaunch"),
         "mpiworker",
@@ -46,6 +46,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("overrides", "prefork", "ranks"),
     ("agent",),
     ("meeting",),
+    ("arrival",),
     ("job",),
     ("task",),
     ("cli", "entrypoint"),

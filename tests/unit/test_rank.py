@@ -53,7 +53,7 @@ def recorded(error: BaseException) -> Raised:
     """The record of an exception as a rank's function would raise it."""
     with pytest.raises(type(error)) as caught:
         raise error
-    return rank._record(caught.value, rank._own_frames_cut(caught.value))
+    return rank.record(caught.value, rank._own_frames_cut(caught.value))
 
 
 class LossError(ValueError):
@@ -124,7 +124,7 @@ def test_errnos_are_collected_along_the_chain_of_causes() -> None:
     assert recorded(wrapped).errnos == (errno.ENOSPC,)
     handling = ValueError("while handling")
     handling.__context__ = full
-    assert rank._record(handling, "").errnos == (errno.ENOSPC,)
+    assert rank.record(handling, "").errnos == (errno.ENOSPC,)
     assert recorded(OSError("no number")).errnos == ()
 
 
@@ -138,7 +138,7 @@ def test_a_suppressed_context_is_no_cause() -> None:
     error = ValueError("x")
     error.__context__ = OSError(errno.ENOSPC, "full")
     error.__suppress_context__ = True
-    assert rank._record(error, "").errnos == ()
+    assert rank.record(error, "").errnos == ()
 
 
 def test_a_lost_peer_is_marked_as_a_consequence() -> None:

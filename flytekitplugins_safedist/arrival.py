@@ -1,0 +1,219 @@
+"""A node that cannot begin (its code cannot be loaded, it has no scratch) comes to the others with its error.
+
+It is that error which ends the job, at once, on every node, and is uploaded once. What is needed to meet the others is
+known without the task's own code: registration has pinned it into the pod.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from . import envvars, flytecontext, lastwords, leaving, rank, topology
+from .config import Timeouts
+from .errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
+from .jobwide import Ended
+from .outcome import NO_RANK, Fault, RankOutcome, Status
+from .registered import Registered
+from .restart import Action, Decision
+from .topology import Topology
+from .verdict import is_infrastructure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_EXIT_INFRASTRUCTURE = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node belongs, as far as it takes to tell the others.
+
+    Attributes:
+        topology: its place in the job.
+        timeouts: how long nodes wait for each other.
+        run_id: names the job; the same on every node.
+    """
+
+    topology: Topology
+    timeouts: Timeouts
+    run_id: str
+
+
+def run_id(flyte: flytecontext.FlyteSnapshot, environment: Mapping[str, str]) -> str:
+    """Names this attempt of the job, the same on every node."""
+    return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
+
+
+def of_unloadable(error: Exception, environment: Mapping[str, str]) -> None:
+    """Deal with a task that cannot be loaded here. Returns where this node is to upload the error, as flytekit would.
+
+    Raises:
+        SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
+    """
+    registered = Registered.from_env(environment)
+    if registered is None or registered.max_nodes == 1:
+        return
+    flyte = flytecontext.take()
+    try:
+        place = Place(topology.from_env(environment, registered), registered.timeouts, run_id(flyte, environment))
+    except TopologyError:
+        return  # nobody knows which node this is: it says what it knows
+    try:
+        uploads = arrive_with(error, place, flyte)
+    except SafedistError as trouble:
+        if place.topology.node_rank == 0:
+            return  # it is node 0's to upload, whether or not the others could be told
+        lastwords.keep(error)
+        _say(f"this node cannot begin: {type(error).__name__}: {error}; and nobody is told: {trouble}")
+        raise SystemExit(_EXIT_INFRASTRUCTURE) from error
+    if not uploads:
+        raise SystemExit(0) from error
+
+
+def arrive_with(error: Exception, place: Place, flyte: flytecontext.FlyteSnapshot) -> bool:
+    """End the job of several nodes with this node's error.
+
+    Returns:
+        Whether this node is the one to upload the error; if not, the upload is done.
+
+    Raises:
+        RendezvousError: the others cannot be told, or go on without this node, or nothing is uploaded.
+        MissingDependencyError: torch, by which nodes meet, cannot be imported here.
+    """
+    try:
+        from .meeting import handler_for
+    except ImportError as missing:
+        raise MissingDependencyError(
+            "the other nodes cannot be met without torch", seen=str(missing), hint="repair this node's image"
+        ) from missing
+    handler = handler_for(place.topology, place.timeouts, place.run_id)
+    try:
+        handler.refuse(_ended(error, place).to_json())
+        uploads = handler.uploads
+    except BaseException:
+        handler.leave()
+        raise
+    shown = f"{type(error).__name__}: {error}"
+    if uploads:
+        _say(f"this node cannot begin, which ends the job: {shown}")
+        leaving.stay(handler)
+        return True
+    _say(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
+    leaving.follow(handler, timeout=place.timeouts.upload, exists=lambda: flytecontext.uploaded(flyte))
+    return False
+
+
+class ToldError(Exception):
+    """This node's error has been told to the others, and uploaded by the one that uploads."""
+
+
+class Voice:
+    """A job's node speaks with one voice: one error is uploaded, not two. A context manager, to be entered again and
+    again.
+
+    What keeps a node from beginning is told to the others, and ends the job. Once its agent stands, the errors of a
+    node other than node 0 are told in its log and by its exit code.
+
+    Attributes:
+        is_agents: whether the agent stands.
+    """
+
+    def __init__(self, place: Place, flyte: flytecontext.FlyteSnapshot) -> None:
+        self._place = place
+        self._flyte = flyte
+        self.is_agents = False
+
+    def __enter__(self) -> Voice:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """
+        Raises:
+            ToldError: another node has uploaded this error.
+            NodeLostError: nobody has, and this is not the node to do it.
+        """
+        topology = self._place.topology
+        if not isinstance(error, SafedistError) or topology.max_nodes == 1 or is_infrastructure(error):
+            return
+        untold = None
+        if not self.is_agents:
+            try:
+                if arrive_with(error, self._place, self._flyte):
+                    return
+            except SafedistError as trouble:
+                untold = trouble
+            else:
+                raise ToldError from error
+        if topology.node_rank == 0 or (topology.node_rank is None and self.is_agents):
+            return
+        name = "this node" if topology.node_rank is None else f"node {topology.node_rank}"
+        raise NodeLostError(
+            f"{name} cannot do its part: {type(error).__name__}: {error}",
+            seen=None if untold is None else f"the others cannot be told: {untold}",
+            hint="repair that on this node",
+        ) from error
+
+
+def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R | T]]:
+    """Decorate what uses a :class:`Voice`: it returns *elsewhere* where another node has uploaded."""
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R | T]:
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | T:
+            try:
+                return function(*args, **kwargs)
+            except ToldError:
+                return elsewhere
+
+        return wrapper
+
+    return decorated
+
+
+def _ended(error: Exception, place: Place) -> Ended:
+    node_rank = place.topology.node_rank
+    raised = rank.record(error, _shown(error))
+    if isinstance(error, SafedistError):
+        raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
+    cause = RankOutcome(
+        rank=NO_RANK,
+        local_rank=NO_RANK,
+        node_rank=-1 if node_rank is None else node_rank,
+        round=-1,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        status=Status.RAISED,
+        time_ns=time.time_ns(),
+        raised=raised,
+    )
+    return Ended(cause, Decision(Action.GIVE_UP, "no rank was started"), "")
+
+
+def _shown(error: Exception) -> str:
+    """The traceback from the first frame that is the user's, where there is one."""
+    return "".join(traceback.format_exception(type(error), error, _first_of_users(error.__traceback__)))
+
+
+def _first_of_users(trace: TracebackType | None) -> TracebackType | None:
+    here, first = str(Path(__file__).parent), trace
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not (name.startswith((here, "<frozen ")) or "/flytekit/" in name or "/importlib/" in name):
+            return trace
+        trace = trace.tb_next
+    return first
+
+
+def _say(text: str) -> None:
+    print(f"[safedist] {text}", file=sys.stderr, flush=True)  # noqa: T201
