@@ -92,7 +92,11 @@ def uploaded(snapshot: FlyteSnapshot) -> bool:
 
 @contextlib.contextmanager
 def entered(
-    snapshot: FlyteSnapshot, sandbox: Path, access: type[FileAccessProvider] | None = None
+    snapshot: FlyteSnapshot,
+    sandbox: Path,
+    access: type[FileAccessProvider] | None = None,
+    *,
+    restarted: bool = False,
 ) -> Iterator[FlyteContext]:
     """Make ``snapshot`` the current Flyte context of this process.
 
@@ -100,6 +104,7 @@ def entered(
         snapshot: from :func:`take`, in the agent.
         sandbox: a directory of this rank alone; flytekit's local sandbox and working directory are made in it.
         access: the class of flytekit's way to the store; None: flytekit's own.
+        restarted: whether ranks ran before in this attempt; what they saved is the checkpoint then.
     """
     from flytekit import FlyteContextManager
     from flytekit.configuration import SerializationSettings
@@ -115,17 +120,28 @@ def entered(
     builder = ctx.with_file_access(file_access)
     if snapshot.serialization:
         builder = builder.with_serialization_settings(SerializationSettings.from_transport(snapshot.serialization))
+    checkpoint = _checkpoint(snapshot, file_access, restarted=restarted)
     state = ctx.new_execution_state(working_dir=str(sandbox / "engine")).with_params(
-        mode=ExecutionState.Mode[snapshot.mode], user_space_params=_parameters(snapshot, sandbox)
+        mode=ExecutionState.Mode[snapshot.mode], user_space_params=_parameters(snapshot, sandbox, checkpoint)
     )
     builder = builder.with_execution_state(state).with_output_metadata_tracker(OutputMetadataTracker())
     with FlyteContextManager.with_context(builder) as entered_ctx:
         yield entered_ctx
 
 
-def _parameters(snapshot: FlyteSnapshot, sandbox: Path) -> Any:
-    from flytekit.configuration import StatsConfig
+def _checkpoint(snapshot: FlyteSnapshot, access: FileAccessProvider, *, restarted: bool) -> Any:
     from flytekit.core.checkpointer import SyncCheckpoint
+
+    destination, source = snapshot.checkpoint_dest, snapshot.checkpoint_src
+    if destination is None:
+        return None
+    if restarted:
+        return flytekit_inside.resuming_checkpoint(destination, source, access.exists)
+    return SyncCheckpoint(checkpoint_dest=destination, checkpoint_src=source)
+
+
+def _parameters(snapshot: FlyteSnapshot, sandbox: Path, checkpoint: Any) -> Any:
+    from flytekit.configuration import StatsConfig
     from flytekit.core.context_manager import ExecutionParameters
     from flytekit.core.mock_stats import MockStats
     from flytekit.interfaces.stats.taggable import get_stats
@@ -139,9 +155,6 @@ def _parameters(snapshot: FlyteSnapshot, sandbox: Path) -> Any:
     stats: Any = MockStats()
     if task is not None and snapshot.mode == "TASK_EXECUTION":
         stats = get_stats(cfg=StatsConfig.auto(), prefix=f"{task[0]}.{task[1]}.{task[2]}.user_stats")
-    checkpoint = None
-    if snapshot.checkpoint_dest is not None:
-        checkpoint = SyncCheckpoint(checkpoint_dest=snapshot.checkpoint_dest, checkpoint_src=snapshot.checkpoint_src)
     return ExecutionParameters(
         execution_id=identifier.WorkflowExecutionIdentifier(project=project, domain=domain, name=name),
         execution_date=datetime.fromisoformat(snapshot.execution_date),

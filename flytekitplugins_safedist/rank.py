@@ -133,13 +133,16 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     sys.argv[:] = job.argv
     task = payload.load_task(job)
     uploads.be_patient(job.upload_timeout)
-    with flytecontext.entered(job.flyte, order.context.scratch / "flyte", uploads.patient_access()) as ctx:
+    place = order.context
+    with flytecontext.entered(
+        job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
+    ) as ctx:
         phase_ended("import")
         inputs = payload.native_inputs(job, task, ctx)
         phase_ended("inputs")
         returned = task.task_function(**inputs)
         phase_ended("function")
-        if order.context.rank == 0:
+        if place.rank == 0:
             payload.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
 

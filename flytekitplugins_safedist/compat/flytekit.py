@@ -107,6 +107,46 @@ def checkpoint_places(parameters: Any) -> tuple[str | None, str | None]:
     return destination, lookup(checkpoint, "_checkpoint_src", of="flytekit")
 
 
+def resuming_checkpoint(destination: str, source: str | None, exists: Callable[[str], bool]) -> Any:
+    """flytekit's checkpoint for ranks that were started again within an attempt.
+
+    What the attempt itself has saved comes before what the attempt before it saved: that alone is what flytekit reads.
+
+    Args:
+        destination: where this attempt saves.
+        source: what the attempt before it saved; None where there was none.
+        exists: whether there is anything at a place. Asked once, before anything is read or saved.
+    """
+    from flytekit.core.checkpointer import SyncCheckpoint
+
+    class ResumingCheckpoint(SyncCheckpoint):  # type: ignore[misc]  # flytekit is untyped to mypy here
+        """Looks where the rounds before this one have saved."""
+
+        _looked = False
+
+        def _look(self) -> None:
+            if not self._looked:
+                self._looked = True
+                if exists(destination):
+                    self._checkpoint_src = destination
+
+        def prev_exists(self) -> Any:
+            self._look()
+            return super().prev_exists()
+
+        def restore(self, path: Any = None) -> Any:
+            self._look()
+            return super().restore(path)
+
+        def save(self, cp: Any) -> Any:
+            self._look()
+            return super().save(cp)
+
+    checkpoint = ResumingCheckpoint(checkpoint_dest=destination, checkpoint_src=source)
+    lookup(checkpoint, "_checkpoint_src", of="flytekit")
+    return checkpoint
+
+
 def execution_metadata(access: Any) -> dict[str, str]:
     """What flytekit hands to object stores about the execution."""
     return dict(lookup(access, "_execution_metadata", of="flytekit") or {})

@@ -13,6 +13,7 @@ from flytekit.exceptions.system import FlyteUploadDataException
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
+from flytekitplugins_safedist.fs import barrier
 from tests.procs import say, wait_for_word
 
 
@@ -141,6 +142,21 @@ def waits_with_a_child() -> None:
     child = subprocess.Popen(["sleep", "1000"])
     say(json.dumps({"child": child.pid, "server": os.getppid()}))
     signal.pause()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2, timeouts=QUICK))
+def saves_and_fails() -> str:
+    """Each round goes on from what the one before it saved, and fails, up to the third."""
+    checkpoint = current_context().checkpoint
+    assert checkpoint.prev_exists()
+    step = int(checkpoint.read())
+    barrier()
+    if current_rank().rank == 0:
+        checkpoint.write(str(step + 1).encode())
+    barrier()
+    if current_rank().round < 2:
+        raise ValueError("and again")
+    return str(step)
 
 
 def _rounds() -> str:

@@ -16,7 +16,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
-from tests.procs import Ended, Gate, Warm, alive, until
+from tests.procs import Ended, Gate, Warm, alive, until, uploaded_output
 
 
 def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options: object) -> Ended:
@@ -157,6 +157,14 @@ def test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round(warm,
     assert "error.pb" not in ended.uploaded, "a restart that recovered leaves no error behind"
     assert "restart 2 of 2" in ended.err
     assert "end: succeeded after 3 round(s)" in ended.err
+
+
+def test_each_round_finds_what_the_one_before_it_saved_and_the_first_what_the_last_attempt_did(warm, tmp_path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "_dst_cp").write_bytes(b"10")
+    arguments = ["--checkpoint-path", str(tmp_path / "now"), "--prev-checkpoint", str(tmp_path / "before")]
+    ended = warm.run("job_failing:saves_and_fails", tmp_path / "job", kind="execute", arguments=arguments)
+    assert uploaded_output(ended) == "12"
 
 
 def test_restarts_end_with_the_budget_and_the_error_says_so(warm, tmp_path, ranks_gate):
