@@ -83,14 +83,22 @@ def patches(standard: int) -> tuple[Patch, ...]:
             edits=(Edit("horovod/common/ops/cuda/CMakeLists.txt", "CMAKE_CUDA_STANDARD 11", "CMAKE_CUDA_STANDARD 17"),),
         ),
         Patch(
-            name="Gloo includes what it uses",
-            origin="pytorch/gloo#452 (merged)",
-            why="GCC 15's <iostream> no longer brings <cstdint>: 'uint8_t' does not name a type",
+            name="GCC 14 and later",
+            origin="pytorch/gloo#452, google/flatbuffers#7227 (merged; the bundled copies are older); ours for Horovod",
+            why="newer standard headers bring fewer others with them ('logic_error' is not a member of 'std'), and an "
+            "assignment to a const member is refused also in a template that nobody uses",
             edits=(
+                Edit("horovod/common/common.h", "#include <memory>\n", "#include <memory>\n#include <stdexcept>\n"),
+                Edit("horovod/common/group_table.h", "#include <queue>\n", "#include <queue>\n#include <string>\n"),
                 Edit(
                     "third_party/gloo/gloo/types.h",
                     "#include <iostream>\n",
                     "#include <cstdint>\n#include <iostream>\n",
+                ),
+                Edit(
+                    "third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
+                    "  const size_type count_;",
+                    "  size_type count_;",
                 ),
             ),
         ),
