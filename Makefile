@@ -1,4 +1,5 @@
 # make demo   train a real model with real Horovod on several ranks, through `pyflyte run`
+# make check  lint, types and the quick tests, while editing
 # make test   all tests that need no container
 # make help   everything else
 #
@@ -15,7 +16,12 @@ PIP_OPTIONS ?=
 # toolkit is there; for CUDA 12 a toolkit must be (HOROVOD_CUDA_HOME). No GPU is needed to build.
 HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
+# Tests side by side: they wait for processes and containers more than they compute. 0: one after the other, as for pdb.
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores > 8 ? 16 : 2 * cores)))
 IMAGE_OPTIONS ?=
+
+# "worksteal": neighbours start on one worker, so that what a module shares is made once or twice, and no worker idles.
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # The one line that `make demo` is about.
 DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
@@ -35,7 +41,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples test test-container lint types format bench image clean
+.PHONY: help demo examples check test test-container lint types format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -46,15 +52,19 @@ demo: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 
 ## make test            unit, race and end-to-end tests on this machine
 test: $(DEV_STAMP) $(HOROVOD_STAMP)
-	$(BIN)/python -m pytest -m "not container" $(PYTEST_OPTIONS)
+	$(PYTEST) -m "not container" $(PYTEST_OPTIONS)
+
+## make check           lint, types, and the tests that start no processes: the first tier, for the edit loop
+check: lint types $(HOROVOD_STAMP)
+	$(PYTEST) -m "not processes" tests/unit tests/golden $(PYTEST_OPTIONS)
 
 ## make examples        every other example, on this machine
 examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 	$(EXAMPLES)
 
-## make test-container  tests over several containers (need a docker daemon; without one they skip, saying so)
+## make test-container  tests over several containers (need a docker daemon; without one they are left out, saying so)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
-	$(BIN)/python -m pytest -m container $(PYTEST_OPTIONS)
+	$(PYTEST) -m container $(PYTEST_OPTIONS)
 
 ## make lint            ruff: rules and formatting
 lint: $(DEV_STAMP)

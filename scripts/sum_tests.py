@@ -21,11 +21,19 @@ def outcome(case: ET.Element) -> str:
 
 
 def outcomes(paths: list[Path]) -> dict[str, tuple[str, str]]:
-    """Test -> (outcome, reason). A test whose teardown fails has two records: the worse one counts."""
+    """Test -> (outcome, reason). A test whose teardown fails has two records: the worse one counts.
+
+    A report that is not there counts as one failure: the session that should have written it has died.
+    """
     order = (PASSED, SKIPPED, FAILED)
     found: dict[str, tuple[str, str]] = {}
     for path in paths:
-        for case in ET.parse(path).getroot().iter("testcase"):
+        try:
+            root = ET.parse(path).getroot()
+        except (OSError, ET.ParseError) as error:
+            found[str(path)] = (FAILED, f"no report: {error}")
+            continue
+        for case in root.iter("testcase"):
             name = f"{case.get('classname')}::{case.get('name')}"
             mark = next((case.find(tag) for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
             result = (outcome(case), mark.get("message", "") if mark is not None else "")

@@ -4,23 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.procs import Gate, Warm, gate
+from tests import needs
+from tests.procs import Gate, Warm, gate, listening_for_workers
+from tests.shared import directory_of_all_workers, shared
 
 # A loaded machine is slow, not wrong: no test of this project fails because of the time that an example took.
 settings.register_profile("safedist", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("safedist")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "warm" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.processes)
+
+
+LEFT_OUT = "left out"
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    return (LEFT_OUT, "s", "LEFT OUT") if needs.left_out(report) else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in needs.in_one_line_each(terminalreporter.stats.get(LEFT_OUT, [])):
+        terminalreporter.write_line(line, yellow=True)
+
+
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    """A process that has imported torch, Horovod and flytekit, and forks real jobs for tests."""
-    process = Warm()
-    yield process
-    process.close()
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A process that has imported torch, Horovod and flytekit, and forks real jobs for the tests of all workers."""
+    directory = directory_of_all_workers(tmp_path_factory)
+    with shared(directory, "warm", lambda: listening_for_workers(directory)) as path:
+        process = Warm(path)
+        yield process
+        process.close()
 
 
 @pytest.fixture

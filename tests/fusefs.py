@@ -51,14 +51,11 @@ def missing() -> str:
 
 
 def require() -> None:
-    """Skip the calling test, saying why, on a machine that cannot mount; in CI (``SAFEDIST_CI`` is set) fail it."""
-    import pytest
+    """Leave the calling test out, saying why, on a machine that cannot mount; in CI (``SAFEDIST_CI``) fail it."""
+    from tests import needs
 
-    reason = missing()
-    if reason and os.environ.get("SAFEDIST_CI"):
-        pytest.fail(f"CI must be able to run the FUSE tests: {reason}")
-    if reason:
-        pytest.skip(f"the FUSE tests need: {reason}")
+    if reason := missing():
+        needs.missing(f"the FUSE tests need: {reason}", required="SAFEDIST_CI")
 
 
 class FuseMount:

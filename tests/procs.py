@@ -116,29 +116,37 @@ class Running:
         return "\n".join((self.files / name).read_text(errors="replace") for name in ("out", "err"))
 
 
-class Warm:
-    """A process with everything imported, which forks cases (:mod:`tests.warm`)."""
+def listening_for_workers(directory: Path) -> Path:
+    """Start a process with everything imported (:mod:`tests.warm`); returns the socket at which it takes cases."""
+    path = directory / "warm.socket"
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(listener.fileno())],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": _python_path()},
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return path
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": _python_path()},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        self._connection = ours
-        readable, _, _ = select.select([ours], [], [], DEADLINE)
+
+class Warm:
+    """A connection to a process with everything imported, which forks cases (:mod:`tests.warm`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(str(path))
+        readable, _, _ = select.select([self._connection], [], [], DEADLINE)
         assert readable, "importing torch and flytekit takes for ever"
-        hello = json.loads(ours.recv(1 << 16) or b'{"unsafe": "it died"}')
+        hello = json.loads(self._connection.recv(1 << 16) or b'{"unsafe": "it died"}')
         assert hello["unsafe"] is None, hello
 
     def close(self) -> None:
-        """End it."""
+        """Leave it; it ends with the last connection."""
         self._connection.close()
-        self._process.wait(DEADLINE)
 
     def start(
         self,

@@ -4,7 +4,8 @@ What runs in a case is real: a real agent, rank server and ranks, in processes o
 once for all cases, the way ``safedist-execute`` does it (``prefork``). Each case has a supervisor that every orphan of
 the case is handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
 
-Run by :mod:`tests.procs`: ``python -m tests.warm SOCKET_FD``.
+Run by :mod:`tests.procs`: ``python -m tests.warm LISTENING_SOCKET_FD``. Every worker of a test session has a connection
+to it; with the last one it ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import pickle
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -42,23 +44,42 @@ LIBRARIES = (
 
 
 def main(arguments: list[str]) -> None:
-    connection = socket.socket(fileno=int(arguments[0]))
+    listener = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
     libraries = list(LIBRARIES)
     if importlib.util.find_spec("horovod") is not None:
         libraries.insert(2, "horovod.torch")
     with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe
-    connection.sendall(json.dumps({"unsafe": unsafe}).encode() + b"\n")
+    hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
+    connections: list[socket.socket] = []
     while True:
+        for ready in select.select([listener, *connections], [], [])[0]:
+            if ready is listener:
+                connections.append(listener.accept()[0])
+                connections[-1].sendall(hello)
+            elif not _asked(ready, [listener, *connections]):
+                connections.remove(ready)
+                ready.close()
+                if not connections:
+                    return
+
+
+def _asked(connection: socket.socket, sockets: list[socket.socket]) -> bool:
+    """Start the case that a worker asks for; False when the worker is gone."""
+    try:
         message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-        if not message:
-            return
-        if os.fork() == 0:
-            connection.close()
-            _supervise(json.loads(message), descriptors[0])
-        for descriptor in descriptors:
-            os.close(descriptor)
+    except ConnectionResetError:
+        return False
+    if not message:
+        return False
+    if os.fork() == 0:
+        for one in sockets:
+            one.close()
+        _supervise(json.loads(message), descriptors[0])
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return True
 
 
 def _supervise(case: dict[str, Any], report: int) -> NoReturn:

@@ -1,7 +1,8 @@
 """Every job in the table is one that the published schemas and the typed client models accept.
 
 The CustomResourceDefinitions of training-operator v1.9.0 are data, 1.2 MB, and not part of the package: they are found
-through ``SAFEDIST_CRDS`` or beside the checkout. ``SAFEDIST_REQUIRE_CRDS=1`` (CI) makes their absence a failure.
+through ``SAFEDIST_CRDS``, or in ``shared/crds`` in, beside or above the checkout. ``SAFEDIST_REQUIRE_CRDS=1`` (CI)
+makes their absence a failure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from golden_cases import CASES, template_of
 
 from flytekitplugins_safedist.render import BACKENDS, Cluster, job_manifest, pods
 from flytekitplugins_safedist.render.check import check_models, check_schema
+from tests import needs
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,13 +25,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def crds() -> Path:
     named = os.environ.get("SAFEDIST_CRDS")
-    places = [Path(named)] if named else [ROOT.parent / "shared" / "crds", ROOT / "shared" / "crds"]
-    for place in places:
-        if list(place.glob("*.yaml")):
-            return place
-    if os.environ.get("SAFEDIST_REQUIRE_CRDS"):
-        pytest.fail(f"no CustomResourceDefinitions in {', '.join(map(str, places))}")
-    pytest.skip("the operator's CustomResourceDefinitions are not here (set SAFEDIST_CRDS)")
+    places = [Path(named)] if named else [above / "shared" / "crds" for above in (ROOT, *ROOT.parents)]
+    found = next((place for place in places if list(place.glob("*.yaml"))), None)
+    if found is None:
+        sought = named or "shared/crds in or above the checkout"
+        needs.missing(f"no CustomResourceDefinitions in {sought} (set SAFEDIST_CRDS)", required="SAFEDIST_REQUIRE_CRDS")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import signal
 import socket
+import weakref
 from pathlib import Path
 
 import pytest
 from flyteidl.core import errors_pb2
 
 from flytekitplugins_safedist.rendezvous import departures
+from flytekitplugins_safedist.rendezvous.client import ReservedPort
 from flytekitplugins_safedist.rendezvous.protocol import Keys
 from tests.procs import KILL, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
 
@@ -29,9 +31,9 @@ class Job:
     """Pods of one PyTorchJob with an elastic policy of 2 to 3 workers."""
 
     def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        reserved = ReservedPort()
+        weakref.finalize(self, reserved.close)
+        self.port = reserved.port
         self.warm, self.directory, self.task = warm, directory, task
         self.environment = {"TEST_HOW": how, **(more or {})}
         self.started = 0

@@ -6,13 +6,14 @@ its pods. What is not real here is the network between them; container tests hav
 
 from __future__ import annotations
 
-import socket
+import weakref
 from pathlib import Path
 
 import pytest
 from flyteidl.core import errors_pb2
 
 from flytekitplugins_safedist.rendezvous import departures
+from flytekitplugins_safedist.rendezvous.client import ReservedPort
 from flytekitplugins_safedist.rendezvous.protocol import Keys
 from tests.procs import KILL, TERM, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
 
@@ -37,9 +38,9 @@ class Job:
     """Two pods of one PyTorchJob."""
 
     def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = str(free.getsockname()[1])
+        reserved = ReservedPort()
+        weakref.finalize(self, reserved.close)
+        self.port = str(reserved.port)
         self.warm, self.directory, self.task = warm, directory, task
         self.environment = {"TEST_HOW": how, **(more or {})}
         self.started = 0

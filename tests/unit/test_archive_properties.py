@@ -19,6 +19,8 @@ from flytekitplugins_safedist.errors import ArchiveError
 from tests.archives_made import EDIT, FORMATS, ITEM, PATH, SEEDS, mutated, ordinary
 from tests.tarballs import directory, member, snapshot, symlink, targz
 
+pytestmark = pytest.mark.processes
+
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

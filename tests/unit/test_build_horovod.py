@@ -18,6 +18,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 

@@ -17,6 +17,8 @@ from flytekitplugins_safedist.errors import ConfigError, StagingError
 from tests.objectstore import ObjectStore
 from tests.tarballs import project
 
+pytestmark = pytest.mark.processes
+
 RESOLVER = ["--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"]
 
 WORKFLOWS = """

@@ -28,6 +28,8 @@ from flytekitplugins_safedist.flytecontext import FlyteSnapshot
 from flytekitplugins_safedist.payload import JobOrder
 from flytekitplugins_safedist.task import SafeTorch
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).parents[2]
 
 SNAPSHOT = FlyteSnapshot(

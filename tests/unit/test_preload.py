@@ -16,6 +16,8 @@ import pytest
 
 from flytekitplugins_safedist.preload import GPU_DEVICES, SAFE_IMPORT_ENVIRONMENT, blas_threads
 
+pytestmark = pytest.mark.processes
+
 PRELOAD = """
 import json, sys
 from flytekitplugins_safedist import preload

@@ -13,6 +13,8 @@ from tests.moto_s3 import BUCKET, S3
 from tests.objectstore import ObjectStore
 from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "sum_tests.py"
 
 
@@ -44,3 +48,11 @@ def test_a_failing_teardown_counts_once_as_failed(tmp_path: Path) -> None:
 
 def test_nothing_run_is_not_success(tmp_path: Path) -> None:
     assert summed(tmp_path, "") == (1, ["0 passed, 0 failed, 0 skipped"])
+
+
+def test_a_session_that_died_without_a_report_is_a_failure(tmp_path: Path) -> None:
+    status, lines = summed(tmp_path, "import os\ndef test_a(): os._exit(0)")
+    assert status == 1
+    assert lines[0].startswith("failed: ")
+    assert "no report" in lines[0]
+    assert lines[-1] == "0 passed, 1 failed, 0 skipped"
