@@ -20,7 +20,7 @@ from typing import Any
 from flyteidl.core import errors_pb2, literals_pb2
 
 ROOT = Path(__file__).resolve().parents[1]
-DEADLINE = 120.0
+DEADLINE = 240.0
 """Seconds after which a test gives up on something that must happen; generous, for slow machines. Never a measure."""
 
 
@@ -212,7 +212,8 @@ class Gate:
     In the rank: :func:`say`, :func:`wait_for_word`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, deadline: float = DEADLINE) -> None:
+        self._deadline = deadline
         self.said, self.word = directory / "said", directory / "word"
         os.mkfifo(self.said)
         os.mkfifo(self.word)
@@ -229,7 +230,7 @@ class Gate:
     def heard(self, count: int) -> list[str]:
         """The next ``count`` lines, in order of arrival."""
         while self._buffer.count(b"\n") < count:
-            readable, _, _ = select.select([self._said], [], [], DEADLINE)
+            readable, _, _ = select.select([self._said], [], [], self._deadline)
             assert readable, f"expected {count} lines, heard only {self._buffer!r}"
             self._buffer += os.read(self._said, 1 << 16)
         *lines, self._buffer = self._buffer.split(b"\n", count)
@@ -263,9 +264,9 @@ def wait_for_word() -> None:
 
 
 @contextmanager
-def gate(directory: Path) -> Iterator[Gate]:
+def gate(directory: Path, deadline: float = DEADLINE) -> Iterator[Gate]:
     directory.mkdir(parents=True, exist_ok=True)
-    made = Gate(directory)
+    made = Gate(directory, deadline)
     try:
         yield made
     finally:

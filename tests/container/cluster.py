@@ -9,21 +9,38 @@ waits for a name to resolve; without it, starting is harder, not easier) and lim
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
+import os
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from docker.errors import NotFound
+from docker.models.containers import Container
+from docker.types import Mount
 from flyteidl.core import errors_pb2, literals_pb2
 
 from flytekitplugins_safedist.render import Cluster as Backend
 from flytekitplugins_safedist.render import Execution, job_manifest, pods
-from tests.container.engine import BUCKET, DEADLINE, S3, Docker, rules, until
+from tests.container.engine import (
+    BUCKET,
+    DEADLINE,
+    NOTHING,
+    PORT,
+    S3,
+    Docker,
+    Options,
+    filter_packets,
+    remove,
+    runs,
+    state,
+)
 from tests.procs import Gate
 
 
@@ -50,24 +67,31 @@ class Pod:
 
     Attributes:
         files: by the name of a volume: the texts of a config map, or what an init container leaves in an ``emptyDir``.
+        rules: of iptables, in its network.
     """
 
     docker: Docker
     spec: Mapping[str, Any]
     network: str
-    options: tuple[str, ...]
+    options: Options
     volumes: Path
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    since: float = field(default=0.0, init=False)
+    rules: tuple[str, ...] = field(default=(), init=False)
+    lives: list[tuple[Container, Container]] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
         return str(self.spec["metadata"]["name"])
 
     @property
-    def sandbox(self) -> str:
+    def sandbox(self) -> Container:
         """The container that does nothing but hold the pod's network, like Kubernetes' own ("pause")."""
-        return f"{self.name}.sandbox"
+        return self.lives[-1][0]
+
+    @property
+    def container(self) -> Container:
+        """That of the primary container, of the pod's latest life."""
+        return self.lives[-1][1]
 
     @property
     def main(self) -> Mapping[str, Any]:
@@ -75,43 +99,51 @@ class Pod:
         main: Mapping[str, Any] = self.spec["spec"]["containers"][0]
         return main
 
-    def start(self, *more: str) -> Pod:
+    def start(self) -> Pod:
         """Create it anew, as the operator does after the pod was deleted: nothing is left of an earlier one."""
         self.remove()
-        self.since = time.time()
-        named = ("--hostname", self.name, "--network", self.network, "--network-alias", self.name)
-        self.docker.run(self.sandbox, self.main["image"], named, ("sleep", "infinity"))
-        restart = {"Never": "no", "OnFailure": "on-failure:6"}[self.spec["spec"]["restartPolicy"]]
-        how = ("--network", f"container:{self.sandbox}", "--restart", restart, *self._environment(), *self._mounts())
+        image, network = self.main["image"], {"hostname": self.name, "network": self.network}
+        alias = {self.network: self.docker.client.api.create_endpoint_config(aliases=[self.name])}
+        named = Options(more={**network, "networking_config": alias})
+        sandbox = self.docker.run(f"{self.name}.sandbox", image, ("sleep", "infinity"), named)
+        for rule in self.rules:
+            filter_packets(sandbox, "-I", rule)
+        restart = {"Never": {"Name": "no"}, "OnFailure": {"Name": "on-failure", "MaximumRetryCount": 6}}
+        how = {"network_mode": f"container:{sandbox.id}", "restart_policy": restart[self.spec["spec"]["restartPolicy"]]}
+        own = Options(self._environment(), self._mounts(), how)
         command = [*(self.main.get("command") or ()), *(self.main.get("args") or ())]
-        self.docker.run(self.name, self.main["image"], [*how, *self.options, *more], command)
+        self.lives.append((sandbox, self.docker.run(self.name, image, command, own + self.options)))
         return self
 
     def remove(self) -> None:
-        """As when the pod is deleted."""
-        self.docker("rm", "--force", "--volumes", self.name, self.sandbox, check=False)
+        """As when the pod is deleted: its processes end while they still have a network."""
+        for container in reversed(self.lives[-1] if self.lives else ()):
+            remove(container)
 
-    def _environment(self) -> Iterator[str]:
-        for one in self.main["env"]:
-            known = {"metadata.name": self.name}
-            # Go leaves an empty value out.
-            value = known[one["valueFrom"]["fieldRef"]["fieldPath"]] if "valueFrom" in one else one.get("value", "")
-            yield from ("--env", f"{one['name']}={value}")
+    def _environment(self) -> dict[str, str]:
+        return {one["name"]: self._value(one) for one in self.main["env"]}
 
-    def _mounts(self) -> Iterator[str]:
+    def _value(self, variable: Mapping[str, Any]) -> str:
+        if "valueFrom" in variable:
+            return {"metadata.name": self.name}[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        return str(variable.get("value", ""))  # Go leaves an empty value out
+
+    def _mounts(self) -> tuple[Mount, ...]:
         kinds = {one["name"]: one for one in self.spec["spec"].get("volumes", ())}
+        mounts = []
         for mount in self.main.get("volumeMounts", ()):
             volume, target = kinds[mount["name"]], mount["mountPath"]
             if volume.get("emptyDir", {}).get("medium") == "Memory":
-                yield f"--mount=type=tmpfs,destination={target},tmpfs-mode=1777"
+                mounts.append(Mount(target, None, type="tmpfs", tmpfs_mode=0o1777))
                 continue
-            directory = self.volumes / f"{self.name}-{mount['name']}-{self.since}"
+            directory = self.volumes / f"{self.name}-{mount['name']}-{len(self.lives)}"
             directory.mkdir(parents=True)
             directory.chmod(0o777)  # as the kubelet makes it
             for name, text in self.files.get(mount["name"], {}).items():
                 (directory / name).write_text(text)
                 (directory / name).chmod(0o555)
-            yield f"--mount=type=bind,source={directory},destination={target}"
+            mounts.append(Mount(target, str(directory), type="bind"))
+        return tuple(mounts)
 
     @property
     def directories(self) -> list[Path]:
@@ -121,57 +153,85 @@ class Pod:
     @property
     def log(self) -> str:
         # Both streams in the order in which they were written, as `kubectl logs` shows them.
-        done = subprocess.run(
-            [self.docker.client, "logs", self.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        return done.stdout.decode(errors="replace")
+        try:
+            written: bytes = self.container.logs()
+        except NotFound:
+            return "(removed)"
+        return written.decode(errors="replace")
 
     def says(self, text: str) -> None:
         """Wait until its log holds *text*."""
-        until(lambda: text in self.log or not self.runs, f"{self.name} says {text!r}")
-        assert text in self.log, f"{self.name} has ended without saying {text!r}"
+        end = time.monotonic() + DEADLINE
+        while text not in self._log_until(text, end):
+            # The stream ends with every run of the container; the next one's is in the same log.
+            assert self.runs, f"{self.name} has ended without saying {text!r}"
+            assert time.monotonic() < end, f"not within {DEADLINE:g} s: {self.name} says {text!r}"
+
+    def _log_until(self, text: str, end: float) -> str:
+        """What the log holds as far as *text*, or to the end of the run, whenever it comes."""
+        stream = self.container.logs(stream=True, follow=True)
+        late = threading.Timer(max(0.0, end - time.monotonic()), stream.close)
+        late.start()
+        read = b""
+        try:
+            for part in stream:
+                read += part
+                if text.encode() in read:
+                    break
+        finally:
+            late.cancel()
+            stream.close()
+        return read.decode(errors="replace")
 
     @property
     def runs(self) -> bool:
-        state = self.docker.inspect(self.name, ".State")
-        return bool(state["Running"] or state["Restarting"])
+        return runs(self.container)
 
     def wait(self, runs: int = 1, within: float = DEADLINE) -> Ended:
         """Wait until its container has ended *runs* times: with ``OnFailure``, one that fails starts again."""
-        until(lambda: len(self.codes) >= runs or not self.runs, f"{self.name} ends {runs} time(s)", within)
+        ended, what = self.docker.ends, f"{self.name} ends {runs} time(s)"
+        ended.wait(lambda: len(self.codes) >= runs or (self.codes and not self.runs), what, within)
         return Ended(self.codes, self.log)
 
     @property
     def codes(self) -> tuple[int, ...]:
-        told = ("--since", f"{self.since:.6f}", "--until", f"{time.time() + 1:.6f}")
-        which = ("--filter", f"container={self.name}", "--filter", "event=die")
-        return tuple(
-            int(one)
-            for one in self.docker("events", *told, *which, "--format", "{{.Actor.Attributes.exitCode}}").split()
-        )
+        return self.docker.ends.of(self.container)
 
     def signal(self, number: int, process: int | None = None) -> None:
         """Send a signal to its first process as the kernel does; docker takes a kill of its own for the user's wish."""
-        subprocess.run(["kill", f"-{int(number)}", str(process or self.pid)], check=True)
+        os.kill(process or self.pid, number)
 
     @property
     def pid(self) -> int:
-        return int(self.docker.inspect(self.name, ".State.Pid"))
+        return int(state(self.container)["Pid"])
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Frozen, connections open, as on a machine that hangs."""
-        self.docker("pause", self.name)
+        self.container.pause()
         try:
             yield
         finally:
-            self.docker("unpause", self.name)
+            self.container.unpause()
 
     @contextmanager
     def partitioned(self) -> Iterator[None]:
         """It sends and receives nothing, and nobody is told."""
-        with rules(self.docker, self.sandbox, "INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP"):
+        with self.under("INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP"):
             yield
+
+    @contextmanager
+    def under(self, *rules: str) -> Iterator[None]:
+        """Its network, and those of its lives that begin meanwhile, are under rules of iptables."""
+        self.rules = rules
+        for rule in rules if self.lives else ():
+            filter_packets(self.sandbox, "-I", rule)
+        try:
+            yield
+        finally:
+            self.rules = ()
+            for rule in rules if runs(self.sandbox) else ():
+                filter_packets(self.sandbox, "-D", rule)
 
 
 @dataclass
@@ -188,6 +248,14 @@ class Job:
         for pod in reversed(self.pods):
             pod.start()
         return self.pods
+
+    @contextmanager
+    def store_down(self) -> Iterator[None]:
+        """Its pods' connections to the S3 server are refused, old ones included; not those of others, nor ours."""
+        with contextlib.ExitStack() as down:
+            for pod in self.pods:
+                down.enter_context(pod.under(f"OUTPUT -p tcp --dport {PORT} -j REJECT --reject-with tcp-reset"))
+            yield
 
     def run(self, within: float = DEADLINE) -> list[Ended]:
         """Start every pod, and wait for the first end of each."""
@@ -241,7 +309,7 @@ class Cluster:
         directory: Path,
         *,
         environment: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
+        options: Options = NOTHING,
         backend: Backend | None = None,
         **inputs: int,
     ) -> Job:
@@ -251,7 +319,7 @@ class Cluster:
             task: the function's name.
             directory: for the pods' emptyDirs.
             environment: variables that a platform would add.
-            options: further ones for every ``docker run``.
+            options: further ones for every pod's container.
             backend: the Flyte backend's settings.
             inputs: of the task.
         """
@@ -265,11 +333,8 @@ class Cluster:
             "{{.prevCheckpointPrefix}}": "",
         }
         manifest = job_manifest(self.templates[task], Execution(name=name, files=files), backend or Backend())
-        given = {**self.s3.environment, **(environment or {})}
-        flags = [text for pair in given.items() for text in ("--env", "=".join(pair))]
-        made = [
-            Pod(self.docker, spec, self.network, (*flags, *options), directory / "volumes") for spec in pods(manifest)
-        ]
+        given = Options({**self.s3.environment, **(environment or {})}) + options
+        made = [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]
         return Job(self.s3, made, prefix)
 
 
@@ -284,7 +349,7 @@ def report(job: Job) -> str:
     """What a failed test shows of its job."""
     parts = [f"uploaded: {job.uploaded}"]
     for pod in job.pods:
-        if pod.since:
+        if pod.lives:
             parts.append(f"--- {pod.name}: exit codes {pod.codes}\n" + "\n".join(pod.log.splitlines()[-60:]))
     return "\n".join(parts)
 
@@ -294,5 +359,5 @@ def gated(gate: Gate) -> dict[str, Any]:
     directory = gate.said.parent
     return {
         "environment": {"TEST_HOW": "gate", "TEST_SAID": "/gate/said", "TEST_WORD": "/gate/word"},
-        "options": (f"--mount=type=bind,source={directory},destination=/gate",),
+        "options": Options(mounts=(Mount("/gate", str(directory), type="bind"),)),
     }

@@ -1,7 +1,7 @@
 """What every container test stands on: a docker daemon and the project's image, built from this checkout.
 
-On a machine without docker these tests skip, saying so. Where they are required (``SAFEDIST_REQUIRE_CONTAINERS=1``, as
-in CI) the same condition fails them.
+On a machine without docker these tests are left out, saying so. Where they are required
+(``SAFEDIST_REQUIRE_CONTAINERS=1``, as in CI) the same condition fails them.
 """
 
 from __future__ import annotations
@@ -11,27 +11,34 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import DockerException
+from flyteidl.core.tasks_pb2 import TaskTemplate
 
+from tests import needs
 from tests.cli.clis import pyflyte
 from tests.cli.flyteadmin import serving
 from tests.container.cluster import Cluster, Job, report
-from tests.container.engine import S3, Docker
+from tests.container.engine import DEADLINE, NOTHING, S3, Docker, Options, Ran, start_s3
 from tests.procs import Gate, gate
+from tests.shared import directory_of_all_workers, shared
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 BUILD_DEADLINE_S = 2400  # the compile of Horovod on two busy cores; seconds when the layers are cached
+REQUIRED = "SAFEDIST_REQUIRE_CONTAINERS"
 EXTRA_PACKAGES = "scikit-learn"  # the examples' data set
+S3_PACKAGES = "flask flask-cors moto[s3]"  # moto's "server" extra would bring 30 more packages that S3 does not use
 
 sys.path.insert(0, str(SCRIPTS))
 
 import build_image  # noqa: E402  (scripts/build_image.py)
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = Callable[..., Ran]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,43 +47,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.container)
             # The image's build has its own deadline: it happens in whichever test comes first.
-            item.add_marker(pytest.mark.timeout(600, func_only=True))
-
-
-def unavailable(reason: str) -> None:
-    """Skip, or fail where container tests are required."""
-    if os.environ.get("SAFEDIST_REQUIRE_CONTAINERS") == "1":
-        pytest.fail(f"container tests are required here, but {reason}", pytrace=False)
-    pytest.skip(f"container tests need docker: {reason}")
+            item.add_marker(pytest.mark.timeout(1200, func_only=True))
 
 
 @pytest.fixture(scope="session")
-def docker() -> str:
-    """The docker client; a daemon answers it."""
+def docker(testrun_uid: str) -> Iterator[Docker]:
+    """The docker daemon, and a client that can build; what this worker made there by itself goes with it."""
     try:
-        client = build_image.find_docker()
-    except build_image.ImageError as error:
-        unavailable(str(error))
-    done = subprocess.run([client, "version"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        unavailable(f"no docker daemon answers ({done.stderr.strip()}); scripts/dockerd.sh start")
-    return str(client)
+        build_image.find_docker()
+        daemon = Docker(testrun_uid[:8])
+    except (build_image.ImageError, DockerException) as error:
+        needs.missing(f"container tests need docker: {error}; scripts/dockerd.sh start", required=REQUIRED)
+    yield daemon
+    daemon.client.close()
 
 
 @pytest.fixture(scope="session")
-def image(docker: str) -> str:
+def image(docker: Docker, everywhere: Path) -> Iterator[str]:
     """The tag of the image built from this checkout; ``SAFEDIST_IMAGE`` names one that is built already."""
-    return os.environ.get("SAFEDIST_IMAGE") or built(str(build_image.TAG), EXTRA_PACKAGES)
+    with shared(everywhere, "image", partial(built, "SAFEDIST_IMAGE", str(build_image.TAG))) as tag:
+        yield tag
 
 
 @pytest.fixture(scope="session")
-def mpi_image(docker: str) -> str:
+def mpi_image(docker: Docker, everywhere: Path) -> Iterator[str]:
     """The tag of the Dockerfile's ``mpi`` stage: the same image, with ssh; ``SAFEDIST_MPI_IMAGE`` names a ready one."""
-    return os.environ.get("SAFEDIST_MPI_IMAGE") or built("flytekitplugins-safedist:mpi", EXTRA_PACKAGES, target="mpi")
+    make = partial(built, "SAFEDIST_MPI_IMAGE", "flytekitplugins-safedist:mpi", target="mpi")
+    with shared(everywhere, "mpi_image", make) as tag:
+        yield tag
 
 
-def built(tag: str, packages: str, target: str = "final") -> str:
-    """Build the project's image with further packages; quiet unless it fails."""
+@pytest.fixture(scope="session")
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers have."""
+    return directory_of_all_workers(tmp_path_factory)
+
+
+def built(ready: str, tag: str, packages: str = EXTRA_PACKAGES, target: str = "final") -> str:
+    """Build the project's image with further packages, if no variable *ready* names one; quiet unless it fails."""
+    if named := os.environ.get(ready):
+        return named
     command = [sys.executable, str(SCRIPTS / "build_image.py"), "--tag", tag, "--extra-packages", packages]
     command += ["--target", target]
     done = subprocess.run(
@@ -95,22 +105,10 @@ def built(tag: str, packages: str, target: str = "final") -> str:
 
 
 @pytest.fixture(scope="session")
-def run_in_image(docker: str, image: str) -> Run:
-    """Run a command in a container of its own, without a network unless ``options`` say otherwise."""
-
-    def run(*command: str, options: tuple[str, ...] = ("--network", "none")) -> subprocess.CompletedProcess[str]:
-        whole = [docker, "run", "--rm", "--init", *options, image, *command]
-        return subprocess.run(whole, capture_output=True, text=True, check=False)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def s3_image(docker: str) -> str:
-    """The tag of an image with moto's server: the project's, and one package more."""
-    if ready := os.environ.get("SAFEDIST_S3_IMAGE"):
-        return ready
-    return built("flytekitplugins-safedist-s3:test", "moto[s3,server]")
+def run_in_image(docker: Docker, image: str) -> Run:
+    """Run a command in a container of its own, without a network."""
+    alone = Options(more={"init": True, "network_mode": "none"})
+    return lambda *command, options=NOTHING: docker.once(image, command, alone + options)
 
 
 def registered(image: str, directory: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -126,19 +124,28 @@ def registered(image: str, directory: Path) -> tuple[dict[str, Any], dict[str, b
 
 
 @pytest.fixture(scope="session")
-def cluster(docker: str, image: str, s3_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A network with an S3 server, where every task of ``project/`` is registered."""
-    client = Docker(docker)
-    network = f"safedist-{client.session}"
+def cluster(docker: Docker, image: str, everywhere: Path) -> Iterator[Cluster]:
+    """A network with an S3 server, where every task of ``project/`` is registered; one for all workers."""
+    make = partial(started, docker, image, everywhere)
+    with shared(everywhere, "cluster", make, lambda _: docker.remove_everything()) as made:
+        s3, network, sent = made
+        templates = {name: TaskTemplate.FromString(template) for name, template in sent.items()}
+        yield Cluster(docker, s3, network, templates)
+
+
+def started(docker: Docker, image: str, directory: Path) -> tuple[S3, str, dict[str, bytes]]:
+    """What a :class:`Cluster` is made of, in every worker."""
+    network = f"safedist-{docker.session}"
     try:
-        client("network", "create", "--label", client.label, network)
-        s3 = S3(client, s3_image, network)
-        templates, uploads = registered(image, tmp_path_factory.mktemp("project"))
+        docker.client.networks.create(network, labels=docker.labels)
+        s3 = start_s3(docker, built("SAFEDIST_S3_IMAGE", "flytekitplugins-safedist-s3:test", S3_PACKAGES), network)
+        templates, uploads = registered(image, directory / "registered")
         for location, content in uploads.items():
             s3.upload(location, content)
-        yield Cluster(client, s3, network, templates)
-    finally:
-        client.remove_everything()
+    except BaseException:
+        docker.remove_everything()
+        raise
+    return s3, network, {name: template.SerializeToString() for name, template in templates.items()}
 
 
 @pytest.fixture
@@ -159,7 +166,7 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
 @pytest.fixture
 def pods_gate(tmp_path: Path) -> Iterator[Gate]:
     """A FIFO by which ranks in pods and the test wait for each other; ``**gated(pods_gate)`` of a job leads to it."""
-    with gate(tmp_path / "gate") as made:
+    with gate(tmp_path / "gate", DEADLINE) as made:
         (tmp_path / "gate").chmod(0o777)
         for end in (made.said, made.word):
             end.chmod(0o666)

@@ -1,57 +1,148 @@
-"""The docker client of the container tests, and an S3 server in a container; both leave nothing behind."""
+"""The docker daemon of the container tests, what it tells of containers, and an S3 server in one.
+
+All that the workers of a test session make is labelled with the session, and removed by its last worker.
+"""
 
 from __future__ import annotations
 
-import json
 import subprocess
+import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from docker import DockerClient
+from docker.errors import NotFound
+from docker.models.containers import Container
+from docker.types import Mount
 
 BUCKET = "flyte"
 LABEL = "flytekitplugins-safedist.test"
 KEY = "test"
 """What moto takes for credentials: anything."""
-DEADLINE = 240.0
+PORT = 5000
+"""Of the S3 server, in its container."""
+DEADLINE = 480.0
 """Seconds after which a test gives up on something that must happen; generous, for slow machines. Never a measure."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a container is given beside its image and its command.
+
+    Attributes:
+        more: further arguments of ``DockerClient.containers.create``.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __add__(self, other: Options) -> Options:
+        environment = {**self.environment, **other.environment}
+        return Options(environment, self.mounts + other.mounts, {**self.more, **other.more})
+
+
+NOTHING = Options()
+
+
 class Docker:
-    """The docker client, and what this session made with it."""
+    """The daemon, and what this session made there."""
 
-    def __init__(self, client: str) -> None:
-        self.client = client
-        self.session = uuid.uuid4().hex[:8]
-
-    def __call__(self, *arguments: str, check: bool = True) -> str:
-        done = subprocess.run([self.client, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0 or not check, f"docker {' '.join(arguments)}: {done.stderr}"
-        return done.stdout.strip()
+    def __init__(self, session: str) -> None:
+        self.session = session
+        # By the environment, as docker's own client; with the newest protocol that the daemon knows (20.10: 1.41).
+        self.client = DockerClient.from_env(timeout=int(DEADLINE))
+        self.ends = Ends(self)
 
     @property
-    def label(self) -> str:
-        return f"{LABEL}={self.session}"
+    def labels(self) -> dict[str, str]:
+        return {LABEL: self.session}
 
-    def run(self, name: str, image: str, options: Sequence[str], command: Sequence[str]) -> None:
+    def run(self, name: str, image: str, command: Sequence[str], options: Options) -> Container:
         """Start a container; what remains of it is removed with the session."""
-        self("run", "--detach", "--name", name, "--label", self.label, *options, image, *command)
+        made = self._create(image, command, options + Options(more={"name": name, "labels": self.labels}))
+        made.start()
+        return made
 
-    def inspect(self, name: str, what: str) -> Any:
-        return json.loads(self("inspect", "--format", f"{{{{json {what}}}}}", name))
+    def _create(self, image: str, command: Sequence[str], options: Options) -> Container:
+        environment, mounts = dict(options.environment), list(options.mounts)
+        made: Container = self.client.containers.create(
+            image, list(command), environment=environment, mounts=mounts, **options.more
+        )
+        return made
+
+    def once(self, image: str, command: Sequence[str], options: Options) -> Ran:
+        """Run a command in a container of its own, which belongs to the caller: no other worker removes it."""
+        container = self._create(image, command, options)
+        try:
+            container.start()
+            code = container.wait()["StatusCode"]
+            out, err = (container.logs(**{one: True, other: False}) for one, other in (STREAMS, STREAMS[::-1]))
+        finally:
+            remove(container)
+        return Ran(code, out.decode(errors="replace"), err.decode(errors="replace"))
 
     def remove_everything(self) -> None:
         """Containers, with their volumes, and networks of this session."""
-        which = ("--filter", f"label={self.label}")
-        if containers := self("ps", "--all", "--quiet", *which).split():
-            self("rm", "--force", "--volumes", *containers)
-        if networks := self("network", "ls", "--quiet", *which).split():
-            self("network", "rm", *networks)
+        which = {"label": f"{LABEL}={self.session}"}
+        for container in self.client.containers.list(all=True, filters=which, ignore_removed=True):
+            remove(container)
+        for network in self.client.networks.list(filters=which):
+            network.remove()
+
+
+STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def remove(container: Container) -> None:
+    """Whatever it does, and also when it is gone."""
+    try:
+        container.remove(force=True, v=True)
+    except NotFound:
+        return
+
+
+class Ends:
+    """The exit codes of every run of this session's containers, as the daemon tells them."""
+
+    def __init__(self, docker: Docker) -> None:
+        self._codes: dict[str, list[int]] = defaultdict(list)
+        self._changed = threading.Condition()
+        which = {"label": f"{LABEL}={docker.session}", "type": "container", "event": "die"}
+        self._stream = docker.client.events(decode=True, filters=which)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for event in self._stream:
+            with self._changed:
+                self._codes[event["id"]].append(int(event["Actor"]["Attributes"]["exitCode"]))
+                self._changed.notify_all()
+
+    def of(self, container: Container) -> tuple[int, ...]:
+        """Of each run that has ended, in order; 128 + n for signal n."""
+        with self._changed:
+            return tuple(self._codes[container.id])
+
+    def wait(self, true: Callable[[], Any], what: str, deadline: float) -> None:
+        """Wait until something is so, looking again whenever a container has ended."""
+        with self._changed:
+            assert self._changed.wait_for(true, deadline), f"not within {deadline:g} s: {what}"
 
 
 def until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
-    """Wait for a state that docker does not announce, looking again and again; gives what *true* gave."""
+    """Wait for a state that nothing announces, looking again and again; gives what *true* gave."""
     end = time.monotonic() + deadline
     while not (seen := true()):
         assert time.monotonic() < end, f"not within {deadline:g} s: {what}"
@@ -59,39 +150,41 @@ def until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any
     return seen
 
 
+@dataclass(frozen=True)
 class S3:
     """A moto server in a container: a real S3 API, and its state is gone with it.
 
     Tests reach it through a port on loopback, pods by its name in their network.
     """
 
-    def __init__(self, docker: Docker, image: str, network: str) -> None:
-        import botocore.config
-        import botocore.session
+    name: str
+    port: int
 
-        self._docker = docker
-        self.name = f"s3-{docker.session}"
-        server = ("moto_server", "--host", "0.0.0.0", "--port", "5000")
-        docker.run(self.name, image, ("--network", network, "--publish", "127.0.0.1::5000"), server)
-        port = docker("port", self.name, "5000").splitlines()[0].rsplit(":", 1)[1]
-        self.client = botocore.session.get_session().create_client(
-            "s3",
-            endpoint_url=f"http://127.0.0.1:{port}",
-            region_name="us-east-1",
-            aws_access_key_id=KEY,
-            aws_secret_access_key=KEY,
-            config=botocore.config.Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1}),
-        )
-        until(self._answers, "the S3 server answers")
-        self.client.create_bucket(Bucket=BUCKET)
-        self.environment = {
-            "FLYTE_AWS_ENDPOINT": f"http://{self.name}:5000",
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a pod needs to reach it."""
+        return {
+            "FLYTE_AWS_ENDPOINT": f"http://{self.name}:{PORT}",
             "FLYTE_AWS_ACCESS_KEY_ID": KEY,
             "FLYTE_AWS_SECRET_ACCESS_KEY": KEY,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def _answers(self) -> bool:
+    @property
+    def client(self) -> Any:
+        import botocore.config
+        import botocore.session
+
+        return botocore.session.get_session().create_client(
+            "s3",
+            endpoint_url=f"http://127.0.0.1:{self.port}",
+            region_name="us-east-1",
+            aws_access_key_id=KEY,
+            aws_secret_access_key=KEY,
+            config=botocore.config.Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1}),
+        )
+
+    def answers(self) -> bool:
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -118,22 +211,37 @@ class S3:
         found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())
         return sorted(one["Key"].removeprefix(prefix) for one in found)
 
-    @contextmanager
-    def down(self) -> Iterator[None]:
-        """Pods' connections to it are refused, old ones included; the test's own are too."""
-        with rules(self._docker, self.name, "INPUT -p tcp --dport 5000 -j REJECT --reject-with tcp-reset"):
-            yield
+
+def start_s3(docker: Docker, image: str, network: str) -> S3:
+    """Start the server in *network*."""
+    name = f"s3-{docker.session}"
+    server = ("moto_server", "--host", "0.0.0.0", "--port", str(PORT))
+    published = {"network": network, "ports": {f"{PORT}/tcp": ("127.0.0.1", None)}}
+    container = docker.run(name, image, server, Options(more=published))
+    container.reload()
+    s3 = S3(name, int(container.ports[f"{PORT}/tcp"][0]["HostPort"]))
+    until(s3.answers, "the S3 server answers")
+    s3.client.create_bucket(Bucket=BUCKET)
+    return s3
 
 
-@contextmanager
-def rules(docker: Docker, container: str, *wanted: str) -> Iterator[None]:
-    """Rules of iptables inside a container's network; gone at the end, if the container still runs."""
-    where = ("nsenter", "--target", str(docker.inspect(container, ".State.Pid")), "--net", "iptables", "--wait")
-    for rule in wanted:
-        subprocess.run([*where, "-I", *rule.split()], check=True)
+def filter_packets(container: Container, do: str, rule: str) -> None:
+    """Insert ("-I") or delete ("-D") a rule of iptables inside a container's network."""
+    where = ("nsenter", "--target", str(state(container)["Pid"]), "--net")
+    subprocess.run([*where, "iptables", "--wait", do, *rule.split()], check=True)
+
+
+def state(container: Container) -> dict[str, Any]:
+    """What the daemon says of it now; empty when it was removed."""
     try:
-        yield
-    finally:
-        if docker.inspect(container, ".State.Running"):
-            for rule in wanted:
-                subprocess.run([*where, "-D", *rule.split()], check=True)
+        container.reload()
+    except NotFound:
+        return {}
+    found: dict[str, Any] = container.attrs["State"]
+    return found
+
+
+def runs(container: Container) -> bool:
+    """Whether it runs, or is about to start again."""
+    now = state(container)
+    return bool(now.get("Running") or now.get("Restarting"))

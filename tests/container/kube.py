@@ -5,7 +5,7 @@ The files are those of training-operator v1.9.0 (mpijob_controller.go: newConfig
 ``kubectl`` is a stand-in, because there is no Kubernetes API here. What the launcher relies on is kept: the output of
 both streams, the exit status, no standard input (the operator's script does not ask for it), ``exec`` into this job's
 workers only, as the launcher's role has it, and that the end of ``kubectl``, or of its connection, does not end what it
-has started. Its other half is the test, which calls ``docker exec``.
+has started. Its other half is the test, which runs the command in the worker's container.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import shutil
 import socket
 import socketserver
 import struct
-import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from docker.errors import APIError
+from docker.types import Mount
 
 from tests.container.cluster import Job, Pod
-from tests.container.engine import Docker
+from tests.container.engine import Docker, Options, until
 
 SOCKET = "/var/run/kubernetes/api.sock"
 KUBEXEC = """#!/bin/sh
@@ -83,7 +85,6 @@ class Api(socketserver.ThreadingUnixStreamServer):
         self.allowed = allowed
         self.execs: list[tuple[str, str]] = []
         self.open: dict[str, list[socket.socket]] = {name: [] for name in allowed}
-        self.processes: list[subprocess.Popen[bytes]] = []
 
     def cut(self, pod: str) -> None:
         """Break every connection into *pod*, as a restart of the API server does; what was started there lives on."""
@@ -102,34 +103,30 @@ class _Exec(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         pod, command = json.loads(self.rfile.readline())
         self.server.execs.append((pod, command[-1]))
-        self._writing = threading.Lock()
         if pod not in self.server.allowed:
             self._send(2, f'Error from server (Forbidden): pods "{pod}" is forbidden\n'.encode())
             return self._send(0, b"1")
         self.server.open[pod].append(self.request)
-        process = subprocess.Popen(
-            [self.server.docker.client, "exec", pod, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.server.processes.append(process)
-        streams: list[tuple[int, Any]] = [(1, process.stdout), (2, process.stderr)]
-        pumps = [threading.Thread(target=self._pump, args=one) for one in streams]
-        for pump in pumps:
-            pump.start()
-        for pump in pumps:
-            pump.join()
-        self._send(0, str(process.wait()).encode())
+        try:
+            self._send(0, self._execute(pod, command).encode())
+        except APIError as error:
+            self._send(2, f"error: {error.explanation}\n".encode())
+            self._send(0, b"1")
         return None
 
-    def _pump(self, kind: int, stream: IO[bytes]) -> None:
-        while data := stream.read1(1 << 16):  # type: ignore[attr-defined]
-            self._send(kind, data)
+    def _execute(self, pod: str, command: list[str]) -> str:
+        """Run it, hand on what it writes, and give its exit status."""
+        api = self.server.docker.client.api
+        started = api.exec_create(pod, command)["Id"]
+        for out, err in api.exec_start(started, stream=True, demux=True):
+            for kind, data in ((1, out), (2, err)):
+                if data:
+                    self._send(kind, data)
+        return str(until(lambda: exit_code(api, started), "a command in a pod has an exit code"))
 
     def _send(self, kind: int, data: bytes) -> None:
         # To a client that is gone, nothing: what runs in the pod does not notice.
-        with self._writing, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             self.request.sendall(struct.pack("!BI", kind, len(data)) + data)
 
 
@@ -144,7 +141,7 @@ def operated(job: Job) -> Iterator[Api]:
         directory.chmod(0o755)
         with Api(launcher.docker, directory, names) as api:
             (directory / Path(SOCKET).name).chmod(0o777)
-            launcher.options += (f"--mount=type=bind,source={directory},destination={Path(SOCKET).parent}",)
+            launcher.options += Options(mounts=(Mount(str(Path(SOCKET).parent), str(directory), type="bind"),))
             launcher.files, of_worker = operator_files(launcher.name, names)
             for pod in workers:
                 pod.files = of_worker
@@ -155,12 +152,16 @@ def operated(job: Job) -> Iterator[Api]:
             finally:
                 api.shutdown()
                 serving.join()
-                for process in api.processes:
-                    process.kill()
     finally:
         shutil.rmtree(directory)
 
 
 def processes(pod: Pod) -> list[str]:
     """Command lines of what runs in a pod."""
-    return [line.split(None, 1)[-1] for line in pod.docker("top", pod.name, "-o", "pid,args").splitlines()[1:]]
+    return [args for _, args in pod.container.top(ps_args="-o pid,args")["Processes"]]
+
+
+def exit_code(api: Any, started: str) -> str:
+    """The exit status of a command that was started in a container; empty until the daemon knows it."""
+    code = api.exec_inspect(started)["ExitCode"]
+    return "" if code is None else str(code)

@@ -6,29 +6,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from docker.types import Mount
 
-from tests.container.cluster import Cluster, Job
+from tests.container.cluster import Job
+from tests.container.engine import Docker, Options
 
 BACKENDS = ["torch", "horovod"]
 MOUNTED = "/mnt/volume"
 
 
 @pytest.fixture
-def volume(cluster: Cluster, image: str) -> Iterator[Callable[[], str]]:
-    """Make docker volumes that the image's user may write; each as an option of ``docker run``."""
-    docker = cluster.docker
-    made: list[str] = []
+def volume(docker: Docker, image: str) -> Iterator[Callable[[], Options]]:
+    """Make docker volumes that the image's user may write; each as options of a container."""
+    made: list[Any] = []
 
-    def make() -> str:
-        name = docker("volume", "create", "--label", docker.label)
-        made.append(name)
-        option = f"--mount=type=volume,source={name},destination={MOUNTED}"
-        docker("run", "--rm", "--user", "0", option, image, "chown", "1000:1000", MOUNTED)
+    def make() -> Options:
+        made.append(docker.client.volumes.create(labels=docker.labels))
+        option = Options(mounts=(Mount(MOUNTED, made[-1].name),))
+        given = docker.once(image, ("chown", "1000:1000", MOUNTED), option + Options(more={"user": "0"}))
+        assert given.returncode == 0, given.stderr
         return option
 
     yield make
-    for name in made:
-        docker("volume", "rm", "--force", name, check=False)
+    for one in made:
+        one.remove(force=True)
 
 
 def reports(running: Job) -> list[dict[str, Any]]:
@@ -49,9 +50,9 @@ def reports(running: Job) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
-    volume: Callable[[], str], job: Callable[..., Job], backend: str
+    volume: Callable[[], Options], job: Callable[..., Job], backend: str
 ) -> None:
-    running = job(f"places_{backend}", options=(volume(),))
+    running = job(f"places_{backend}", options=volume())
     found = reports(running)
     assert [one["kind"] for one in found] == ["job"] * 4
     assert [one["parts"] for one in found] == [[[0, 1, 2, 3]]] * 4
@@ -62,11 +63,11 @@ def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_volume_for_each_node_is_known_as_two_and_filled_on_both(
-    volume: Callable[[], str], job: Callable[..., Job], backend: str
+    volume: Callable[[], Options], job: Callable[..., Job], backend: str
 ) -> None:
     running = job(f"places_{backend}")
     for pod in running.pods:
-        pod.options += (volume(),)
+        pod.options += volume()
     found = reports(running)
     assert [one["kind"] for one in found] == ["node"] * 4
     assert [one["parts"] for one in found] == [[[0, 1], [2, 3]]] * 4

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from docker.types import Mount
+
+from tests.container.conftest import Run
+from tests.container.engine import Docker, Options
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SIZE_LIMIT_MB = 2200
 """A ceiling that torch's growth will not touch, but a compiler or a second torch in a layer will."""
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture(scope="module")
-def inspected(docker: str, image: str) -> dict[str, object]:
-    done = subprocess.run([docker, "image", "inspect", image], capture_output=True, text=True, check=True)
-    found: dict[str, object] = json.loads(done.stdout)[0]
+def inspected(docker: Docker, image: str) -> dict[str, object]:
+    found: dict[str, object] = docker.client.images.get(image).attrs
     return found
 
 
@@ -61,13 +59,12 @@ def test_no_ssh_server_is_inside(run_in_image: Run) -> None:
     assert run_in_image("sh", "-c", "command -v sshd || ls /usr/sbin/sshd").returncode != 0
 
 
-def test_the_machines_pip_settings_stay_out_of_it(docker: str, image: str, run_in_image: Run) -> None:
+def test_the_machines_pip_settings_stay_out_of_it(docker: Docker, image: str, run_in_image: Run) -> None:
     left = run_in_image("sh", "-c", "find /etc/pip.conf /run/secrets /wheels -type f -size +0")
     assert left.stdout == ""  # the mount points stay, empty
-    history = subprocess.run(
-        [docker, "history", "--no-trunc", image], capture_output=True, text=True, check=True
-    ).stdout
-    assert "index-url" not in history
+    steps = [step["CreatedBy"] for step in docker.client.images.get(image).history()]
+    assert any("pip install" in step for step in steps)
+    assert not any("index-url" in step for step in steps)
 
 
 def test_the_package_and_its_commands_are_installed(run_in_image: Run) -> None:
@@ -89,9 +86,9 @@ def test_its_torch_is_a_cpu_build_that_knows_numpy_and_horovod_imports(run_in_im
 
 def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
     # A pod's own name resolves, as it does under Kubernetes: where it does not, hvd.init() dies of SIGSEGV inside gloo.
-    name = ("--hostname", "pod", "--add-host", "pod:127.0.0.1")
-    mount = ("--network", "none", *name, "--volume", f"{SCRIPTS}:/scripts:ro")
-    done = run_in_image("python", "/scripts/verify_horovod.py", options=mount)
+    named = {"hostname": "pod", "extra_hosts": {"pod": "127.0.0.1"}}
+    mounted = (Mount("/scripts", str(SCRIPTS), type="bind", read_only=True),)
+    done = run_in_image("python", "/scripts/verify_horovod.py", options=Options(mounts=mounted, more=named))
     assert done.returncode == 0, done.stderr
     assert "an allreduce over 2 ranks is right" in done.stdout
 
@@ -105,7 +102,7 @@ def test_the_containers_limit_is_read_and_the_kernels_killer_is_counted(run_in_i
         "after = memory.cgroup()\n"
         "print(before.limit, 0 < before.in_use < before.limit, greedy.returncode, memory.killed(after, before))\n"
     )
-    limit = ("--network", "none", "--memory", "256m", "--memory-swap", "256m")
+    limit = Options(more={"mem_limit": "256m", "memswap_limit": "256m"})
     done = run_in_image("python", "-c", code, options=limit)
     assert done.stdout.split() == [str(256 << 20), "True", "-9", "1"], done.stderr
 

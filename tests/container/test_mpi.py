@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.types import Mount
 from flyteidl.core import errors_pb2
 
 from tests.container.cluster import Job, Pod, gated
-from tests.container.engine import until
+from tests.container.engine import Docker, Options, state, until
 from tests.container.kube import Api, operated, operator_files, processes
 from tests.procs import Gate
 
@@ -60,8 +60,8 @@ def idle(pod: Pod) -> bool:
 
 def stopped_by_the_kubelet(pod: Pod) -> int:
     """A pod's exit status, when it is told to stop and killed only after a long grace period."""
-    pod.docker("stop", "--time", "100", pod.name)
-    return int(pod.docker.inspect(pod.name, ".State.ExitCode"))
+    pod.container.stop(timeout=100)
+    return int(state(pod.container)["ExitCode"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -200,15 +200,15 @@ def ssh_job(job: Callable[..., Job], mpi_image: str, tmp_path: Path) -> MpiJob:
     keys = tmp_path / "ssh"
     keys.mkdir()
     keys.chmod(0o777)
-    launcher.docker(
-        *("run", "--rm", "--network=none", f"--mount=type=bind,source={keys},destination=/keys", mpi_image, "sh", "-c"),
-        "ssh-keygen -q -t ed25519 -N '' -f /keys/id_rsa && cp /keys/id_rsa.pub /keys/authorized_keys",
-    )
+    generate = "ssh-keygen -q -t ed25519 -N '' -f /keys/id_rsa && cp /keys/id_rsa.pub /keys/authorized_keys"
+    there = Options(mounts=(Mount("/keys", str(keys), type="bind"),), more={"network_mode": "none"})
+    made_keys = launcher.docker.once(mpi_image, ("sh", "-c", generate), there)
+    assert made_keys.returncode == 0, made_keys.stderr
     launcher.files, _ = operator_files(launcher.name, [pod.name for pod in workers])
     for pod in made.pods:
         pod.main["image"] = mpi_image
-        pod.options += (f"--mount=type=bind,source={keys},destination=/home/flyte/.ssh,readonly",)
-        pod.options += ("--env", "OMPI_MCA_plm_rsh_agent=")
+        mounted = (Mount("/home/flyte/.ssh", str(keys), type="bind", read_only=True),)
+        pod.options += Options({"OMPI_MCA_plm_rsh_agent": ""}, mounted)
     for pod in workers:
         pod.main["command"], pod.main["args"] = ["/usr/sbin/sshd", "-De", "-f", "/etc/ssh/safedist_sshd_config"], []
     return MpiJob(made, None)
@@ -225,19 +225,14 @@ def test_the_same_over_ssh_without_root(job: Callable[..., Job], ssh_job: MpiJob
     assert ssh_job.job.uploaded == ["outputs.pb"]
     assert ssh_job.job.output == other.output
     assert ssh_job.starts() == [1, 1]
-    (user,) = {pod.docker("exec", pod.name, "id", "-u") for pod in ssh_job.workers}
-    assert user == "1000"
+    (user,) = {pod.container.exec_run(["id", "-u"]).output for pod in ssh_job.workers}
+    assert user == b"1000\n"
     until(lambda: all(len(processes(pod)) == 1 for pod in ssh_job.workers), "the agents have left")
 
 
-def test_no_key_is_in_the_image(docker: str, mpi_image: str) -> None:
+def test_no_key_is_in_the_image(docker: Docker, mpi_image: str) -> None:
     find = (
         "id -u; find / -xdev '(' -name 'ssh_host_*' -o -name 'id_*' -path '*ssh*' -o -name authorized_keys ')' -type f"
     )
-    done = subprocess.run(
-        [docker, "run", "--rm", "--network=none", mpi_image, "sh", "-c", f"{find} 2>/dev/null"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = docker.once(mpi_image, ("sh", "-c", f"{find} 2>/dev/null"), Options(more={"network_mode": "none"}))
     assert done.stdout.split() == ["1000"]

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.container.cluster import Ended, Job, Pod, gated
+from tests.container.engine import DEADLINE
 from tests.procs import Gate
 
-SOON = 120.0
-"""Seconds for a job to start, lose a node, and end: far below the 240 s at which every wait of a test gives up."""
+SOON = DEADLINE
+"""Seconds for a job to start, fail and end, on a slow machine with much else to do: far below the 900 s of the next
+deadline of the job's own that could end a hang."""
 
 both = pytest.mark.parametrize("backend", ["horovod", "torch"])
 Make = Callable[..., Job]

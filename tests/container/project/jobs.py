@@ -14,9 +14,9 @@ from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_r
 TIMEOUTS = Timeouts(
     stop=1,
     exit=10,
-    heartbeat=float(os.environ.get("TEST_HEARTBEAT", "10")),
-    rendezvous=120,
-    upload=float(os.environ.get("TEST_UPLOAD", "120")),
+    heartbeat=float(os.environ.get("TEST_HEARTBEAT", "60")),
+    rendezvous=900,
+    upload=float(os.environ.get("TEST_UPLOAD", "900")),
 )
 STEPS = 20
 
