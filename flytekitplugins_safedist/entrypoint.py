@@ -13,15 +13,16 @@ import argparse
 import os
 import sys
 import sysconfig
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars, lastwords, othercommand, stopping, storeclients, uploads
+from . import envvars, lastwords, othercommand, readonly, stopping, storeclients, uploads
 from .compat import flytekit as flytekit_inside
 from .errors import ConfigError, Problem, RankFailedError, SafedistError, StagingError
 
@@ -116,14 +117,38 @@ def _say_last_words() -> None:
 
 def _run(arguments: list[str]) -> int:
     invocation = parse(arguments)
+    make_room()
     options = options_from(os.environ)
     prepare_ranks(os.environ)
     # ---- from here on there may be threads and clients: nothing below may be needed before the rank server's fork ----
     if invocation.distribution is not None:
+        invocation = with_place(invocation)
         with stopping.unwinding():
             code = stage_code(invocation, options)
         make_importable(code)  # and ``code`` stays: its lease keeps the tree, also for a command that replaces us
     return execute_and_leave(command_line(invocation))
+
+
+def make_room() -> None:
+    """Name a directory for temporary files where this pod has no usual one: flytekit and every rank ask for it."""
+    made = readonly.temporary_directory(os.environ)
+    if made is not None:
+        os.environ[envvars.TMPDIR] = str(made)
+        tempfile.tempdir = None  # asked for again
+
+
+def with_place(invocation: Invocation) -> Invocation:
+    """The invocation with a destination that can be written; the task starts there, as it would have."""
+    dest = readonly.destination(invocation.dest, os.environ)
+    if dest == invocation.dest:
+        return invocation
+    print(  # noqa: T201
+        f"safedist: {invocation.dest} cannot be written: the code is in {dest}, and the task starts there",
+        file=sys.stderr,
+        flush=True,
+    )
+    os.chdir(dest)
+    return replace(invocation, dest=dest)
 
 
 def prepare_ranks(environment: Mapping[str, str]) -> None:

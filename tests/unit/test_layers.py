@@ -29,6 +29,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "preload",
         "reserved",
         "ranklogs",
+        "readonly",
         "stopping",
         "storeclients",
         "storefaults",
