@@ -41,7 +41,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container lint types format bench image clean
+.PHONY: help demo examples check test test-container corners matrix lint types format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -65,6 +65,14 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 ## make test-container  tests over several containers (need a docker daemon; without one they are left out, saying so)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(PYTEST) -m container $(PYTEST_OPTIONS)
+
+## make corners         the oldest and the newest versions together, on the Pythons that are here: a smoke subset each
+corners: $(DEV_STAMP)
+	$(BIN)/nox -s corners
+
+## make matrix          every version that is promised, one after the other (hours), and a table
+matrix: $(DEV_STAMP)
+	$(BIN)/nox -s matrix
 
 ## make lint            ruff: rules and formatting
 lint: $(DEV_STAMP)

@@ -1,0 +1,188 @@
+"""The versions that setup.cfg promises, each tried on a subset: import, both examples, a restart, Horovod, staging.
+
+``nox -s matrix`` tries all of them, one environment after the other (each is removed again: about 5 GB with torch's
+CUDA libraries), and ends with a table. ``nox -s corners`` tries the oldest together and the newest together, on the
+oldest and the newest Python that this machine has; CI runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import nox
+
+PYTHONS = ("3.10", "3.11", "3.12")
+TORCHES = ("2.5.0", "2.8.0", "2.13.0", "2.15.0")
+FLYTEKITS = ("1.16.0", "1.16.31")
+"""The oldest that is promised, and the newest that constraints.txt pins."""
+
+ROOT = Path(__file__).parent
+RESULTS = ROOT / ".nox" / "results.jsonl"
+SMOKE_TESTS = (
+    "tests/unit/test_import.py",
+    "tests/race/test_torch_floor.py",
+    "tests/race/test_failures.py::test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round",
+    "tests/race/test_failures.py::test_horovod_meets_again_after_a_restart",
+    "tests/race/test_failures.py::test_pyflyte_execute_uploads_outputs_on_success",
+    "tests/race/test_startmethods.py::test_preload_and_spawn_give_the_same_results",
+    "tests/race/test_staging_race.py::test_32_processes_of_one_node_fetch_and_unpack_once",
+)
+"""What a version of torch, flytekit or Python can break: a name that pytest does not find fails the session."""
+WANTED = ("flytekit", "flytekitplugins-kfmpi", "flytekitplugins-kfpytorch")
+TOOLS = ("hypothesis", "jsonschema", "kubeflow-training", "moto[s3]", "flask", "flask-cors", "psutil", "s3fs")
+PYTEST = ("pytest", "pytest-timeout", "pytest-xdist")
+
+nox.needs_version = ">=2024.4"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["corners"]
+
+
+def interpreters() -> dict[str, Path]:
+    """The promised Pythons of this machine that run and have C headers, for Horovod: version -> program.
+
+    Tried by running them: a shim of pyenv's is on PATH for versions that it then refuses to run; those lie beside it.
+    """
+    ask = (
+        "import os, sys, sysconfig; "
+        "os.path.exists(sysconfig.get_path('include') + '/Python.h') and print(sys.executable)"
+    )
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = {}
+    for version in PYTHONS:
+        candidates = [
+            shutil.which(f"python{version}"),
+            *map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)),
+            f"/usr/bin/python{version}",
+        ]
+        for candidate in filter(None, candidates):
+            try:
+                done = subprocess.run([candidate, "-c", ask], capture_output=True, text=True, check=False)
+            except OSError:
+                continue
+            if done.returncode == 0 and done.stdout.strip():
+                found[version] = Path(done.stdout.strip())
+                break
+    return found
+
+
+FOUND = interpreters()
+# uv and nox look for "python3.10" on PATH, where a shim that does not run would be the first.
+os.environ["PATH"] = os.pathsep.join([*(str(program.parent) for program in FOUND.values()), os.environ["PATH"]])
+
+
+@nox.session(python=PYTHONS, venv_params=["--seed"])
+@nox.parametrize("torch", TORCHES)
+def matrix(session: nox.Session, torch: str) -> None:
+    """One Python and one torch, with each flytekit."""
+    smoke(session, torch, FLYTEKITS)
+    if session.name == f"matrix-{PYTHONS[-1]}(torch={TORCHES[-1]!r})":
+        session.notify("table")
+
+
+@nox.session(python=PYTHONS, venv_params=["--seed"], default=False)
+def oldest(session: nox.Session) -> None:
+    """The oldest torch and flytekit."""
+    smoke(session, TORCHES[0], FLYTEKITS[:1])
+
+
+@nox.session(python=PYTHONS, venv_params=["--seed"], default=False)
+def newest(session: nox.Session) -> None:
+    """The newest torch and flytekit."""
+    smoke(session, TORCHES[-1], FLYTEKITS[-1:])
+
+
+@nox.session(python=False)
+def corners(session: nox.Session) -> None:
+    """The oldest with the oldest Python here, the newest with the newest."""
+    if not FOUND:
+        session.error(f"no Python of {', '.join(PYTHONS)} with C headers (Python.h) is on this machine")
+    first, last = min(FOUND, key=PYTHONS.index), max(FOUND, key=PYTHONS.index)
+    RESULTS.unlink(missing_ok=True)
+    session.log(
+        f"corners: Python {first} with torch {TORCHES[0]} and flytekit {FLYTEKITS[0]}; "
+        f"Python {last} with torch {TORCHES[-1]} and flytekit {FLYTEKITS[-1]}"
+    )
+    session.notify(f"oldest-{first}")
+    session.notify(f"newest-{last}")
+    session.notify("table")
+
+
+@nox.session(python=False, default=False)
+def table(session: nox.Session) -> None:
+    """What the sessions before this one left, as Markdown."""
+    rows = list({_key(row): row for row in map(json.loads, RESULTS.read_text().splitlines())}.values())
+    print("| Python | torch | flytekit | result | install | Horovod | smoke |\n|---|---|---|---|---|---|---|")
+    for row in rows:
+        seconds = ["" if row[name] is None else f"{row[name]:.0f} s" for name in ("install", "horovod", "smoke")]
+        print(f"| {' | '.join([*_key(row), row['result'], *seconds])} |")
+    bad = [row for row in rows if row["result"] != "passed"]
+    if bad:
+        session.error(f"{len(bad)} of {len(rows)} did not pass")
+
+
+def _key(row: dict[str, str]) -> tuple[str, str, str]:
+    return row["python"], row["torch"], row["flytekit"]
+
+
+def smoke(session: nox.Session, torch: str, flytekits: tuple[str, ...]) -> None:
+    """Make the environment, run the subset with each flytekit, note the result, remove the environment."""
+    # Without bytecode each of the many processes here would compile torch's sources anew; uv installs none.
+    session.env.update(PYTHONDONTWRITEBYTECODE="", SAFEDIST_CI="1", OMP_NUM_THREADS="1")
+    row: dict[str, object] = {"python": session.python, "torch": torch, "flytekit": ", ".join(flytekits)}
+    row.update(install=None, horovod=None, smoke=None, result="failed: environment")
+    try:
+        began = time.monotonic()
+        install(session, torch, flytekits[0])
+        row.update(install=time.monotonic() - began, result="failed: Horovod's build")
+        session.log(f"installed in {row['install']:.0f} s")
+        began = time.monotonic()
+        session.run("python", "scripts/build_horovod.py")
+        row.update(horovod=time.monotonic() - began)
+        began = time.monotonic()
+        for flytekit in flytekits:
+            row.update(result=f"failed with flytekit {flytekit}")
+            if flytekit != flytekits[0]:
+                install_flytekit(session, flytekit)
+            use(session)
+        row.update(result="passed", smoke=time.monotonic() - began)
+    finally:
+        RESULTS.parent.mkdir(exist_ok=True)
+        with RESULTS.open("a") as results:
+            results.write(json.dumps(row) + "\n")
+        shutil.rmtree(session.virtualenv.location, ignore_errors=True)
+
+
+def install(session: nox.Session, torch: str, flytekit: str) -> None:
+    session.install("-r", "requirements/build.txt", *constrained())
+    session.install(f"torch=={torch}", *PYTEST, *TOOLS, "-r", "requirements/demo.txt", *constrained())
+    session.install("--no-build-isolation", "--editable", ".", *constrained())
+    install_flytekit(session, flytekit)
+
+
+def install_flytekit(session: nox.Session, version: str) -> None:
+    session.install(*(f"{name}=={version}" for name in WANTED), *constrained())
+
+
+def constrained() -> tuple[str, str]:
+    """pip's option for constraints.txt without flytekit's own versions."""
+    lines = (ROOT / "requirements" / "constraints.txt").read_text().splitlines(keepends=True)
+    file = ROOT / ".nox" / "constraints.txt"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(line for line in lines if not line.startswith(("flytekit", "flyteidl"))))
+    return "--constraint", str(file)
+
+
+def use(session: nox.Session) -> None:
+    """The subset: two real command lines and the tests. A test that skips fails: nothing is silently untried."""
+    for example in ("digits_horovod.py", "digits_ddp.py"):
+        session.run("pyflyte", "run", f"examples/{example}", "digits", "--epochs", "3")
+    with tempfile.TemporaryDirectory() as directory:
+        report = f"{directory}/report.xml"
+        session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *SMOKE_TESTS)
+        session.run("python", "scripts/sum_tests.py", report)
