@@ -17,7 +17,8 @@ import pytest
 import yaml
 from flyteidl.core import literals_pb2
 
-from tests.container.cluster import BUCKET, Cluster, Job, Pod, _literals, report
+from tests.container.cluster import Cluster, Job, Pod, _literals, report
+from tests.container.engine import BUCKET, NOTHING, Options
 
 CASES = Path(__file__).parents[1] / "oracle" / "cases"
 TASK = """
@@ -39,7 +40,7 @@ def archive(name: str, source: str) -> bytes:
     return body.getvalue()
 
 
-def recorded(cluster: Cluster, case: str, directory: Path, options: tuple[str, ...] = ()) -> Job:
+def recorded(cluster: Cluster, case: str, directory: Path, options: Options = NOTHING) -> Job:
     """The recorded pods of a case, with this test's image, store and names."""
     (path,) = CASES.glob(f"{case}-*.yaml")
     one: dict[str, Any] = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -62,14 +63,13 @@ def recorded(cluster: Cluster, case: str, directory: Path, options: tuple[str, .
     for old, new in texts.items():
         text = text.replace(old, new)
     image = next(iter(cluster.templates.values())).k8s_pod.pod_spec["containers"][0]["image"]
-    given = {**cluster.s3.environment, **TWO_GPUS}
-    flags = tuple(part for pair in given.items() for part in ("--env", "=".join(pair)))
+    given = Options({**cluster.s3.environment, **TWO_GPUS}) + options
     pods = []
     for spec in yaml.safe_load(text):
         named = [each for each in spec["spec"]["containers"] if each["name"] in ("pytorch", "mpi", "main", "primary")]
         named[0]["image"] = image
         spec["spec"]["containers"] = named  # what a sidecar does is none of the test's business
-        pods.append(Pod(cluster.docker, spec, cluster.network, (*flags, *options), directory / "volumes"))
+        pods.append(Pod(cluster.docker, spec, cluster.network, given, directory / "volumes"))
     return Job(cluster.s3, pods, f"metadata/{name}/n0/data/0/")
 
 
@@ -77,7 +77,7 @@ def recorded(cluster: Cluster, case: str, directory: Path, options: tuple[str, .
 def jobs(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
     made: list[Job] = []
 
-    def make(case: str, *options: str) -> Job:
+    def make(case: str, options: Options = NOTHING) -> Job:
         made.append(recorded(cluster, case, tmp_path, options))
         return made[-1]
 
@@ -114,7 +114,7 @@ def test_an_mpi_jobs_containers_that_the_operator_did_not_prepare_say_so_in_one_
 
 
 def test_a_root_that_is_read_only_leaves_the_scratch_volume(jobs: Any) -> None:
-    job = jobs("c73", "--read-only")
+    job = jobs("c73", Options(more={"read_only": True}))
 
     ended = job.run()
 
