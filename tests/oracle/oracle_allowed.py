@@ -56,6 +56,11 @@ MEANT = (
         )
     ),
     Allowed(
+        rf"{_CONTAINER}\.env\[SAFEDIST_TIMEOUTS\]",
+        "the waiting times are pinned in jobs of several nodes, to tell a node that cannot import the task how long",
+        recorded="None",
+    ),
+    Allowed(
         rf"{_CONTAINER}\.volumeMounts\[/dev/shm\]\.name",
         "shared memory is asked of the backend, where with_overrides can replace it, and no volume of our own",
         recorded="safedist-shm",
