@@ -16,25 +16,18 @@ import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars, lastwords, othercommand, readonly, stopping, storeclients, uploads
-from .compat import flytekit as flytekit_inside
-from .errors import ConfigError, Problem, RankFailedError, SafedistError, StagingError
+from . import envvars, lastwords, readonly, stopping, storeclients
+from .errors import ConfigError, Problem, SafedistError, StagingError
+from .taskcommand import EXIT_INFRASTRUCTURE, execute_and_leave
 
 if TYPE_CHECKING:
     from .staging import Options, StagedCode
-
-EXIT_INFRASTRUCTURE = 1
-EXIT_USAGE = 2
-"""Exit codes of our own: nothing was uploaded, so Flyte counts the pod's failure as the platform's and retries."""
-
-_IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
-"""Commands whose click command of flytekit.bin.entrypoint runs in this process."""
 
 
 _WITH_VALUE = ("--additional-distribution", "--dest-dir")
@@ -297,107 +290,6 @@ def command_line(invocation: Invocation) -> list[str]:
     at = command.index("--resolver")
     further = ["--dynamic-addl-distro", invocation.distribution, "--dynamic-dest-dir", invocation.dest_argument]
     return [*command[:at], *further, *command[at:]]
-
-
-def execute_and_leave(command: list[str]) -> int:
-    """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come."""
-    from . import leaving
-
-    uploaded = False
-    try:
-        code = execute(command)
-        uploaded = code == 0
-        if uploaded:
-            stopping.decided(code)
-        return code
-    finally:
-        leaving.leave(uploaded=uploaded)
-
-
-def execute(command: list[str]) -> int:
-    """Run the task in this process; another command than flytekit's takes this process's place.
-
-    Returns:
-        The exit code. After the upload: flytekit returns only then.
-    """
-    function = _IN_PROCESS.get(os.path.basename(command[0]))  # noqa: PTH119
-    if function is None:
-        return _replace_process(command)
-    import click
-    from flytekit.bin import entrypoint as flytekit_entrypoint
-
-    sys.argv = list(command)
-    flytekit_inside.adapt_entrypoint(access=uploads.patient_access(), traceback=cause_first, dispatch=_stoppable)
-    try:
-        getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.exceptions.Abort:
-        return EXIT_INFRASTRUCTURE
-    if stopping.told():  # and somebody swallowed it
-        stopping.end()
-    return 0
-
-
-def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], str]:
-    """The text that flytekit uploads for an exception: ours begins with its cause, for that is all the console shows.
-
-    Args:
-        formatted: flytekit's own (1.16, flytekit.bin.entrypoint.get_traceback_str): the frames first that led from the
-            container's command to us, the message under them.
-    """
-
-    def told(error: Exception) -> str:
-        value = getattr(error, "value", error)
-        if isinstance(value, RankFailedError):
-            return str(value)  # the frames that matter are the rank's, and in its text
-        if isinstance(value, SafedistError):
-            return f"{value}\n\n{formatted(error)}"
-        return formatted(error)
-
-    return told
-
-
-def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
-    """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while the task is loaded, and unwinds the task
-    itself."""
-
-    def dispatch_execute(ctx: Any, load_task: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
-        with ExitStack() as running:
-
-            def load() -> Any:
-                stopping.listen_again()
-                task = _loaded(load_task)
-                running.enter_context(stopping.unwinding())
-                return task
-
-            dispatch(ctx, load, *args, **kwargs)
-
-    return dispatch_execute
-
-
-def _loaded(load_task: Callable[[], Any]) -> Any:
-    """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
-    try:
-        return load_task()
-    except Exception as error:
-        from . import arrival
-
-        arrival.of_unloadable(error, os.environ)
-        raise
-
-
-def _replace_process(command: list[str]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        if os.getpid() == 1:
-            return othercommand.run_as_init(command)
-        othercommand.take_place(command)
-    except OSError as error:
-        print(f"safedist-execute: cannot run {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
-        return EXIT_USAGE
 
 
 if __name__ == "__main__":

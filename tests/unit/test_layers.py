@@ -50,6 +50,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("arrival",),
     ("job",),
     ("task",),
+    ("taskcommand",),
     ("cli", "entrypoint"),
     ("start",),
 )
