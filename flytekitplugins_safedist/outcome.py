@@ -109,6 +109,7 @@ class RankOutcome:
         for name in ("host", "memory"):
             object.__setattr__(self, name, encodable(getattr(self, name)))
         object.__setattr__(self, "log_tail", tuple(map(encodable, self.log_tail)))
+        object.__setattr__(self, "seconds", {encodable(phase): spent for phase, spent in self.seconds.items()})
 
     @property
     def failed(self) -> bool:

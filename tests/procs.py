@@ -281,6 +281,14 @@ def until(true: Any, what: str) -> None:
         select.select([], [], [], 0.02)
 
 
+def ignored_signals() -> str:
+    """The signals that a command started from here finds ignored, as /proc/PID/status shows them: those that were so
+    before this interpreter, which ignores two itself. A shell's ``&`` ignores SIGQUIT, and nohup SIGHUP."""
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    python = sum(1 << (number - 1) for number in (signal.SIGPIPE, signal.SIGXFSZ))
+    return f"{int(status['SigIgn'], 16) & ~python:016x}"
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
