@@ -12,7 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import arrival, backends, envvars, flytecontext, lastwords, leaving, memory, payload, scratch, topology, uploads
+from . import (
+    arrival,
+    backends,
+    comeback,
+    envvars,
+    flytecontext,
+    lastwords,
+    leaving,
+    memory,
+    payload,
+    scratch,
+    topology,
+    uploads,
+)
 from .config import Resolved
 from .errors import SafedistError, ScratchError
 from .launcher import RankServer
@@ -25,7 +38,7 @@ if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
 
-    from .agent import NodePlan, Report
+    from .agent import NodeAgent, NodePlan, Report
     from .jobconfig import ScratchVolume
     from .rendezvous.membership import Meeting
 
@@ -88,6 +101,10 @@ def run(
     flyte = flytecontext.take()
     run_id = arrival.run_id(flyte, environment)
     voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id), flyte)
+    if place.max_nodes > 1 and comeback.is_decided(lambda: flytecontext.uploaded(flyte), say):
+        with server or contextlib.nullcontext():
+            say(comeback.LEAVES)
+        return Elsewhere()
     with voice:
         backend.check()
     from .agent import NodePlan  # torch elastic: only now is it known to be there
@@ -155,7 +172,8 @@ def _attend(
     opened = open_handler(plan, backend)
     try:
         agent = NodeAgent(plan, server=server, backend=backend, handler=opened, show=to_stdout, say=say)
-        report = agent.drive()
+        with _leaving_when_decided(plan, agent, flyte):
+            report = agent.drive()
         attended = _Attended(report, _uploads(report, opened), _end_line(report, preparing, opened.node_rank))
         open_still = _in_order(plan, report, opened, flyte, uploads=attended.uploads)
     except BaseException:
@@ -166,6 +184,16 @@ def _attend(
     if open_still is not None:
         open_still.shutdown()
     return attended
+
+
+def _leaving_when_decided(
+    plan: NodePlan, agent: NodeAgent, flyte: flytecontext.FlyteSnapshot
+) -> contextlib.AbstractContextManager[None]:
+    if plan.topology.max_nodes == 1:
+        return contextlib.nullcontext()
+    return comeback.leaving_when_decided(
+        lambda: flytecontext.uploaded(flyte), say, begun=lambda: agent.report.rounds > 0
+    )
 
 
 def _uploads(report: Report, handler: Meeting) -> bool:

@@ -190,8 +190,13 @@ class Pod:
     def wait(self, runs: int = 1, within: float = DEADLINE) -> Ended:
         """Wait until its container has ended *runs* times: with ``OnFailure``, one that fails starts again."""
         ended, what = self.docker.ends, f"{self.name} ends {runs} time(s)"
-        ended.wait(lambda: len(self.codes) >= runs or (self.codes and not self.runs), what, within)
+        # A pod that ended for good before: the daemon's word on its last run may still be on its way, so all words are
+        # counted against the starts that the daemon knows of.
+        ended.wait(lambda: len(self.codes) >= runs or self._ended_for_good(), what, within)
         return Ended(self.codes, self.log)
+
+    def _ended_for_good(self) -> bool:
+        return not self.runs and len(self.codes) > int(self.container.attrs.get("RestartCount", 0))
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -230,7 +235,7 @@ class Pod:
             yield
         finally:
             self.rules = ()
-            for rule in rules if runs(self.sandbox) else ():
+            for rule in rules if self.lives and runs(self.sandbox) else ():
                 filter_packets(self.sandbox, "-D", rule)
 
 

@@ -47,7 +47,13 @@ class Job:
 
     def start(self, node: int, more: dict[str, str] | None = None) -> Running:
         """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/envvar.go)."""
-        pod = {
+        self.started += 1
+        environment = {**self.pod(node), **self.environment, **(more or {})}
+        files = self.directory / f"node-{node}-{self.started}"
+        return self.warm.start(f"job_nodes:{self.task}", files, environment=environment, kind="execute")
+
+    def pod(self, node: int) -> dict[str, str]:
+        return {
             "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
             "SAFEDIST_NODES": "2",
             "SAFEDIST_NPROC_PER_NODE": "2",
@@ -61,10 +67,14 @@ class Job:
             "PET_NODE_RANK": str(node),
             "PET_NPROC_PER_NODE": "auto",
         }
+
+    def start_again(self, node: int, outputs: Path) -> Running:
+        """Start a pod that finds what is at the attempt's output prefix, as all pods of one job do."""
         self.started += 1
-        environment = {**pod, **self.environment, **(more or {})}
         files = self.directory / f"node-{node}-{self.started}"
-        return self.warm.start(f"job_nodes:{self.task}", files, environment=environment, kind="execute")
+        environment = {**self.pod(node), **self.environment}
+        call, arguments = f"job_nodes:{self.task}", ["--output-prefix", str(outputs)]
+        return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
 
     def run(self) -> tuple[Ended, Ended]:
         """Start node 1, then node 0, and wait for both."""
@@ -243,3 +253,18 @@ def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm
     assert [node.code for node in ended] == [0, 0], ended[1].err
     assert uploaded_output(ended[0]) == "round 0"
     assert ended[1].uploaded == []
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_pod_that_comes_back_when_the_attempt_has_ended_leaves_at_once(warm, tmp_path, node):
+    job = Job(warm, tmp_path / "job", "torch", "nothing")
+    first, _ = job.run()
+    assert first.uploaded == ["outputs.pb"]
+    outputs = first.files / "outputs"
+    before = (outputs / "outputs.pb").stat().st_mtime_ns
+    again = job.start_again(node, outputs).wait()
+    assert (again.code, again.left, again.scratch) == (0, [], [])
+    assert "what it came to is uploaded: nothing is left to do here" in again.err
+    assert "start: torch" not in again.err
+    assert (outputs / "outputs.pb").stat().st_mtime_ns == before
+    assert not (outputs / "error.pb").exists()
