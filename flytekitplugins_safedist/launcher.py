@@ -177,7 +177,8 @@ class RankServer:
                 self._ask("quit", {}, timeout=5.0)
         self._connection.close()
         if self._exit_code is None:
-            os.kill(self._pid, signal.SIGHUP)  # it may be importing, and look at its socket only much later
+            with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
+                os.kill(self._pid, signal.SIGHUP)  # it may be importing, and look at its socket only much later
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
@@ -250,7 +251,10 @@ class RankServer:
             return
         deadline = time.monotonic() + patience
         while True:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:
+                return  # gone, and unseen: a module of the user's has this process ignore SIGCHLD
             if pid:
                 self._exit_code = os.waitstatus_to_exitcode(status)
                 return

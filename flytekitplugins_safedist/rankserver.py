@@ -32,6 +32,8 @@ from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
 _SUSPICION_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGALRM}
 
 
 def main(arguments: list[str]) -> int:
@@ -70,23 +72,16 @@ class _Server:
         """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
-            # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
-            signal.signal(number, _do_nothing)
-        # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
-        signal.signal(signal.SIGHUP, self.on_hang_up)
-        signal.signal(signal.SIGALRM, self.look_for_agent)
+        self.listen_to_signals()
         descendants.die_with_parent(signal.SIGHUP)
         descendants.adopt_orphans()
-        signal.signal(signal.SIGCHLD, _do_nothing)
-        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         buffer = b""
         try:
             while not self.quitting:
                 watched: list[Any] = [self.connection, self.wake_read]
-                readable, _, _ = select.select(watched, [], [])
-                if self.wake_read in readable:
+                # By time as well: a rank's end must not be missed for good where its signal was.
+                readable, _, _ = select.select(watched, [], [], _LOOK_SECONDS)
+                if self.wake_read in readable or not readable:
                     self.reap()
                 if self.connection in readable:
                     data = self.connection.recv(1 << 16)
@@ -99,6 +94,18 @@ class _Server:
             return  # the agent was killed
         finally:
             self.clean_up()
+
+    def listen_to_signals(self) -> None:
+        """Take every signal that this process lives by: at its start, and back from modules that it has imported."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
+            # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
+            signal.signal(number, _do_nothing)
+        # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
+        signal.signal(signal.SIGHUP, self.on_hang_up)
+        signal.signal(signal.SIGALRM, self.look_for_agent)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
 
     def answer(self, request: dict[str, Any]) -> None:
         try:
@@ -150,6 +157,7 @@ class _Server:
         finally:
             self.importing = False
             signal.setitimer(signal.ITIMER_REAL, 0)
+            self.listen_to_signals()
         self.helpers = frozenset(descendants.children())
         return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
 

@@ -33,6 +33,13 @@ def test_a_module_that_makes_forking_unsafe_falls_back_to_spawn_and_says_why(war
     assert "start_method spawn" in ended.err
 
 
+@pytest.mark.parametrize("how", ["ignores", "asyncio"])
+def test_a_module_that_takes_signals_for_itself_does_not_hide_the_end_of_its_ranks(warm, tmp_path, how):
+    ended = warm.run("job_signals:still_ends", tmp_path / "job", environment={"TEST_HOW": how})
+    assert ended.value == "rank 0"
+    assert "start_method preload" in ended.err
+
+
 @pytest.mark.parametrize("task", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_a_module_that_keeps_its_rank_at_import_gets_it_in_every_rank(warm, tmp_path, task):
     ended = warm.run(f"job_identity:{task}", tmp_path / "job")
