@@ -177,6 +177,9 @@ class JobWide:
         if is_consequence(cause) and jobs.replaced(round_):
             # Another node has said that one is lost, and the lost one has spoken since: still no restart of the user's.
             return Decision(Action.RESTART, "the round was ended for a lost node")
+        if is_consequence(cause) and jobs.made_room(round_):
+            # In a range: the ranks of another node were ended for the newcomer first, and these have lost their peers.
+            return Decision(Action.RESTART, "the round was ended for a node that joins")
         granted = None if would_repeat(cause) else jobs.spend_restart(self._max_restarts, round_no=round_)
         decision = decide(self._max_restarts, cause=cause, granted=granted)
         if decision.action is Action.RESTART:

@@ -63,6 +63,16 @@ def left(store: Any, keys: Keys, round_no: int, nodes: int) -> dict[int, str]:
     return {node: bytes(store.get(_key(keys, round_no, node))).decode() for node in found}
 
 
+def make_room(store: Any, keys: Keys, round_no: int) -> None:
+    """Say that a round is left because a node wants to join: what fails in it from now on may be the echo of that."""
+    store.set(_room(keys, round_no), "1")
+
+
+def made_room(store: Any, keys: Keys, round_no: int) -> bool:
+    """Whether a round is left because a node wants to join."""
+    return bool(store.check([_room(keys, round_no)]))
+
+
 def mark_done(store: Any, keys: Keys, round_no: int, node: int) -> None:
     """Say that a node's ranks have succeeded in a round. Saying it twice counts once."""
     if store.add(_done(keys, round_no, node), 1) == 1:
@@ -77,6 +87,10 @@ def done_count(keys: Keys, round_no: int) -> str:
 def done(store: Any, keys: Keys, round_no: int, nodes: Sequence[int]) -> tuple[int, ...]:
     """Those of *nodes* whose ranks have succeeded in a round: what becomes of them afterwards costs nothing."""
     return tuple(node for node in nodes if store.check([_done(keys, round_no, node)]))
+
+
+def _room(keys: Keys, round_no: int) -> str:
+    return keys.job(f"room/{round_no}")
 
 
 def _first_word(store: Any, keys: Keys, round_no: int, node: int) -> bool:

@@ -90,6 +90,10 @@ class JobStore:
         raw = self._read(self._keys.job("losses"))
         return raw is not None and int(json.loads(raw)[1]) == round_no
 
+    def made_room(self, round_no: int) -> bool:
+        """Whether ``round_no`` was ended because a node wants to join."""
+        return self._call("asking who joins", lambda store: departures.made_room(store, self._keys, round_no))
+
     def restarts(self) -> int:
         """Restarts spent so far."""
         raw = self._read(self._keys.job("restarts"))

@@ -121,6 +121,8 @@ class RangeWatch:
             # It goes on beating: the others wait for the upload for as long as its node is alive.
             self._trouble = seen.end.error(number)
         if seen.end is None and not seen.moving and self._someone_waits(seen.round):
+            # In this order: whoever sees its peers leave finds the reason.
+            self._control.call("making room", lambda store: departures.make_room(store, keys, seen.round))
             self._move_on(seen.round)
 
     def _someone_waits(self, round_no: int) -> bool:

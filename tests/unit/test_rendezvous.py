@@ -18,13 +18,16 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from flytekitplugins_safedist import errors
-from flytekitplugins_safedist.rendezvous import BACKEND, client, register, torchrun_handler
+from flytekitplugins_safedist.jobwide import JobWide
+from flytekitplugins_safedist.rendezvous import BACKEND, client, departures, register, torchrun_handler
 from flytekitplugins_safedist.rendezvous.client import ReservedPort, takes_listening_socket
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
 from flytekitplugins_safedist.rendezvous.links import allow_open_files
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
+from flytekitplugins_safedist.restart import Action
+from tests.outcomes import failed, raised
 
 ALONE = GroupSettings(
     run_id="job", nodes=1, node_rank=0, host="localhost", port=0, timeout=60, silence=30, beat=0.05, linger=5
@@ -521,3 +524,34 @@ def test_heartbeats_count_up_for_every_node(pair):
     pause = threading.Event()
     while min(pair[0].jobs.beats()) < 3:
         pause.wait(0.01)
+
+
+# --- whose restart an echo costs --------------------------------------------------------------------------------------
+ECHO = failed(0, of=raised("horovod.common.exceptions.HorovodInternalError", consequence=True))
+OWN = failed(0, of=raised("ValueError"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "ended_for", "restarts"),
+    [
+        (ECHO, None, 1),
+        (ECHO, "a lost node", 0),
+        (ECHO, "a node that joins", 0),
+        (OWN, "a lost node", 1),
+        (OWN, "a node that joins", 1),
+    ],
+)
+def test_an_echo_in_a_round_that_was_ended_for_a_node_costs_no_restart_of_the_users(pair, cause, ended_for, restarts):
+    first, second = pair
+    round_ = first.round
+    if ended_for == "a lost node":
+        second.jobs.spend_replacement(10, round_no=round_)
+    if ended_for == "a node that joins":
+        second._group.control.call("", lambda store: departures.make_room(store, second._group.keys, round_))
+    second.jobs.report(round_, None)
+    job = JobWide(first, max_restarts=3, stop_seconds=60, heartbeat=60, say=lambda _: None)
+    decision = job.settle(cause, "")
+    assert decision.action is Action.RESTART
+    assert first.jobs.restarts() == restarts
+    if not restarts:
+        assert decision.reason == f"the round was ended for {ended_for}"
