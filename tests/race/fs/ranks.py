@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 _fork = multiprocessing.get_context("fork")
@@ -119,6 +121,23 @@ def rank_env(rank: int, world_size: int, per_node: int | None = None, **more: st
         "GROUP_WORLD_SIZE": str(-(-world_size // local)),
         **more,
     }
+
+
+def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Path, **variables: str) -> None:
+    """Run ``script`` under a real launcher, to its end, as a program of its own: without variables of ours."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("SAFEDIST_", "HOROVOD_", "TORCHELASTIC_"))}
+    path = os.pathsep.join([str(script.parents[3]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*launcher, script, *arguments],
+        env={**kept, "PYTHONPATH": path, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.race.fs import horovod_ranks
+from tests.race.fs.ranks import launched
 
 RANKS = 3
 
@@ -19,23 +18,9 @@ RANKS = 3
 def found(tmp_path_factory):
     """What each rank has found."""
     place = tmp_path_factory.mktemp("shared")
-    script = Path(horovod_ranks.__file__)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SAFEDIST_", "HOROVOD_"))},
-        "PYTHONPATH": os.pathsep.join([str(script.parents[3]), os.environ.get("PYTHONPATH", "")]),
-    }
-    launch = [Path(sys.executable).with_name("horovodrun"), "--gloo", "-np", str(RANKS), "-H", f"localhost:{RANKS}"]
-    done = subprocess.run(
-        [*launch, "--network-interface", "lo", sys.executable, script, place],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    horovodrun = Path(sys.executable).with_name("horovodrun")
+    hosts = ["-H", f"localhost:{RANKS}", "--network-interface", "lo"]
+    launched(Path(horovod_ranks.__file__), [horovodrun, "--gloo", "-np", str(RANKS), *hosts, sys.executable], place)
     reports = [json.loads((place / f"found-{rank}.json").read_text()) for rank in range(RANKS)]
     return {"worked": len(list(place.glob("worked-*"))), "ranks": reports}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.race.fs import torchrun_ranks
+from tests.race.fs.ranks import launched
 
 RUNS = 2
 RANKS = 2
@@ -16,24 +16,9 @@ PORT = 20_000 + os.getpid() % 10_000
 
 
 def _torchrun(place: Path, value: str) -> None:
-    script = Path(torchrun_ranks.__file__)
-    environment = {
-        **{name: text for name, text in os.environ.items() if not name.startswith(("SAFEDIST_", "TORCHELASTIC_"))},
-        "PYTHONPATH": os.pathsep.join([str(script.parents[3]), os.environ.get("PYTHONPATH", "")]),
-        "SAFEDIST_FS_TIMEOUT": "120",
-    }
-    launch = [Path(sys.executable).with_name("torchrun"), f"--nproc-per-node={RANKS}", f"--master-port={PORT}"]
-    done = subprocess.run(
-        [*launch, "--rdzv-id=nightly3", script, place, value],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    torchrun = Path(sys.executable).with_name("torchrun")
+    launcher = [torchrun, f"--nproc-per-node={RANKS}", f"--master-port={PORT}", "--rdzv-id=nightly3"]
+    launched(Path(torchrun_ranks.__file__), launcher, place, value, SAFEDIST_FS_TIMEOUT="120")
 
 
 def test_runs_of_one_name_take_no_answers_from_each_other(tmp_path):
