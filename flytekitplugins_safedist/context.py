@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,3 +58,18 @@ def current_rank() -> RankContext:
             "at import of a module, and in the workflow, there is no rank yet",
         )
     return _current
+
+
+_at_end: list[Callable[[], object]] = []
+
+
+def at_end(finish: Callable[[], object]) -> None:
+    """Have ``finish`` called when the task's function has returned, before anything is uploaded; what it raises is the
+    rank's error. In a process that is not a rank nothing calls it."""
+    _at_end.append(finish)
+
+
+def finish() -> None:
+    """What :func:`at_end` was given, in that order. Called once, by the rank."""
+    for one in _at_end:
+        one()

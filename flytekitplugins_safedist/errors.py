@@ -175,6 +175,10 @@ class ArchiveError(SafedistError):
     """A code archive is refused whole: damaged, hostile, or over its limits."""
 
 
+class CheckpointError(SafedistError):
+    """A checkpoint cannot be saved, or none can be resumed that should be there."""
+
+
 class FsError(SafedistError):
     """A file-system helper could not keep its promise."""
 

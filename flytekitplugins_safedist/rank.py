@@ -141,6 +141,8 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
         inputs = payload.native_inputs(job, task, ctx)
         phase_ended("inputs")
         returned = task.task_function(**inputs)
+        # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
+        context.finish()
         phase_ended("function")
         if place.rank == 0:
             payload.write_outputs(task, inputs, returned, order.result, job.limits)

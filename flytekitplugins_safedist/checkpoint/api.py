@@ -1,0 +1,247 @@
+"""``checkpoints(...)``: what a task's own code calls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import MutableMapping
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .. import context
+from ..errors import CheckpointError, NotInTaskError
+from ..fs.context import current_identity
+from . import due, facts, full, places, saves, trees
+from .crew import Crew, assemble
+from .finding import Found, find, sources
+from .log import say
+from .saver import Saver
+from .saves import Author, Save
+from .staging import Buffers
+from .stores import Store, open_store
+
+
+def checkpoints(
+    where: str | os.PathLike[str] | None = None,
+    *,
+    keep: int | None = 3,
+    every: int | timedelta | None = timedelta(minutes=10),
+    asynchronous: bool = True,
+    weights_only: bool = True,
+    resume_from: str | None = None,
+) -> Checkpoints:
+    """Checkpoints of this task: complete or not there, and found again by whatever comes after.
+
+    Every rank calls it, and the methods of what it returns, in the same order.
+
+    Args:
+        where: a directory that all nodes share, or an address that fsspec knows (``s3://bucket/run-7``): one place for
+            all attempts. None: Flyte's checkpoint prefix; attempts then find what those before them saved.
+        keep: how many of this place's saves stay; older ones go once a newer one is committed. None: all.
+        every: save after this many steps, or this much time. None: only ``save()``.
+        asynchronous: copy the state and write it by a thread beside the training; else the caller waits.
+        weights_only: load without unpickling, and refuse at the save what would need it. False: trust whoever can
+            write to the place.
+        resume_from: where to look if this execution has saved nothing yet: another execution of this workflow by its
+            name, or the address of a place.
+
+    Raises:
+        ConfigError: an argument cannot work.
+        CheckpointError: there is no place to save to.
+    """
+    due.check(keep, every)
+    try:
+        rank = context.current_rank()
+        attempt, round_, scratch = rank.attempt, rank.round, rank.scratch
+    except NotInTaskError:  # under torchrun, horovodrun, or in a single process
+        identity = current_identity()
+        attempt, round_, scratch = identity.attempt, identity.round, None
+    return Checkpoints(
+        facts.gather(where, attempt=attempt),
+        keep=keep,
+        every=every,
+        saver=Saver(asynchronous=asynchronous),
+        weights_only=weights_only,
+        resume_from=resume_from,
+        round_=round_,
+        scratch=scratch,
+    )
+
+
+class Checkpoints:
+    """Made by :func:`checkpoints`. Collective: every rank calls the same methods in the same order."""
+
+    def __init__(
+        self,
+        place: places.Facts,
+        *,
+        keep: int | None,
+        every: int | timedelta | None,
+        saver: Saver,
+        weights_only: bool,
+        resume_from: str | None,
+        round_: int,
+        scratch: Path | None,
+    ) -> None:
+        self._facts, self._keep, self._weights_only = place, keep, weights_only
+        self._resume_from, self._round, self._scratch = resume_from, round_, scratch
+        self._by_steps = due.EverySteps(every) if isinstance(every, int) else None
+        self._by_time = due.EverySeconds(every.total_seconds()) if isinstance(every, timedelta) else None
+        self._saver = saver
+        self._buffers = Buffers()
+        self._store: Store = open_store(place.own)
+        self._assembled: Crew | None = None
+        self._recorded = False
+        self._begun_step: int | None = None
+        self.last_committed: int | None = None
+        """The last step that this process knows to be in a committed save, its own or the one it resumed from."""
+        context.at_end(self.wait)
+
+    # --- what a training loop calls -----------------------------------------------------------------------------------
+    def resume(self, state: MutableMapping[str, Any]) -> int:
+        """Load the newest complete save into ``state``; return the step to begin with, 0 where nothing was saved.
+
+        Saves that fail their digests are passed over, saying so.
+
+        Args:
+            state: by name, anything with ``state_dict`` and ``load_state_dict``, and plain values, which are replaced.
+
+        Raises:
+            CheckpointError: there are saves and none of them is whole; the store does not answer; or the save and the
+                state have different names.
+        """
+        crew = self._crew()
+        began = time.monotonic()
+        with _Room(self._scratch) as room:
+            found = find(crew, self._sources, room)
+            if found is None:
+                if crew.rank == 0:
+                    say(f"nothing to resume from; saves go to {self._store.url}")
+                return 0
+            trees.distribute(state, full.load(found.path, weights_only=self._weights_only))
+        return self._resumed(found, crew, time.monotonic() - began)
+
+    def _resumed(self, found: Found, crew: Crew, seconds: float) -> int:
+        step = found.step
+        if self._by_steps is not None:
+            self._by_steps.done = step + 1
+        if self._by_time is not None:
+            self._by_time.begun()
+        self._begun_step = self.last_committed = step
+        if crew.rank == 0:
+            say(f"resumed from {found.label} ({found.bytes} bytes) in {seconds:.1f} s; saves go to {self._store.url}")
+        return step + 1
+
+    def step(self, step: int, state: MutableMapping[str, Any]) -> None:
+        """Say that ``step`` is done; save where that is due.
+
+        Raises:
+            CheckpointError: the state holds something that could not be loaded again.
+        """
+        if self._due(step):
+            self.save(step, state)
+
+    def _due(self, step: int) -> bool:
+        if self._by_steps is not None:
+            return self._by_steps.due(step)
+        if self._by_time is None or not self._by_time.passed() or self._crew().rank != 0:
+            return False
+        return not self._saver.busy  # by time: not while the one before is being written, but as soon as it is
+
+    def save(self, step: int, state: MutableMapping[str, Any], *, wait: bool = False) -> None:
+        """Save after ``step`` whether or not that is due.
+
+        Args:
+            step: the last step that is in ``state``.
+            state: as for :meth:`resume`.
+            wait: return when it is committed.
+
+        Raises:
+            CheckpointError: the state holds something that could not be loaded again; with ``wait``, the save failed.
+        """
+        crew = self._crew()
+        if not self._is_saved(step) and crew.rank == 0:
+            self._begin(step, state, crew)
+        self._begun_step = step
+        if wait:
+            self.wait()
+
+    def _is_saved(self, step: int) -> bool:
+        if self._begun_step == step:
+            self._saver.drain(f"step {step}")  # it may fail yet
+        return self.last_committed == step
+
+    def wait(self) -> None:
+        """Return when no save is in flight. Called by the rank itself when the task's function has returned.
+
+        Raises:
+            Exception: what the last save failed with.
+        """
+        self._saver.wait()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def _crew(self) -> Crew:
+        if self._assembled is None:
+            self._assembled = assemble()
+        return self._assembled
+
+    def _sources(self) -> list[list[Store]]:
+        return sources(self._facts, self._store, self._resume_from)
+
+    def _begin(self, step: int, state: MutableMapping[str, Any], crew: Crew) -> None:
+        skeleton, tensors = trees.split(trees.collect(state), weights_only=self._weights_only)
+        # The buffers are of the save in flight until it has ended.
+        self._saver.drain(f"step {step}")
+        began = time.monotonic()
+        tree = trees.join(skeleton, self._buffers.copy(tensors))
+        copied = time.monotonic() - began
+        if self._by_time is not None:
+            self._by_time.begun()
+        author = Author(crew.world_size, self._facts.attempt, self._round)
+        self._saver.start(f"step {step}", lambda: self._write(step, tree, author, copied))
+
+    def _write(self, step: int, tree: Any, author: Author, copied: float) -> None:
+        began = time.monotonic()
+        if not self._recorded:
+            places.leave_record(self._facts, places.known_before(self._facts))
+            self._recorded = True
+        made = full.write(self._store, step, tree, author, weights_only=self._weights_only)
+        self._committed(made, began, copied)
+
+    def _committed(self, made: Save, began: float, copied: float) -> None:
+        self.last_committed = made.manifest.step
+        say(
+            f"{made} is committed: {made.manifest.size} bytes; training stood still for {copied:.3f} s, "
+            f"written in {time.monotonic() - began:.1f} s"
+        )
+        if self._keep is not None:
+            saves.prune(made.store, made, self._keep)
+
+
+class _Room:
+    """A directory for parts on their way from a store, gone afterwards."""
+
+    def __init__(self, scratch: Path | None) -> None:
+        self._path = Path(tempfile.mkdtemp(prefix="safedist-checkpoint-", dir=scratch))
+
+    def __enter__(self) -> Path:
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+__all__ = ["CheckpointError", "Checkpoints", "checkpoints"]

@@ -1,0 +1,81 @@
+"""The thread that writes saves: one at a time, beside the training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from .log import say
+
+SAY_AFTER_SECONDS = 0.05
+"""A wait for the save before is said in the log from here on."""
+
+
+class Saver:
+    """At most one save in flight.
+
+    Args:
+        asynchronous: whether saves are written by a thread, or by the caller.
+    """
+
+    def __init__(self, *, asynchronous: bool) -> None:
+        self._asynchronous = asynchronous
+        self._thread: threading.Thread | None = None
+        self._began = 0.0
+        self._label = ""
+        self._failed: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, label: str, work: Callable[[], None]) -> None:
+        """Write a save; the one before must have ended (:meth:`drain`).
+
+        What it raises is said in the log, and raised by :meth:`wait` unless a later save succeeds: training goes on.
+        """
+        self._label, self._began = label, time.monotonic()
+        # Not a daemon: an interpreter that ends in good order waits for the save in flight.
+        self._thread = threading.Thread(target=self._run, args=(label, work), name="safedist-checkpoint")
+        self._thread.start()
+        if not self._asynchronous:
+            self._thread.join()
+
+    def _run(self, label: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # the training must not end by it, and it must not be lost
+            self._failed = error
+            say(f"the save of {label} failed; what was committed before stays: {type(error).__name__}: {error}")
+        else:
+            self._failed = None
+
+    def drain(self, because: str) -> float:
+        """Wait until nothing is in flight, whatever becomes of it; said in the log where it takes a while.
+
+        Returns:
+            Seconds waited.
+        """
+        thread = self._thread
+        if thread is None:
+            return 0.0
+        began = time.monotonic()
+        thread.join(SAY_AFTER_SECONDS)
+        if thread.is_alive():
+            under_way = time.monotonic() - self._began
+            say(f"{because} waits for the save of {self._label}, which has been under way for {under_way:.1f} s")
+            thread.join()
+        return time.monotonic() - began
+
+    def wait(self) -> None:
+        """Wait until nothing is in flight.
+
+        Raises:
+            Exception: what the last save failed with.
+        """
+        self.drain("the end")
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed

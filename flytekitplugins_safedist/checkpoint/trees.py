@@ -1,0 +1,136 @@
+"""A user's state as trees of plain values and tensors, and back.
+
+``{"model": model, "optimizer": optimizer, "epoch": 3}`` becomes nested dicts, lists and tuples. :func:`split` takes the
+tensors out of such a tree under flat names, and :func:`join` puts them back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from ..errors import CheckpointError
+
+_PLACE = "__safedist_tensor__"
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def collect(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as a tree: what each object's ``state_dict()`` says, and plain values as they are."""
+    return {name: bare(value).state_dict() if has_state(value) else value for name, value in state.items()}
+
+
+def distribute(state: MutableMapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """The inverse of :func:`collect`: objects load, plain values are replaced in ``state``.
+
+    Raises:
+        CheckpointError: the save and the state do not have the same names. Nothing is loaded then.
+    """
+    match(state, tree)
+    for name, value in tree.items():
+        if has_state(state[name]):
+            bare(state[name]).load_state_dict(value)
+        else:
+            state[name] = value
+
+
+def match(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless a save has the very names that the state has."""
+    if set(state) == set(tree):
+        return
+    raise CheckpointError(
+        "the save does not hold what is to be resumed",
+        seen=f"saved: {', '.join(sorted(tree)) or 'nothing'}",
+        expected=", ".join(sorted(state)),
+        hint="give resume() the same names that step() was given; add new ones after it",
+    )
+
+
+def has_state(value: Any) -> bool:
+    """Whether it saves and loads itself."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def bare(value: Any) -> Any:
+    """A model without the wrappers that put a prefix on its names: DistributedDataParallel, torch.compile.
+
+    A save of one rank can then be resumed by many, compiled or not.
+    """
+    import torch
+
+    while True:
+        if isinstance(value, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+            value = value.module
+        elif isinstance(value, torch.nn.Module) and "_orig_mod" in value._modules:
+            value = value._modules["_orig_mod"]
+        else:
+            return value
+
+
+def split(tree: Any, name: str = "", *, weights_only: bool = True) -> tuple[Any, dict[str, Any]]:
+    """The tree with each tensor replaced by its flat name, and the tensors by that name.
+
+    Args:
+        tree: nested dicts, lists and tuples.
+        name: what the names begin with.
+        weights_only: refuse what ``torch.load(weights_only=True)`` would refuse: now, and not when it is needed.
+
+    Raises:
+        CheckpointError: it holds something else. The text names it.
+    """
+    tensors: dict[str, Any] = {}
+    return _split(tree, name, tensors, weights_only), tensors
+
+
+def _split(value: Any, name: str, tensors: dict[str, Any], weights_only: bool) -> Any:  # noqa: FBT001
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        while name in tensors:  # {"a.b": x, "a": {"b": y}} has one flat name for two
+            name += "'"
+        tensors[name] = value.detach()
+        return {_PLACE: name}
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        inner = []
+        for key, one in value.items():
+            below = f"{name}.{key}" if name else str(key)
+            inner.append((_split(key, f"{below} (a key)", {}, weights_only), _split(one, below, tensors, weights_only)))
+        return kind(inner)
+    if kind in (list, tuple):
+        return kind(_split(one, f"{name}.{index}", tensors, weights_only) for index, one in enumerate(value))
+    if kind in _PLAIN or kind in (torch.Size, torch.dtype, torch.device) or not weights_only:
+        return value
+    raise CheckpointError(
+        "this value cannot be loaded again without unpickling",
+        where={"state": name},
+        seen=f"{kind.__module__}.{kind.__qualname__}",
+        expected="tensors, numbers, text, bytes, None, and dicts, lists and tuples of these",
+        hint="save it as one of these (an array: torch.from_numpy or .tolist()), or trust your own saves: "
+        "checkpoints(weights_only=False)",
+    )
+
+
+def join(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """The inverse of :func:`split`."""
+    return walk(tree, lambda name: tensors[name])
+
+
+def names(tree: Any) -> set[str]:
+    """The flat names of a tree that :func:`split` has made."""
+    found: set[str] = set()
+    walk(tree, found.add)
+    return found
+
+
+def walk(tree: Any, tensor: Callable[[str], Any]) -> Any:
+    """A copy of a tree that :func:`split` has made, with ``tensor(name)`` for each flat name."""
+    kind = type(tree)
+    if kind is dict and set(tree) == {_PLACE}:
+        return tensor(tree[_PLACE])
+    if kind is dict or kind is OrderedDict:
+        return kind((key, walk(inner, tensor)) for key, inner in tree.items())
+    if kind is list or kind is tuple:
+        return kind(walk(inner, tensor) for inner in tree)
+    return tree

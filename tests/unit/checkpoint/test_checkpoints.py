@@ -1,0 +1,267 @@
+"""One process saves and resumes: what is found again, what is passed over, what is refused."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+
+from flytekitplugins_safedist.checkpoint import checkpoints, manifest, points
+from flytekitplugins_safedist.checkpoint.due import EverySeconds, EverySteps
+from flytekitplugins_safedist.errors import CheckpointError, ConfigError
+
+
+def fresh(value=0.0):
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, value)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "epoch": int(value)}
+
+
+def weight(state):
+    return float(state["model"].weight[0, 0].detach())
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "place"
+
+
+@pytest.fixture
+def three(place):
+    """A place with the saves of steps 1, 2 and 3, whose weights are 1, 2 and 3."""
+    ckpt = checkpoints(place, every=None, asynchronous=False)
+    for step in (1, 2, 3):
+        ckpt.save(step, fresh(step))
+    ckpt.wait()
+    return place
+
+
+def directory(place, step):
+    (found,) = (path for path in place.iterdir() if manifest.step_of(path.name) == step)
+    return found
+
+
+def resumed(place):
+    state = fresh(-1)
+    return checkpoints(place).resume(state), weight(state), state["epoch"]
+
+
+def test_with_nothing_saved_training_begins_at_0(place):
+    assert resumed(place) == (0, -1.0, -1)
+    assert not place.exists()
+
+
+def test_the_newest_is_resumed_and_the_next_step_returned(three):
+    assert resumed(three) == (4, 3.0, 3)
+
+
+def test_a_second_run_goes_on_where_the_first_ended(place):
+    trained = fresh(5)
+    trained["model"](torch.ones(1, 2)).sum().backward()
+    trained["optimizer"].step()
+    with checkpoints(place, every=10) as ckpt:
+        for step in range(25):
+            ckpt.step(step, trained)
+    state = fresh()
+    ckpt = checkpoints(place, every=10)
+    assert ckpt.resume(state) == 20
+    assert ckpt.last_committed == 19
+    assert weight(state) == weight(trained)
+    momentum = [one["momentum_buffer"] for one in state["optimizer"].state_dict()["state"].values()]
+    assert [one.tolist() for one in momentum] == [
+        one["momentum_buffer"].tolist() for one in trained["optimizer"].state_dict()["state"].values()
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-1]), id="cut"),
+        pytest.param(lambda path: path.write_bytes(b""), id="empty"),
+        pytest.param(lambda path: path.unlink(), id="gone"),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes() + b"x"), id="longer"),
+        pytest.param(
+            lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]), id="flipped"
+        ),
+    ],
+)
+def test_a_damaged_part_is_passed_over_and_said(three, damage, capfd):
+    damage(directory(three, 3) / "state.pt")
+    assert resumed(three) == (3, 2.0, 2)
+    assert f"step 3 in {directory(three, 3)} is passed over: a part of a save" in capfd.readouterr().err
+
+
+def test_a_damaged_manifest_is_passed_over_and_said(three, capfd):
+    path = directory(three, 3) / manifest.NAME
+    path.write_bytes(path.read_bytes()[:-10])
+    assert resumed(three) == (3, 2.0, 2)
+    assert f"{directory(three, 3)} is passed over: a manifest cannot be read" in capfd.readouterr().err
+
+
+def test_a_save_without_a_manifest_is_none(three):
+    (directory(three, 3) / manifest.NAME).unlink()
+    assert resumed(three) == (3, 2.0, 2)
+
+
+def test_where_no_save_is_whole_training_does_not_begin_anew_silently(three):
+    for step in (1, 2, 3):
+        (directory(three, step) / "state.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="there are checkpoints, and none of them is whole"):
+        resumed(three)
+
+
+def test_only_the_newest_stay(place):
+    ckpt = checkpoints(place, every=1, keep=2, asynchronous=False)
+    for step in range(5):
+        ckpt.step(step, fresh(step))
+    assert {manifest.step_of(path.name) for path in place.iterdir()} - {None} == {3, 4}
+
+
+def test_what_a_crash_has_left_goes_with_the_next_commit(place):
+    begun = place / "step-000000000007.1700000000000.00000000"
+    begun.mkdir(parents=True)
+    (begun / "state.pt").write_bytes(b"half")
+    checkpoints(place, every=None, asynchronous=False).save(1, fresh())
+    assert not begun.exists()
+
+
+def test_what_is_saved_is_the_state_at_the_step_whatever_training_does_since(place):
+    written = threading.Event()
+    points.on_point = lambda point: written.wait(60) if point == points.SAVE_BEGUN else None
+    try:
+        state = fresh(1)
+        ckpt = checkpoints(place, every=None)
+        ckpt.save(1, state)
+        torch.nn.init.constant_(state["model"].weight, 2)
+    finally:
+        written.set()
+        points.on_point = None
+    ckpt.wait()
+    assert resumed(place)[:2] == (2, 1.0)
+
+
+def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, capfd):
+    written = threading.Event()
+    points.on_point = lambda point: written.wait(0.3) if point == points.SAVE_BEGUN else None
+    try:
+        ckpt = checkpoints(place, every=1)
+        ckpt.step(0, fresh(0))
+        ckpt.step(1, fresh(1))
+        ckpt.wait()
+    finally:
+        points.on_point = None
+    assert "step 1 waits for the save of step 0, which has been under way" in capfd.readouterr().err
+    assert resumed(place) == (2, 1.0, 1)
+
+
+def test_by_time_a_save_in_flight_is_not_waited_for(place):
+    written = threading.Event()
+    points.on_point = lambda point: written.wait(60) if point == points.SAVE_BEGUN else None
+    try:
+        ckpt = checkpoints(place, every=timedelta(microseconds=1))
+        ckpt.step(0, fresh(0))
+        ckpt.step(1, fresh(1))
+    finally:
+        written.set()
+        points.on_point = None
+    ckpt.wait()
+    assert resumed(place) == (1, 0.0, 0)
+
+
+def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_stays(place, capfd):
+    ckpt = checkpoints(place, every=None)
+    ckpt.save(1, fresh(1), wait=True)
+
+    def full_disk(point):
+        if point == points.PART_OPENED:
+            raise OSError(28, "No space left on device")
+
+    points.on_point = full_disk
+    try:
+        ckpt.save(2, fresh(2))
+        with pytest.raises(OSError, match="No space left"):
+            ckpt.wait()
+    finally:
+        points.on_point = None
+    assert "the save of step 2 failed; what was committed before stays: OSError" in capfd.readouterr().err
+    assert resumed(place) == (2, 1.0, 1)
+    ckpt.save(3, fresh(3), wait=True)
+    assert resumed(place) == (4, 3.0, 3)
+
+
+def test_a_failed_save_may_be_made_again_for_the_same_step(place):
+    ckpt = checkpoints(place, every=None)
+
+    def fail(point):
+        if point == points.PART_OPENED:
+            raise OSError(5, "Input/output error")
+
+    points.on_point = fail
+    try:
+        ckpt.save(2, fresh(2))
+        with pytest.raises(OSError):
+            ckpt.wait()
+    finally:
+        points.on_point = None
+    ckpt.save(2, fresh(2), wait=True)
+    assert resumed(place) == (3, 2.0, 2)
+
+
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(place):
+    class Odd:
+        pass
+
+    ckpt = checkpoints(place, every=None)
+    with pytest.raises(CheckpointError, match=r"state=sampler\.kept.*Odd.*weights_only=False"):
+        ckpt.save(1, {**fresh(), "sampler": {"kept": Odd()}})
+    assert not place.exists()
+
+
+def test_names_that_differ_are_refused_and_nothing_is_loaded(three):
+    state = {"model": fresh(-1)["model"], "more": 1}
+    with pytest.raises(CheckpointError, match="seen: saved: epoch, model, optimizer; expected: model, more"):
+        checkpoints(three).resume(state)
+    assert weight(state) == -1.0
+
+
+def test_a_later_attempt_finds_what_an_earlier_one_has_saved(tmp_path):
+    """Two places of one execution, as two attempts have them; the second knows the first by its address."""
+    checkpoints(tmp_path / "old", every=None, asynchronous=False).save(7, fresh(7))
+    state = fresh()
+    ckpt = checkpoints(tmp_path / "new", every=None, asynchronous=False, resume_from=str(tmp_path / "old"))
+    assert ckpt.resume(state) == 8
+    ckpt.save(8, fresh(8))
+    again = checkpoints(tmp_path / "new", resume_from=str(tmp_path / "old"))
+    assert again.resume(fresh()) == 9
+
+
+def test_all_that_cannot_work_is_said_at_once(place):
+    with pytest.raises(ConfigError, match=r"2 problems: keep=0 .*; every=0 "):
+        checkpoints(place, keep=0, every=0)
+    with pytest.raises(ConfigError, match="is not a time"):
+        checkpoints(place, every=timedelta(0))
+
+
+def test_without_a_place_the_error_says_how_to_give_one():
+    with pytest.raises(CheckpointError, match="there is no place for checkpoints"):
+        checkpoints()
+
+
+def test_due_by_steps_at_multiples_whatever_steps_are_told():
+    policy = EverySteps(10)
+    assert [step for step in range(40) if policy.due(step)] == [9, 19, 29, 39]
+    sparse = EverySteps(10)
+    assert [step for step in range(0, 40, 4) if sparse.due(step)] == [12, 20, 32]
+
+
+def test_due_by_time_since_the_last_was_begun():
+    now = [0.0]
+    policy = EverySeconds(10, clock=lambda: now[0])
+    now[0] = 9.9
+    assert not policy.passed()
+    now[0] = 10
+    assert policy.passed()
+    policy.begun()
+    assert not policy.passed()
