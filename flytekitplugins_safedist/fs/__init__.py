@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .claims import Claim as Claim
     from .claims import claim as claim
     from .context import use_identity as use_identity
-    from .debris import sweep as sweep
     from .dirs import ensure_dir as ensure_dir
     from .downloads import Progress as Progress
     from .downloads import download_once as download_once
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from .ranklogs import merge_logs as merge_logs
     from .scope import SharedScope as SharedScope
     from .scope import shared_scope as shared_scope
+    from .stale_files import sweep as sweep
     from .waiting import wait_for as wait_for
 
 _PUBLIC = {

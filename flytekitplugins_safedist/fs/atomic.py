@@ -19,9 +19,9 @@ from typing import IO, Any, Literal
 
 from ..errors import FsError, FsUnsupportedError, PathBlockedError
 from .calls import Retry, explain, persist
-from .debris import aside, discard
 from .dirs import listed
-from .facts import mount_of
+from .mount_info import mount_of
+from .stale_files import aside, discard
 from .waiting import wait_for
 
 Exists = Literal["fail", "keep", "replace"]

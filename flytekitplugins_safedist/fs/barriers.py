@@ -10,7 +10,7 @@ import json
 import time
 
 from ..errors import FsError, FsTimeoutError
-from . import facts
+from . import mount_info
 from .context import timeout_s
 from .group import Group, default_group
 from .waiting import brisk_pauses
@@ -159,7 +159,7 @@ def _collect(group: Group, place: str, *, with_texts: bool) -> str:
 def _missing(group: Group, place: str, limit: float) -> str:
     everyone = range(group.identity.world_size)
     came = group.board.members(place, everyone)
-    waited = f"{limit:.1f} s by rank {group.identity.rank} on {facts.host()}"
+    waited = f"{limit:.1f} s by rank {group.identity.rank} on {mount_info.host()}"
     return json.dumps({"missing": [rank for rank in everyone if rank not in came], "waited": waited})
 
 

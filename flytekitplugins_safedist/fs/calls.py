@@ -19,7 +19,7 @@ from ..errors import (
     ReadOnlyFsError,
     StaleHandleError,
 )
-from .facts import host, mount_of
+from .mount_info import host, mount_of
 
 T = TypeVar("T")
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import ClaimLostError, FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError
-from . import facts
+from . import mount_info
 from .calls import NO_LINKS, Retry, explain, persist
 from .context import timeout_s, who
-from .debris import aside
 from .process import ProcessRecord, boot_id, is_provably_dead, this_process
+from .stale_files import aside
 from .waiting import job_pauses, refresh
 
 
@@ -126,7 +126,7 @@ class Claim:
             if error.errno in NO_LINKS:
                 raise FsUnsupportedError(
                     "this file system has no hard links, so nothing on it can arbitrate a claim",
-                    where={"path": self.path, "file_system": str(facts.mount_of(self.path.parent))},
+                    where={"path": self.path, "file_system": str(mount_info.mount_of(self.path.parent))},
                     seen=errno.errorcode[error.errno],
                     hint="put the claim on another file system, or coordinate the ranks with once_per_job",
                 ) from error
@@ -150,7 +150,7 @@ class Claim:
     def _held_too_long(self, owner: Owner | None, waited: float) -> FsTimeoutError:
         return FsTimeoutError(
             f"waited {waited:.1f} s for a claim",
-            where={"path": self.path, "rank": who(), **facts.describe(self.path)},
+            where={"path": self.path, "rank": who(), **mount_info.describe(self.path)},
             seen=f"held by {owner}" if owner else "held, but its owner record is not visible here",
             hint=f"if that process is gone for good, with its machine or container, remove {self.path}",
         )
@@ -165,7 +165,7 @@ class Claim:
         This proves the death of processes of other containers on this machine, whose pids mean nothing here.
         """
         here = owner.locked and owner.process.boot_id == boot_id() != ""
-        if not here or not facts.mount_of(self.path).is_local:
+        if not here or not mount_info.mount_of(self.path).is_local:
             return False
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -237,7 +237,7 @@ class Claim:
             if owner is None or owner.token != mine.token:
                 raise ClaimLostError(
                     "a claim was taken away while it was held",
-                    where={"path": self.path, "host": facts.host()},
+                    where={"path": self.path, "host": mount_info.host()},
                     seen=f"held by {owner}" if owner else "gone",
                     expected=f"held by {mine}",
                     hint="do not remove lock files of live processes; what the claim protected may be damaged",

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..errors import PathBlockedError
 from .calls import Retry, explain, persist
 from .context import timeout_s
-from .facts import mount_of
+from .mount_info import mount_of
 from .waiting import job_pauses, refresh, waited_too_long
 
 

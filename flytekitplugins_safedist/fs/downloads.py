@@ -18,8 +18,8 @@ from typing import Any, Literal
 from ..errors import DownloadError, FsError
 from .atomic import atomic_dir, atomic_path
 from .dirs import ensure_dir
-from .facts import host
 from .group import Group, default_group
+from .mount_info import host
 from .once import OnDeath, once_per_part
 from .scope import shared_scope
 from .waiting import wait_for

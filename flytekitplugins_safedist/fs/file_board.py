@@ -18,9 +18,9 @@ from urllib.parse import quote
 from ..errors import FsUnsupportedError
 from .atomic import atomic_path
 from .calls import NO_LINKS, Retry, explain, persist
-from .debris import aside, discard
 from .dirs import ensure_dir
-from .facts import mount_of
+from .mount_info import mount_of
+from .stale_files import aside, discard
 from .waiting import brisk_pauses, pauses, refresh
 
 

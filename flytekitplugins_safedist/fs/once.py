@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkerLostError, WorkFailedError
-from . import facts
+from . import mount_info
 from .bells import Bell, Listener
+from .codec import decode, encode
 from .context import says_timeout, timeout_s
 from .group import Group, default_group
 from .process import ProcessRecord, boot_id, is_provably_dead, pid_namespace, this_process
 from .scope import shared_scope
-from .values import decode, encode
 
 T = TypeVar("T")
 OnDeath = Literal["fail", "takeover"]
@@ -227,7 +227,7 @@ def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patie
                 break
     raise FsTimeoutError(
         "the work that one rank does for the others was not done in time",
-        where={"key": key, "worker": worker, "board": group.board.where, "host": facts.host()},
+        where={"key": key, "worker": worker, "board": group.board.where, "host": mount_info.host()},
         seen=watch.state,
         hint="give long work a longer timeout=, or see what the worker is waiting for",
     )

@@ -21,12 +21,12 @@ from ..errors import FsError, FsTimeoutError, FsUnsupportedError, PathBlockedErr
 from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
 from .barriers import Occasion
 from .calls import NO_LINKS, persist
-from .debris import aside, discard, living
 from .dirs import ensure_dir, listed
-from .facts import mount_of
 from .group import Group, default_group
+from .mount_info import mount_of
 from .once import once_per_part
 from .scope import shared_scope
+from .stale_files import aside, discard, living
 from .waiting import wait_for
 
 MARKER = ".safedist-published"

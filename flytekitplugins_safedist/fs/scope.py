@@ -20,12 +20,12 @@ from typing import Any, Literal
 from ..errors import FsError
 from .barriers import Occasion
 from .calls import persist
-from .debris import aside
 from .dirs import ensure_dir
-from .facts import mount_of
 from .group import Group, default_group
 from .identity import Identity
+from .mount_info import mount_of
 from .process import boot_id
+from .stale_files import aside
 from .waiting import pauses, refresh
 
 Kind = Literal["job", "node", "rank", "mixed"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..errors import FsIoError, FsTimeoutError
-from . import facts
+from . import mount_info
 from .waiting import brisk_pauses
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class StoreBoard:
         except RuntimeError as error:  # torch.distributed.DistError is one
             raise FsIoError(
                 "the store that the ranks talk through is gone",
-                where={"store": self.where, "host": facts.host()},
+                where={"store": self.where, "host": mount_info.host()},
                 seen=str(error).splitlines()[0] if str(error) else type(error).__name__,
                 hint="see why the process that holds it (rank 0, or node 0's agent) has ended",
             ) from error
@@ -112,7 +112,7 @@ class StoreBoard:
     def _silent(self, seen: str) -> FsTimeoutError:
         return FsTimeoutError(
             "the store that the ranks talk through does not answer",
-            where={"store": self.where, "host": facts.host()},
+            where={"store": self.where, "host": mount_info.host()},
             seen=seen,
             hint="see whether the process that holds it (rank 0, or node 0's agent) is frozen or cut off",
         )

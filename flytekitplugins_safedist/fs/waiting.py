@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
-from . import facts
+from . import mount_info
 from .calls import AGAIN, FAILED, STALE, explain
 from .context import current_identity, timeout_s, who
 
@@ -185,7 +185,7 @@ def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", 
             "path": path,
             "rank": who(),
             "to_be_made_by": made_by or "not said (pass made_by=)",
-            **facts.describe(path),
+            **mount_info.describe(path),
         },
         seen=seen,
         expected=expected or None,

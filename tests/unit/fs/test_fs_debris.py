@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from flytekitplugins_safedist.fs.debris import discard
+from flytekitplugins_safedist.fs.stale_files import discard
 
 
 def test_read_only_directories_go_too_without_root(tmp_path):

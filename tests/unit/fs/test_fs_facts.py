@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from flytekitplugins_safedist.fs.facts import UNKNOWN, clock_skew, describe, entries, mount_of, parse_mountinfo
+from flytekitplugins_safedist.fs.mount_info import UNKNOWN, clock_skew, describe, entries, mount_of, parse_mountinfo
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard

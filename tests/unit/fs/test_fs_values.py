@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs.values import decode, encode
+from flytekitplugins_safedist.fs.codec import decode, encode
 
 VALUES = st.recursive(
     st.none()

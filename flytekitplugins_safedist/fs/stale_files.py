@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .dirs import listed
-from .facts import mount_of
+from .mount_info import mount_of
 from .process import ProcessRecord, is_provably_dead, this_process
 
 _NAME = re.compile(
