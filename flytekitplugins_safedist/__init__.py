@@ -10,25 +10,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import Logs as Logs
-    from .config import SafeHorovod as SafeHorovod
-    from .config import SafeTorch as SafeTorch
-    from .config import Scratch as Scratch
-    from .config import Timeouts as Timeouts
+    from .config.cluster import ScratchVolume as ScratchVolume
+    from .config.options import Logs as Logs
+    from .config.options import SafeHorovod as SafeHorovod
+    from .config.options import SafeTorch as SafeTorch
+    from .config.options import Scratch as Scratch
+    from .config.options import Timeouts as Timeouts
     from .context import RankContext as RankContext
     from .context import current_rank as current_rank
-    from .jobconfig import ScratchVolume as ScratchVolume
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
-    "Logs": "config",
+    "Logs": "config.options",
     "RankContext": "context",
     "SafeHorovod": "task",
     "SafeTorch": "task",
-    "Scratch": "config",
-    "ScratchVolume": "jobconfig",
-    "Timeouts": "config",
+    "Scratch": "config.options",
+    "ScratchVolume": "config.cluster",
+    "Timeouts": "config.options",
     "current_rank": "context",
 }
 

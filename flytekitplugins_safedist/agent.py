@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from . import envvars, scratch, stopping
 from .backends import Group, RankBackend
 from .compat import torch as torch_inside
-from .config import Resolved
+from .config.options import Resolved
 from .context import RankContext
 from .errors import GroupClosedError, JobInterruptedError, SafedistError
 from .jobwide import JobWide

@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from . import envvars, flytecontext, lastwords, leaving, rank, topology
-from .config import Timeouts
+from .config.options import Timeouts
+from .config.registered import Registered
 from .errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
 from .jobwide import Ended
 from .outcome import NO_RANK, Fault, RankOutcome, Status
-from .registered import Registered
 from .restart import Action, Decision
 from .topology import Topology
 from .verdict import is_infrastructure

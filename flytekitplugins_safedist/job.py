@@ -26,7 +26,7 @@ from . import (
     topology,
     uploads,
 )
-from .config import Resolved
+from .config.options import Resolved
 from .errors import SafedistError, ScratchError
 from .launcher import RankServer
 from .outputlimits import OutputLimits, limits_from
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
 
     from .agent import NodeAgent, NodePlan, Report
-    from .jobconfig import ScratchVolume
+    from .config.cluster import ScratchVolume
     from .rendezvous.membership import Meeting
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import envvars
-from .config import Resolved, Timeouts
-from .gpus import TaskAsks, gpus_requested
-from .jobconfig import JobShape
-from .registered import timeouts_text
+from .config.cluster import JobShape
+from .config.gpus import TaskAsks, gpus_requested
+from .config.options import Resolved, Timeouts
+from .config.registered import timeouts_text
 
 PYTHON_TASK = "python-task"
 ENTRYPOINT = "safedist-execute"

@@ -13,7 +13,7 @@ from .rendezvous.client import Server
 
 if TYPE_CHECKING:
     from .agent import NodePlan
-    from .config import Timeouts
+    from .config.options import Timeouts
     from .rendezvous.membership import Meeting
     from .topology import Topology
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .config import SafeDistributed, SafeHorovod, SafeTorch, Timeouts, parse_nodes
+from .config.cluster import Operator
+from .config.options import SafeDistributed, SafeHorovod, SafeTorch, Timeouts, parse_nodes
 from .errors import MigrationError
-from .jobconfig import Operator
 
 
 @dataclass(frozen=True)

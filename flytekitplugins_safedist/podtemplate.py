@@ -9,10 +9,10 @@ import copy
 from typing import Any
 
 from . import envvars
-from .config import Resolved
-from .gpus import TaskAsks
-from .jobcheck import SCRATCH_VOLUME, mounted_paths
-from .jobconfig import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
+from .config.cluster import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
+from .config.gpus import TaskAsks
+from .config.options import Resolved
+from .config.validate import SCRATCH_VOLUME, mounted_paths
 from .topology import DEFAULT_PORT
 
 OPERATORS_PORT = "pytorchjob-port"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from . import backends, envvars, preload
-from .config import BACKENDS
+from .config.options import BACKENDS
 from .launcher import RankServer
 
 _server: RankServer | None = None

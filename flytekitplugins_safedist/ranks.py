@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import memory, rank, ranklogs, scratch
-from .config import Resolved
+from .config.options import Resolved
 from .context import RankContext
 from .errors import LaunchError, SafedistError, ScratchError
 from .launcher import Ended, RankServer, Start

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .caches import CACHES
+from .config.caches import CACHES
 from .envvars import TMPDIR
 from .errors import ScratchError
 

@@ -19,7 +19,7 @@ from flytekit.models.literals import LiteralMap
 
 from . import job, lastwords, overrides, prefork
 from .compat import flytekit as flytekit_inside
-from .config import SafeDistributed, SafeHorovod, SafeTorch
+from .config.options import SafeDistributed, SafeHorovod, SafeTorch
 from .errors import ConfigError, RankFailedError, SafedistError
 from .serialization import SerializesToKubeflow, plan_task
 from .verdict import Kind, is_infrastructure

@@ -12,7 +12,7 @@ DEFAULT_PORT = 23456
 
 
 class Asked(Protocol):
-    """What the configuration asks for; :class:`~flytekitplugins_safedist.config.Resolved` is one."""
+    """What the configuration asks for; :class:`~flytekitplugins_safedist.config.options.Resolved` is one."""
 
     @property
     def min_nodes(self) -> int: ...

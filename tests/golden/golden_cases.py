@@ -23,8 +23,8 @@ from kubernetes.client import (
     V1VolumeMount,
 )
 
-from flytekitplugins_safedist.config import SafeHorovod, Scratch
-from flytekitplugins_safedist.jobconfig import ScratchVolume
+from flytekitplugins_safedist.config.cluster import ScratchVolume
+from flytekitplugins_safedist.config.options import SafeHorovod, Scratch
 from flytekitplugins_safedist.task import SafeTask
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.client import V1PodSpec
 
-from flytekitplugins_safedist.config import SafeHorovod
+from flytekitplugins_safedist.config.options import SafeHorovod
 from flytekitplugins_safedist.errors import RenderError
 from flytekitplugins_safedist.render import Cluster, Execution, job_manifest, pods
 from flytekitplugins_safedist.render.summary import summarise

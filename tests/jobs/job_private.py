@@ -13,7 +13,7 @@ from pathlib import Path
 from flytekit import current_context, task
 
 from flytekitplugins_safedist import Logs, SafeTorch, Scratch, Timeouts, current_rank
-from flytekitplugins_safedist.caches import CACHES
+from flytekitplugins_safedist.config.caches import CACHES
 from tests.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)

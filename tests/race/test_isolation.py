@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from flytekitplugins_safedist.caches import CACHES
+from flytekitplugins_safedist.config.caches import CACHES
 from flytekitplugins_safedist.errors import RankFailedError, ScratchError
 
 

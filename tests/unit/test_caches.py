@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.caches import CACHE_NAMES, CACHES, Cache
+from flytekitplugins_safedist.config.caches import CACHE_NAMES, CACHES, Cache
 from flytekitplugins_safedist.envvars import IDENTITY, TMPDIR
 from flytekitplugins_safedist.scratch import RankScratch
 

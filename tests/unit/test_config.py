@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.caches import CACHE_NAMES
-from flytekitplugins_safedist.config import (
+from flytekitplugins_safedist.config.caches import CACHE_NAMES
+from flytekitplugins_safedist.config.options import (
     Logs,
     Requested,
     SafeDistributed,

@@ -7,7 +7,7 @@ from flytekit.core.pod_template import PodTemplate
 from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist import SafeTorch
-from flytekitplugins_safedist.gpus import TaskAsks
+from flytekitplugins_safedist.config.gpus import TaskAsks
 from flytekitplugins_safedist.podtemplate import merged_template
 from flytekitplugins_safedist.serialization import plan_task
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, memory, rank
-from flytekitplugins_safedist.config import Requested, resolve
+from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.context import RankContext
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.launcher import Ended, Start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flytekitplugins_safedist import Timeouts
-from flytekitplugins_safedist.registered import Registered, timeouts_text
+from flytekitplugins_safedist.config.registered import Registered, timeouts_text
 
 
 @pytest.mark.parametrize(("nodes", "low", "high"), [("1", 1, 1), ("4", 4, 4), ("2:4", 2, 4)])

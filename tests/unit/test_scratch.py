@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist import scratch
-from flytekitplugins_safedist.caches import CACHES
+from flytekitplugins_safedist.config.caches import CACHES
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.scratch import JobScratch, RankScratch, Usage
 

@@ -15,11 +15,11 @@ from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Literal
 
+from ..envvars import IDENTITY
+from ..errors import ConfigError, Problem
 from . import reserved
 from .caches import CACHE_NAMES
-from .envvars import IDENTITY
-from .errors import ConfigError, Problem
-from .jobconfig import JobShape
+from .cluster import JobShape
 
 Backend = Literal["horovod", "torch"]
 StartMethod = Literal["preload", "spawn"]
@@ -38,7 +38,7 @@ class Scratch:
         path: directory under which the job's scratch is made; default ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
         keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
         size_limit: for all ranks of a node together, in bytes or as a Kubernetes quantity (``"20Gi"``); None: the disk.
-        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.caches`) that ranks share on
+        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
             purpose, because the library locks them well enough for the user's file system.
     """
 
@@ -93,7 +93,7 @@ class SafeDistributed(JobShape):
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
     How the job looks to Kubernetes (operator, roles, run policy, volumes): the attributes of
-    :class:`~flytekitplugins_safedist.jobconfig.JobShape`.
+    :class:`~flytekitplugins_safedist.config.cluster.JobShape`.
 
     Attributes:
         nodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.

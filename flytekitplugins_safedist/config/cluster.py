@@ -4,7 +4,7 @@
 have a class for something (``RunPolicy``, ``Master``, ``Worker``, ``Launcher``, ``RestartPolicy``, ...) it is theirs,
 from ``flytekitplugins.kfpytorch`` or ``flytekitplugins.kfmpi``, whichever the user already imports.
 
-What cannot work is found by :mod:`~flytekitplugins_safedist.jobcheck`.
+What cannot work is found by :mod:`~flytekitplugins_safedist.config.validate`.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from .errors import Problem
+from ..errors import Problem
+from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
 from .gpus import TaskAsks, problems_of_gpus
-from .jobconfig import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
 from .reserved import problem_of
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([eE][0-9]+|m|k|[KMGTPE]i?)?")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from . import envvars
-from .config import Timeouts
+from .. import envvars
+from .options import Timeouts
 
 _PINNED = ("rendezvous", "heartbeat", "upload")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import envvars as names
-from .errors import Problem
+from .. import envvars as names
+from ..errors import Problem
 
 PINNED = frozenset(
     {

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .config import Requested
-from .errors import Problem
-from .jobconfig import JobShape
+from ..errors import Problem
+from .cluster import JobShape
+from .options import Requested
 
 VENDORS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
 _MIG = "nvidia.com/mig-"
