@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from . import envvars, flytecontext, lastwords, leaving, rank, topology
+from . import envvars, lastwords, leaving, rank, topology
 from .config.options import Timeouts
 from .config.registered import Registered
 from .errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
+from .flyte import task_context
 from .jobwide import Ended
 from .outcome import NO_RANK, Fault, RankOutcome, Status
 from .restart import Action, Decision
@@ -50,7 +51,7 @@ class Place:
     run_id: str
 
 
-def run_id(flyte: flytecontext.FlyteSnapshot, environment: Mapping[str, str]) -> str:
+def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
     """Names this attempt of the job, the same on every node."""
     return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
@@ -64,7 +65,7 @@ def of_unloadable(error: Exception, environment: Mapping[str, str]) -> None:
     registered = Registered.from_env(environment)
     if registered is None or registered.max_nodes == 1:
         return
-    flyte = flytecontext.take()
+    flyte = task_context.take()
     try:
         place = Place(topology.from_env(environment, registered), registered.timeouts, run_id(flyte, environment))
     except TopologyError:
@@ -81,7 +82,7 @@ def of_unloadable(error: Exception, environment: Mapping[str, str]) -> None:
         raise SystemExit(0) from error
 
 
-def arrive_with(error: Exception, place: Place, flyte: flytecontext.FlyteSnapshot) -> bool:
+def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapshot) -> bool:
     """End the job of several nodes with this node's error.
 
     Returns:
@@ -110,7 +111,7 @@ def arrive_with(error: Exception, place: Place, flyte: flytecontext.FlyteSnapsho
         leaving.stay(handler)
         return True
     _say(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
-    leaving.follow(handler, timeout=place.timeouts.upload, exists=lambda: flytecontext.uploaded(flyte))
+    leaving.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
     return False
 
 
@@ -129,7 +130,7 @@ class Voice:
         is_agents: whether the agent stands.
     """
 
-    def __init__(self, place: Place, flyte: flytecontext.FlyteSnapshot) -> None:
+    def __init__(self, place: Place, flyte: task_context.FlyteSnapshot) -> None:
         self._place = place
         self._flyte = flyte
         self.is_agents = False

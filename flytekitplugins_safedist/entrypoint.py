@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars, lastwords, readonly, stopping, storeclients
+from . import envvars, lastwords, readonly, stopping
 from .errors import ConfigError, Problem, SafedistError, StagingError
+from .flyte import storage_clients
 from .taskcommand import EXIT_INFRASTRUCTURE, execute_and_leave
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if not stopping.told():
             _show_infrastructure(error)
         code = EXIT_INFRASTRUCTURE
-    storeclients.close()
+    storage_clients.close()
     _say_last_words()
     stopping.leave(code)
 

@@ -12,24 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import (
-    arrival,
-    backends,
-    comeback,
-    envvars,
-    flytecontext,
-    lastwords,
-    leaving,
-    memory,
-    payload,
-    scratch,
-    topology,
-    uploads,
-)
+from . import arrival, backends, comeback, envvars, lastwords, leaving, memory, payload, scratch, topology
 from .config.options import Resolved
 from .errors import SafedistError, ScratchError
+from .flyte import task_context, uploads
+from .flyte.output_limits import OutputLimits, limits_from
 from .launcher import RankServer
-from .outputlimits import OutputLimits, limits_from
 from .payload import JobOrder
 from .scratch import JobScratch
 from .verdict import Kind, Verdict
@@ -98,10 +86,10 @@ def run(
     """
     backend = backends.create(settings.backend)
     place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
-    flyte = flytecontext.take()
+    flyte = task_context.take()
     run_id = arrival.run_id(flyte, environment)
     voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id), flyte)
-    if place.max_nodes > 1 and comeback.is_decided(lambda: flytecontext.uploaded(flyte), say):
+    if place.max_nodes > 1 and comeback.is_decided(lambda: task_context.uploaded(flyte), say):
         with server or contextlib.nullcontext():
             say(comeback.LEAVES)
         return Elsewhere()
@@ -161,7 +149,7 @@ def _attend(
     plan: NodePlan,
     server: RankServer,
     backend: backends.RankBackend,
-    flyte: flytecontext.FlyteSnapshot,
+    flyte: task_context.FlyteSnapshot,
     *,
     preparing: float,
 ) -> _Attended:
@@ -187,12 +175,12 @@ def _attend(
 
 
 def _leaving_when_decided(
-    plan: NodePlan, agent: NodeAgent, flyte: flytecontext.FlyteSnapshot
+    plan: NodePlan, agent: NodeAgent, flyte: task_context.FlyteSnapshot
 ) -> contextlib.AbstractContextManager[None]:
     if plan.topology.max_nodes == 1:
         return contextlib.nullcontext()
     return comeback.leaving_when_decided(
-        lambda: flytecontext.uploaded(flyte), say, begun=lambda: agent.report.rounds > 0
+        lambda: task_context.uploaded(flyte), say, begun=lambda: agent.report.rounds > 0
     )
 
 
@@ -203,7 +191,7 @@ def _uploads(report: Report, handler: Meeting) -> bool:
 
 
 def _in_order(
-    plan: NodePlan, report: Report, handler: Meeting, flyte: flytecontext.FlyteSnapshot, *, uploads: bool
+    plan: NodePlan, report: Report, handler: Meeting, flyte: task_context.FlyteSnapshot, *, uploads: bool
 ) -> Meeting | None:
     """With several nodes, leave when the upload is done; returns the handler where it is for the caller to close."""
     nothing_to_upload = report.verdict is not None and report.verdict.kind is Kind.INFRASTRUCTURE
@@ -213,7 +201,7 @@ def _in_order(
         leaving.stay(handler)
     else:
         say("done here; waiting until node 0 has uploaded")
-        leaving.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: flytecontext.uploaded(flyte))
+        leaving.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
     return None
 
 
@@ -243,7 +231,7 @@ def _preload(server: RankServer, settings: Resolved, backend: backends.RankBacke
 def _job_order(
     task: PythonFunctionTask[Any],
     inputs: LiteralMap,
-    flyte: flytecontext.FlyteSnapshot,
+    flyte: task_context.FlyteSnapshot,
     job: JobScratch,
     upload_timeout: float,
     *,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .errors import NodeLostError, RendezvousError
-from .storefaults import one_line
+from .flyte.storage_errors import one_line
 
 if TYPE_CHECKING:
     from .rendezvous.membership import Meeting

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from .compat import flytekit as flytekit_inside
 from .errors import PayloadError
-from .flytecontext import FlyteSnapshot
-from .outputlimits import OutputLimits, refusal, refused
+from .flyte.output_limits import OutputLimits, refusal, refused
+from .flyte.task_context import FlyteSnapshot
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext

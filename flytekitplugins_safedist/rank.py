@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from . import codepath, context, descendants, flytecontext, payload, preload, storeclients, uploads
+from . import codepath, context, descendants, payload, preload
 from .context import RankContext
 from .errors import (
     ConfigError,
@@ -30,6 +30,7 @@ from .errors import (
     PayloadError,
     SafedistError,
 )
+from .flyte import storage_clients, task_context, uploads
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
 from .scratch import FULL_ERRNOS
@@ -134,7 +135,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     task = payload.load_task(job)
     uploads.be_patient(job.upload_timeout)
     place = order.context
-    with flytecontext.entered(
+    with task_context.entered(
         job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
     ) as ctx:
         phase_ended("import")
@@ -281,7 +282,7 @@ def main(arguments: list[str]) -> int:
     try:
         return run(Path(order_file), parent=int(parent))
     finally:
-        storeclients.close()  # a forked rank ends without what libraries have to say at an interpreter's end
+        storage_clients.close()  # a forked rank ends without what libraries have to say at an interpreter's end
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from . import othercommand, stopping, uploads
+from . import othercommand, stopping
 from .compat import flytekit as flytekit_inside
 from .errors import RankFailedError, SafedistError
+from .flyte import uploads
 
 EXIT_INFRASTRUCTURE = 1
 EXIT_USAGE = 2

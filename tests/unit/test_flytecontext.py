@@ -18,8 +18,8 @@ from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.core.mock_stats import MockStats
 from flytekit.models.core import identifier
 
-from flytekitplugins_safedist import flytecontext
-from flytekitplugins_safedist.flytecontext import FlyteSnapshot
+from flytekitplugins_safedist.flyte import task_context
+from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
 
 SETTINGS = SerializationSettings(
     project="proj", domain="dev", version="v7", image_config=ImageConfig(Image("default", "img", "1"))
@@ -57,7 +57,7 @@ def in_a_pod(tmp_path: Path) -> Iterator[FlyteContext]:
 
 @pytest.fixture
 def snapshot(in_a_pod: FlyteContext) -> FlyteSnapshot:
-    return flytecontext.take()
+    return task_context.take()
 
 
 @pytest.fixture
@@ -85,12 +85,12 @@ def test_everything_a_rank_needs_is_taken_as_text(snapshot: FlyteSnapshot, tmp_p
 
 
 def test_what_was_entered_is_taken_again_unchanged(snapshot: FlyteSnapshot, sandbox: Path) -> None:
-    with flytecontext.entered(snapshot, sandbox):
-        assert flytecontext.take() == snapshot
+    with task_context.entered(snapshot, sandbox):
+        assert task_context.take() == snapshot
 
 
 def test_the_execution_is_the_same_in_the_rank(snapshot: FlyteSnapshot, sandbox: Path) -> None:
-    with flytecontext.entered(snapshot, sandbox) as ctx:
+    with task_context.entered(snapshot, sandbox) as ctx:
         current = flytekit.current_context()
         assert (current.execution_id.project, current.execution_id.domain, current.execution_id.name) == (
             "proj",
@@ -108,7 +108,7 @@ def test_the_execution_is_the_same_in_the_rank(snapshot: FlyteSnapshot, sandbox:
 
 
 def test_working_directory_and_sandbox_are_inside_the_ranks_scratch(snapshot: FlyteSnapshot, sandbox: Path) -> None:
-    with flytecontext.entered(snapshot, sandbox) as ctx:
+    with task_context.entered(snapshot, sandbox) as ctx:
         working = Path(flytekit.current_context().working_directory)
         assert working.is_dir()
         assert working.is_relative_to(sandbox)
@@ -124,13 +124,13 @@ def test_ranks_of_one_node_do_not_share_directories(snapshot: FlyteSnapshot, tmp
     for rank in range(3):
         sandbox = tmp_path / f"rank-{rank}"
         sandbox.mkdir()
-        with flytecontext.entered(snapshot, sandbox) as ctx:
+        with task_context.entered(snapshot, sandbox) as ctx:
             seen |= {flytekit.current_context().working_directory, ctx.file_access.local_sandbox_dir}
     assert len(seen) == 6
 
 
 def test_large_outputs_go_where_the_agents_would(snapshot: FlyteSnapshot, sandbox: Path, tmp_path: Path) -> None:
-    with flytecontext.entered(snapshot, sandbox) as ctx:
+    with task_context.entered(snapshot, sandbox) as ctx:
         assert ctx.file_access.raw_output_prefix == f"{tmp_path}/raw/"
         assert flytekit.current_context().raw_output_prefix == f"{tmp_path}/raw/"
         source = sandbox / "model"
@@ -145,7 +145,7 @@ def test_the_checkpoint_of_the_attempt_before_is_read_and_the_new_one_written(
 ) -> None:
     (tmp_path / "cp-before").mkdir()
     (tmp_path / "cp-before" / "_dst_cp").write_bytes(b"epoch 3")
-    with flytecontext.entered(snapshot, sandbox):
+    with task_context.entered(snapshot, sandbox):
         checkpoint = flytekit.current_context().checkpoint
         assert checkpoint is not None
         assert checkpoint.read() is not None
@@ -155,7 +155,7 @@ def test_the_checkpoint_of_the_attempt_before_is_read_and_the_new_one_written(
 
 def test_without_a_checkpoint_flytekit_says_so_itself(snapshot: FlyteSnapshot, sandbox: Path) -> None:
     with (
-        flytecontext.entered(dataclasses.replace(snapshot, checkpoint_dest=None), sandbox),
+        task_context.entered(dataclasses.replace(snapshot, checkpoint_dest=None), sandbox),
         pytest.raises(NotImplementedError, match="Checkpointing is not available"),
     ):
         _ = flytekit.current_context().checkpoint
@@ -165,13 +165,13 @@ def test_secrets_are_read_in_the_rank_and_never_carried(
     snapshot: FlyteSnapshot, sandbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_FSEC_GROUP_TOKEN", "s3cr3t")
-    with flytecontext.entered(snapshot, sandbox):
+    with task_context.entered(snapshot, sandbox):
         assert flytekit.current_context().secrets.get("group", "token") == "s3cr3t"
-        assert "s3cr3t" not in json.dumps(dataclasses.asdict(flytecontext.take()))
+        assert "s3cr3t" not in json.dumps(dataclasses.asdict(task_context.take()))
 
 
 def test_the_rank_starts_with_no_decks_of_others(snapshot: FlyteSnapshot, sandbox: Path) -> None:
-    with flytecontext.entered(snapshot, sandbox):
+    with task_context.entered(snapshot, sandbox):
         from flytekit.deck import Deck
 
         assert flytekit.current_context().decks == []
@@ -181,21 +181,21 @@ def test_the_rank_starts_with_no_decks_of_others(snapshot: FlyteSnapshot, sandbo
 
 def test_leaving_restores_the_context_that_was_there(snapshot: FlyteSnapshot, sandbox: Path) -> None:
     before = FlyteContextManager.current_context()
-    with flytecontext.entered(snapshot, sandbox):
+    with task_context.entered(snapshot, sandbox):
         assert FlyteContextManager.current_context() is not before
     assert FlyteContextManager.current_context() is before
 
 
 def test_a_local_run_without_any_execution_is_taken_and_entered_too(sandbox: Path) -> None:
-    taken = flytecontext.take()
+    taken = task_context.take()
     assert taken.mode in ExecutionState.Mode.__members__
-    with flytecontext.entered(taken, sandbox):
+    with task_context.entered(taken, sandbox):
         assert Path(flytekit.current_context().working_directory).is_relative_to(sandbox)
 
 
 def test_the_same_sandbox_can_be_entered_again(snapshot: FlyteSnapshot, sandbox: Path) -> None:
     for _ in range(2):
-        with flytecontext.entered(snapshot, sandbox):
+        with task_context.entered(snapshot, sandbox):
             assert Path(flytekit.current_context().working_directory).is_dir()
 
 
@@ -209,8 +209,8 @@ def test_an_upload_is_seen_at_the_output_prefix(
     if name:
         (tmp_path / "meta" / name).touch()
     for prefix in (str(tmp_path / "meta"), f"{tmp_path}/meta/"):
-        assert flytecontext.uploaded(dataclasses.replace(snapshot, output_metadata_prefix=prefix)) is there
+        assert task_context.uploaded(dataclasses.replace(snapshot, output_metadata_prefix=prefix)) is there
 
 
 def test_without_an_output_prefix_nothing_is_ever_uploaded(snapshot: FlyteSnapshot) -> None:
-    assert not flytecontext.uploaded(dataclasses.replace(snapshot, output_metadata_prefix=None))
+    assert not task_context.uploaded(dataclasses.replace(snapshot, output_metadata_prefix=None))

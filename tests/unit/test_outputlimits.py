@@ -6,7 +6,7 @@ import pytest
 from flyteidl.core import literals_pb2
 
 from flytekitplugins_safedist.errors import ConfigError, PayloadError
-from flytekitplugins_safedist.outputlimits import OutputLimits, limits_from, refusal, refused
+from flytekitplugins_safedist.flyte.output_limits import OutputLimits, limits_from, refusal, refused
 
 MIB = 1024**2
 

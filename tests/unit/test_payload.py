@@ -22,9 +22,10 @@ from flytekit.types.file import FlyteFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist import flytecontext, job, payload, scratch
+from flytekitplugins_safedist import job, payload, scratch
 from flytekitplugins_safedist.errors import PayloadError
-from flytekitplugins_safedist.flytecontext import FlyteSnapshot
+from flytekitplugins_safedist.flyte import task_context
+from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
 from flytekitplugins_safedist.payload import JobOrder
 from flytekitplugins_safedist.task import SafeTorch
 
@@ -179,7 +180,7 @@ def helper(x: int) -> int:
     return 2 * x
 
 if __name__ == "__main__":
-    from flytekitplugins_safedist import flytecontext, job, scratch
+    from flytekitplugins_safedist.flyte import task_context as flytecontext; from flytekitplugins_safedist import job, scratch
     from flytekit.models.literals import LiteralMap
     made = scratch.make_job(Path(sys.argv[1]), execution="x", attempt=0)
     for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
@@ -349,7 +350,7 @@ def test_inputs_arrive_with_their_python_types(tmp_path: Path) -> None:
 
 
 def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
-    with flytecontext.entered(flytecontext.take(), path.parent):
+    with task_context.entered(task_context.take(), path.parent):
         payload.write_outputs(of, {}, returned, path)
     return payload.read_literals(path)
 
@@ -417,7 +418,7 @@ def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
     def drawing() -> int:
         return 1
 
-    with flytecontext.entered(flytecontext.take(), tmp_path):
+    with task_context.entered(task_context.take(), tmp_path):
         Deck("loss", "<b>0.1</b>")
         payload.write_outputs(drawing, {}, 1, tmp_path / "result.pb")
     assert payload.decks_path(tmp_path / "result.pb") == tmp_path / "result.decks.json"

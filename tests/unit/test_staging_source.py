@@ -13,10 +13,10 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.data_persistence import FileAccessProvider
 
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
+from flytekitplugins_safedist.flyte.storage_errors import Verdict, judge
 from flytekitplugins_safedist.staging import CodeNotFoundError, Options, Retry, stage
 from flytekitplugins_safedist.staging.source import _RANGE
 from flytekitplugins_safedist.staging.watch import Watch
-from flytekitplugins_safedist.storefaults import Verdict, judge
 from tests.objectstore import ObjectStore
 from tests.tarballs import project
 

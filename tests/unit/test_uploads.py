@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from flytekit.bin import entrypoint as flytekit_entrypoint
 
-from flytekitplugins_safedist import uploads
+from flytekitplugins_safedist.flyte import uploads
 
 
 class Time:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import envvars
-from .errors import ConfigError, OutputTooLargeError, Problem
+from .. import envvars
+from ..errors import ConfigError, OutputTooLargeError, Problem
 
 DEFAULT_BYTES = 2 * 1024**2
 """Flyte's own default."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .compat import flytekit as flytekit_inside
+from ..compat import flytekit as flytekit_inside
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext

@@ -15,9 +15,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import stopping
-from .compat import flytekit as flytekit_inside
-from .storefaults import Verdict, judge, one_line
+from .. import stopping
+from ..compat import flytekit as flytekit_inside
+from .storage_errors import Verdict, judge, one_line
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
