@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import RendezvousError, StoreLostError
 from . import departures
 from .client import Connection
-from .links import Links
+from .connections import Links
 from .protocol import FIRST, End, EndKind, Go, Keys, State
 from .settings import GroupSettings
 from .watch import Watch

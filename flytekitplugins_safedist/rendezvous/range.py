@@ -23,10 +23,10 @@ from .addresses import is_here, own_address
 from .c10d import open_dynamic, step_down
 from .client import Connection, Server
 from .gathering import Gathering, too_few
+from .job_state import Standing, change
 from .protocol import End, EndKind, Keys
 from .rangewatch import RangeWatch
 from .settings import RangeSettings
-from .standing import Standing, change
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError as TorchRendezv
 from ..errors import RendezvousError, StoreLostError
 from . import departures
 from .client import Connection
+from .job_state import Standing
 from .protocol import Keys
 from .pulse import Pulse
-from .standing import Standing
 
 
 class RangeWatch:

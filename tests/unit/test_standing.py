@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flytekitplugins_safedist.rendezvous.job_state import Standing
 from flytekitplugins_safedist.rendezvous.protocol import End
-from flytekitplugins_safedist.rendezvous.standing import Standing
 
 FIRST = Standing().next((7, 4, 9))
 DONE = End("done", 0, "")
