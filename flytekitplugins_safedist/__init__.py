@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from .config.options import SafeTorch as SafeTorch
     from .config.options import Scratch as Scratch
     from .config.options import Timeouts as Timeouts
-    from .context import RankContext as RankContext
-    from .context import current_rank as current_rank
+    from .ranks.context import RankContext as RankContext
+    from .ranks.context import current_rank as current_rank
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
     "Logs": "config.options",
-    "RankContext": "context",
+    "RankContext": "ranks.context",
     "SafeHorovod": "task",
     "SafeTorch": "task",
     "Scratch": "config.options",
     "ScratchVolume": "config.cluster",
     "Timeouts": "config.options",
-    "current_rank": "context",
+    "current_rank": "ranks.context",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)

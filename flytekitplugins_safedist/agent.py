@@ -28,19 +28,20 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from . import envvars, scratch, stopping
-from .backends import Group, RankBackend
+from . import envvars, stopping
 from .compat import torch as torch_inside
 from .config.options import Resolved
-from .context import RankContext
 from .errors import GroupClosedError, JobInterruptedError, SafedistError
 from .jobwide import JobWide
-from .launcher import RankServer
-from .outcome import RankOutcome, root_cause
-from .ranks import Ranks, plan_orders
+from .ranks import scratch
+from .ranks.backends import Group, RankBackend
+from .ranks.context import RankContext
+from .ranks.forkserver_client import RankServer
+from .ranks.outcome import RankOutcome, root_cause
+from .ranks.rank_set import Ranks, plan_orders
+from .ranks.scratch import JobScratch
 from .rendezvous.membership import Meeting
 from .restart import Action
-from .scratch import JobScratch
 from .topology import Topology
 from .verdict import Verdict, judge
 

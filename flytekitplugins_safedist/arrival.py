@@ -18,13 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from . import envvars, lastwords, leaving, rank, topology
+from . import envvars, lastwords, leaving, topology
 from .config.options import Timeouts
 from .config.registered import Registered
 from .errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
 from .flyte import task_context
 from .jobwide import Ended
-from .outcome import NO_RANK, Fault, RankOutcome, Status
+from .ranks import worker
+from .ranks.outcome import NO_RANK, Fault, RankOutcome, Status
 from .restart import Action, Decision
 from .topology import Topology
 from .verdict import is_infrastructure
@@ -184,7 +185,7 @@ def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R 
 
 def _ended(error: Exception, place: Place) -> Ended:
     node_rank = place.topology.node_rank
-    raised = rank.record(error, _shown(error))
+    raised = worker.record(error, _shown(error))
     if isinstance(error, SafedistError):
         raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
     cause = RankOutcome(

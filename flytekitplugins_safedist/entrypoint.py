@@ -147,7 +147,7 @@ def with_place(invocation: Invocation) -> Invocation:
 
 def prepare_ranks(environment: Mapping[str, str]) -> None:
     """Import what every rank needs and fork the rank server, while this process has one thread and no clients."""
-    from . import prefork
+    from .ranks import prefork
 
     prefork.prepare(environment)
 
@@ -261,15 +261,15 @@ def stage_code(invocation: Invocation, options: Options) -> StagedCode:
 def make_importable(code: StagedCode) -> None:
     """As the stock command: the destination directory behind what PYTHONPATH names, for this process and those it
     starts; and modules of the archive from this process's own tree, whatever becomes of that directory."""
-    from . import codepath
+    from .ranks import importer
 
     dest = str(code.dest)
     named = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{named}{os.pathsep}{dest}" if named else dest
     if dest not in sys.path:
         sys.path.insert(_behind_pythonpath(), dest)
-    codepath.export(code.tree, code.dest, os.environ)
-    codepath.install(code.tree, code.dest)
+    importer.export(code.tree, code.dest, os.environ)
+    importer.install(code.tree, code.dest)
 
 
 def _behind_pythonpath() -> int:

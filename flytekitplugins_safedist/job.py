@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import arrival, backends, comeback, envvars, lastwords, leaving, memory, payload, scratch, topology
+from . import arrival, comeback, envvars, lastwords, leaving, topology
 from .config.options import Resolved
 from .errors import SafedistError, ScratchError
 from .flyte import task_context, uploads
 from .flyte.output_limits import OutputLimits, limits_from
-from .launcher import RankServer
-from .payload import JobOrder
-from .scratch import JobScratch
+from .ranks import backends, memory, payload, scratch
+from .ranks.forkserver_client import RankServer
+from .ranks.payload import JobOrder
+from .ranks.scratch import JobScratch
 from .verdict import Kind, Verdict
 
 if TYPE_CHECKING:

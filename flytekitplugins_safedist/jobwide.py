@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from .errors import NodeLostError, RendezvousError
-from .outcome import RankOutcome, encodable, is_consequence
+from .ranks.outcome import RankOutcome, encodable, is_consequence
 from .rendezvous.jobstore import TEXT_LIMIT, Failure
 from .rendezvous.membership import Meeting
 from .rendezvous.pulse import Pulse

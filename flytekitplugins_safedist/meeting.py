@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from . import rendezvous
 from .agent import STORE_PORT
-from .backends import RankBackend
 from .errors import TopologyError
+from .ranks.backends import RankBackend
 from .rendezvous.client import Server
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from . import job, lastwords, overrides, prefork
+from . import job, lastwords, overrides
 from .compat import flytekit as flytekit_inside
 from .config.options import SafeDistributed, SafeHorovod, SafeTorch
 from .errors import ConfigError, RankFailedError, SafedistError
+from .ranks import prefork
 from .serialization import SerializesToKubeflow, plan_task
 from .verdict import Kind, is_infrastructure
 

@@ -18,9 +18,9 @@ from .errors import (
     RendezvousError,
     SafedistError,
 )
-from .outcome import Fault, RankOutcome, Status, describe, error_code
+from .ranks.outcome import Fault, RankOutcome, Status, describe, error_code
+from .ranks.scratch import FULL_ERRNOS, human
 from .restart import Decision
-from .scratch import FULL_ERRNOS, human
 
 
 class Kind(str, Enum):

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.archive import Limits, unpack
 from flytekitplugins_safedist.errors import ArchiveError
-from flytekitplugins_safedist.scratch import remove
+from flytekitplugins_safedist.ranks.scratch import remove
 from flytekitplugins_safedist.staging import Options, stage
 from tests.archives_made import EDIT, ITEM, SEEDS, mutated, ordinary
 from tests.tarballs import snapshot, tar

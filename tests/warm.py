@@ -26,8 +26,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flytekitplugins_safedist import envvars, prefork, preload
-from flytekitplugins_safedist.launcher import RankServer
+from flytekitplugins_safedist import envvars
+from flytekitplugins_safedist.ranks import prefork, preload
+from flytekitplugins_safedist.ranks.forkserver_client import RankServer
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFT_OVER_AFTER_SECONDS = 20.0

@@ -117,8 +117,8 @@ def raises_in_an_exit_handler() -> int:
 
 def make_scratch_as_nobody(place: str) -> str:
     """What a user without permission is told."""
-    from flytekitplugins_safedist import scratch
     from flytekitplugins_safedist.errors import ScratchError
+    from flytekitplugins_safedist.ranks import scratch
 
     os.seteuid(65534)
     try:

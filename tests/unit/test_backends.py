@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist import backends, envvars
-from flytekitplugins_safedist.backends import Group
-from flytekitplugins_safedist.backends.base import require
-from flytekitplugins_safedist.backends.horovod import HorovodBackend
-from flytekitplugins_safedist.backends.torch import FLOOR, TorchBackend, refuse_before_floor
+from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import MissingDependencyError
+from flytekitplugins_safedist.ranks import backends
+from flytekitplugins_safedist.ranks.backends import Group
+from flytekitplugins_safedist.ranks.backends.base import require
+from flytekitplugins_safedist.ranks.backends.horovod import HorovodBackend
+from flytekitplugins_safedist.ranks.backends.torch import FLOOR, TorchBackend, refuse_before_floor
 
 
 def group(**more: Any) -> Group:
@@ -220,7 +221,7 @@ class Blocker(importlib.abc.MetaPathFinder):
             raise (ModuleNotFoundError(f"No module named {name!r}", name=name) if not error
                    else __import__("builtins").__dict__[error.split(":", 1)[0]](error.split(":", 1)[1]))
 sys.meta_path.insert(0, Blocker())
-from flytekitplugins_safedist import backends
+from flytekitplugins_safedist.ranks import backends
 from flytekitplugins_safedist.errors import MissingDependencyError
 try:
     backends.create(sys.argv[2]).check()
@@ -287,7 +288,7 @@ def test_a_package_that_is_there_is_no_trouble() -> None:
 
 def test_importing_the_backends_imports_neither_torch_nor_horovod() -> None:
     code = (
-        "import sys, flytekitplugins_safedist.backends as b; b.create('torch'); b.create('horovod'); "
+        "import sys, flytekitplugins_safedist.ranks.backends as b; b.create('torch'); b.create('horovod'); "
         "print([name for name in ('torch', 'horovod', 'flytekit') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

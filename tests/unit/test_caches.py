@@ -9,7 +9,7 @@ import pytest
 
 from flytekitplugins_safedist.config.caches import CACHE_NAMES, CACHES, Cache
 from flytekitplugins_safedist.envvars import IDENTITY, TMPDIR
-from flytekitplugins_safedist.scratch import RankScratch
+from flytekitplugins_safedist.ranks.scratch import RankScratch
 
 
 def test_names_and_variables_are_unique() -> None:

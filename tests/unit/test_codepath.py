@@ -13,7 +13,7 @@ import pytest
 
 PRELUDE = """
 import json, os, sys
-from flytekitplugins_safedist import codepath
+from flytekitplugins_safedist.ranks import importer as codepath
 tree, dest = sys.argv[1:3]
 sys.path.append(dest)
 def show(**facts): print(json.dumps(facts))

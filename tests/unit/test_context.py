@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import flytekitplugins_safedist
-from flytekitplugins_safedist import context
-from flytekitplugins_safedist.context import RankContext, current_rank
 from flytekitplugins_safedist.errors import NotInTaskError
+from flytekitplugins_safedist.ranks import context
+from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 
 RANK = RankContext(
     rank=5,

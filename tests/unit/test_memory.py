@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.memory import Cgroup, anonymous, cgroup, high_water, killed, shortage, told
+from flytekitplugins_safedist.ranks.memory import Cgroup, anonymous, cgroup, high_water, killed, shortage, told
 
 MIB = 1024**2
 NO_LIMIT_V1 = "9223372036854771712"

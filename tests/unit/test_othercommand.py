@@ -13,7 +13,7 @@ from tests.procs import ignored_signals
 
 INIT = """
 import sys
-from flytekitplugins_safedist import descendants, othercommand
+from flytekitplugins_safedist.ranks import process_tree as descendants; from flytekitplugins_safedist import othercommand
 descendants.adopt_orphans()  # as the kernel does it for a container's first process
 sys.exit(othercommand.run_as_init(sys.argv[1:]))
 """

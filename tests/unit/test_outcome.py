@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.outcome import (
+from flytekitplugins_safedist.ranks.outcome import (
     Fault,
     RankOutcome,
     Status,

@@ -22,11 +22,12 @@ from flytekit.types.file import FlyteFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist import job, payload, scratch
+from flytekitplugins_safedist import job
 from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.flyte import task_context
 from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
-from flytekitplugins_safedist.payload import JobOrder
+from flytekitplugins_safedist.ranks import payload, scratch
+from flytekitplugins_safedist.ranks.payload import JobOrder
 from flytekitplugins_safedist.task import SafeTorch
 
 pytestmark = pytest.mark.processes
@@ -163,8 +164,8 @@ SCRIPT = """
 import sys, threading
 from pathlib import Path
 from flytekit import task
-from flytekitplugins_safedist import payload
-from flytekitplugins_safedist.payload import JobOrder
+from flytekitplugins_safedist.ranks import payload
+from flytekitplugins_safedist.ranks.payload import JobOrder
 from flytekitplugins_safedist.task import SafeTorch
 sys.path.insert(0, sys.argv[1] + "/project")
 from test_users import nested_one, anonymous, plain
@@ -180,7 +181,7 @@ def helper(x: int) -> int:
     return 2 * x
 
 if __name__ == "__main__":
-    from flytekitplugins_safedist.flyte import task_context as flytecontext; from flytekitplugins_safedist import job, scratch
+    from flytekitplugins_safedist.flyte import task_context as flytecontext; from flytekitplugins_safedist import job; from flytekitplugins_safedist.ranks import scratch
     from flytekit.models.literals import LiteralMap
     made = scratch.make_job(Path(sys.argv[1]), execution="x", attempt=0)
     for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
@@ -214,7 +215,7 @@ def plain(x: int) -> int:
 RANKS = """
 import json, os, sys
 from pathlib import Path
-from flytekitplugins_safedist import payload
+from flytekitplugins_safedist.ranks import payload
 import flytekitplugins_safedist.task
 for name in sys.argv[2:]:
     pid = os.fork()

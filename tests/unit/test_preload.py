@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.preload import GPU_DEVICES, SAFE_IMPORT_ENVIRONMENT, blas_threads
+from flytekitplugins_safedist.ranks.preload import GPU_DEVICES, SAFE_IMPORT_ENVIRONMENT, blas_threads
 
 pytestmark = pytest.mark.processes
 
 PRELOAD = """
 import json, sys
-from flytekitplugins_safedist import preload
+from flytekitplugins_safedist.ranks import preload
 libraries, modules = json.loads(sys.argv[1])
 done = preload.preload(libraries, modules)
 """

@@ -17,8 +17,6 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist import rank
-from flytekitplugins_safedist.context import RankContext
 from flytekitplugins_safedist.errors import (
     ConfigError,
     MissingDependencyError,
@@ -26,8 +24,10 @@ from flytekitplugins_safedist.errors import (
     PayloadError,
     ScratchError,
 )
-from flytekitplugins_safedist.outcome import Fault, Raised, RankOutcome, Status
-from flytekitplugins_safedist.rank import RankOrder
+from flytekitplugins_safedist.ranks import worker
+from flytekitplugins_safedist.ranks.context import RankContext
+from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.ranks.worker import RankOrder
 
 
 def order(directory: Path, **environment: str) -> RankOrder:
@@ -53,7 +53,7 @@ def recorded(error: BaseException) -> Raised:
     """The record of an exception as a rank's function would raise it."""
     with pytest.raises(type(error)) as caught:
         raise error
-    return rank.record(caught.value, rank._own_frames_cut(caught.value))
+    return worker.record(caught.value, worker._own_frames_cut(caught.value))
 
 
 class LossError(ValueError):
@@ -124,21 +124,21 @@ def test_errnos_are_collected_along_the_chain_of_causes() -> None:
     assert recorded(wrapped).errnos == (errno.ENOSPC,)
     handling = ValueError("while handling")
     handling.__context__ = full
-    assert rank.record(handling, "").errnos == (errno.ENOSPC,)
+    assert worker.record(handling, "").errnos == (errno.ENOSPC,)
     assert recorded(OSError("no number")).errnos == ()
 
 
 def test_a_chain_of_causes_that_is_a_ring_ends() -> None:
     one, two = ValueError("1"), ValueError("2")
     one.__cause__, two.__cause__ = two, one
-    assert list(rank._chain(one)) == [one, two]
+    assert list(worker._chain(one)) == [one, two]
 
 
 def test_a_suppressed_context_is_no_cause() -> None:
     error = ValueError("x")
     error.__context__ = OSError(errno.ENOSPC, "full")
     error.__suppress_context__ = True
-    assert rank.record(error, "").errnos == ()
+    assert worker.record(error, "").errnos == ()
 
 
 def test_a_lost_peer_is_marked_as_a_consequence() -> None:
@@ -147,16 +147,16 @@ def test_a_lost_peer_is_marked_as_a_consequence() -> None:
 
 
 def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:
-    rank.reserve_outcome(tmp_path / "5.outcome.json")
+    worker.reserve_outcome(tmp_path / "5.outcome.json")
     (reserved,) = tmp_path.iterdir()
     assert reserved.name == "5.outcome.reserved"
-    assert reserved.stat().st_blocks * 512 >= rank.OUTCOME_BYTES
+    assert reserved.stat().st_blocks * 512 >= worker.OUTCOME_BYTES
 
 
 def left(directory: Path, raised: Raised | None) -> RankOutcome:
     to = order(directory)
-    rank.reserve_outcome(to.outcome)
-    rank._leave_outcome(to, Status.RAISED if raised else Status.SUCCEEDED, {"function": 1.5}, raised)
+    worker.reserve_outcome(to.outcome)
+    worker._leave_outcome(to, Status.RAISED if raised else Status.SUCCEEDED, {"function": 1.5}, raised)
     return RankOutcome.from_json(to.outcome.read_text())
 
 
@@ -171,7 +171,7 @@ def test_a_record_replaces_its_reservation_whole(tmp_path: Path) -> None:
 def test_a_huge_message_is_cut_to_the_room_that_was_set_aside(tmp_path: Path, character: str) -> None:
     text = "start " + character * 1_000_000 + " end"
     record = left(tmp_path, Raised(type="ValueError", message=text, traceback=text))
-    assert (tmp_path / "5.outcome.json").stat().st_size <= rank.OUTCOME_BYTES
+    assert (tmp_path / "5.outcome.json").stat().st_size <= worker.OUTCOME_BYTES
     assert record.raised is not None
     shown = {"\udcff": r"\udcff"}.get(character, character)  # protobuf could not hold the surrogate
     for kept in (record.raised.message, record.raised.traceback):

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist import ranklogs
-from flytekitplugins_safedist.ranklogs import LogFollower, printable, tail, without_traceback
+from flytekitplugins_safedist.ranks import log_lines
+from flytekitplugins_safedist.ranks.log_lines import LogFollower, printable, tail, without_traceback
 
 
 class Log:
@@ -305,4 +305,4 @@ def test_a_traceback_with_any_message_is_recognised_in_the_log_it_was_printed_to
 
 
 def test_lines_are_followed_often_enough_to_be_live() -> None:
-    assert ranklogs.POLL_SECONDS <= 0.5
+    assert log_lines.POLL_SECONDS <= 0.5

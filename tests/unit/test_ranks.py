@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist import SafeTorch, Timeouts, memory, rank
+from flytekitplugins_safedist import SafeTorch, Timeouts
 from flytekitplugins_safedist.config.options import Requested, resolve
-from flytekitplugins_safedist.context import RankContext
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.launcher import Ended, Start
-from flytekitplugins_safedist.outcome import Raised, RankOutcome, Status, describe
-from flytekitplugins_safedist.ranks import Ranks, plan_orders
-from flytekitplugins_safedist.scratch import JobScratch, make_job, make_rank
+from flytekitplugins_safedist.ranks import memory, worker
+from flytekitplugins_safedist.ranks.context import RankContext
+from flytekitplugins_safedist.ranks.forkserver_client import Ended, Start
+from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe
+from flytekitplugins_safedist.ranks.rank_set import Ranks, plan_orders
+from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
 
 
 class Processes:
@@ -63,7 +64,7 @@ def contexts(job: JobScratch) -> list[RankContext]:
 
 
 @pytest.fixture
-def round_(job: JobScratch) -> tuple[Ranks, Processes, list[rank.RankOrder], list[str]]:
+def round_(job: JobScratch) -> tuple[Ranks, Processes, list[worker.RankOrder], list[str]]:
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)), Requested())
     orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
     processes, warnings = Processes(), []
@@ -73,7 +74,7 @@ def round_(job: JobScratch) -> tuple[Ranks, Processes, list[rank.RankOrder], lis
     ranks.stop()
 
 
-def leave(order: rank.RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
+def leave(order: worker.RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
     at = order.context
     record = RankOutcome(at.rank, at.local_rank, at.node_rank, at.round, "host", 1, status, time_ns, raised)
     order.outcome.write_text(record.to_json())
@@ -172,7 +173,7 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rank, "reserve_outcome", full)
+    monkeypatch.setattr(worker, "reserve_outcome", full)
     settings = resolve(SafeTorch(nproc_per_node=2), Requested())
     orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
     ranks = Ranks(Processes(), orders, settings, show=print, warn=print)  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist import scratch
 from flytekitplugins_safedist.config.caches import CACHES
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.scratch import JobScratch, RankScratch, Usage
+from flytekitplugins_safedist.ranks import scratch
+from flytekitplugins_safedist.ranks.scratch import JobScratch, RankScratch, Usage
 
 NOBODY = 65534
 

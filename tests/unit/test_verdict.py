@@ -25,9 +25,9 @@ from flytekitplugins_safedist.errors import (
     StoreLostError,
     TopologyError,
 )
-from flytekitplugins_safedist.outcome import Fault, RankOutcome, Status, describe
+from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, describe
+from flytekitplugins_safedist.ranks.scratch import Usage
 from flytekitplugins_safedist.restart import Action, Decision
-from flytekitplugins_safedist.scratch import Usage
 from flytekitplugins_safedist.verdict import Kind, Verdict, is_infrastructure, judge
 from tests.outcomes import failed, outcome, raised
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config.options import Backend
+from ...config.options import Backend
 from .base import Group, RankBackend
 
 __all__ = ["Group", "RankBackend", "create"]

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .compat import flytekit as flytekit_inside
-from .errors import PayloadError
-from .flyte.output_limits import OutputLimits, refusal, refused
-from .flyte.task_context import FlyteSnapshot
+from ..compat import flytekit as flytekit_inside
+from ..errors import PayloadError
+from ..flyte.output_limits import OutputLimits, refusal, refused
+from ..flyte.task_context import FlyteSnapshot
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext

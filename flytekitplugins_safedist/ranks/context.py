@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import NotInTaskError
+from ..errors import NotInTaskError
 
 
 @dataclass(frozen=True)

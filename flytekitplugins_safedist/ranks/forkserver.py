@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import codepath, descendants, preload, rank, scratch
+from . import importer, preload, process_tree, scratch, worker
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -37,7 +37,7 @@ _LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signa
 
 
 def main(arguments: list[str]) -> int:
-    """Entry as a fresh interpreter: ``python -m flytekitplugins_safedist.rankserver SOCKET_FD``."""
+    """Entry as a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.forkserver SOCKET_FD``."""
     serve(socket.socket(fileno=int(arguments[0])))
     return 0
 
@@ -73,8 +73,8 @@ class _Server:
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         self.listen_to_signals()
-        descendants.die_with_parent(signal.SIGHUP)
-        descendants.adopt_orphans()
+        process_tree.die_with_parent(signal.SIGHUP)
+        process_tree.adopt_orphans()
         buffer = b""
         try:
             while not self.quitting:
@@ -120,7 +120,7 @@ class _Server:
     # --- requests ------------------------------------------------------------------------------------------------
     def on_enter(self, request: dict[str, Any]) -> dict[str, Any]:
         os.chdir(request["directory"])
-        codepath.install_from(request["variables"])
+        importer.install_from(request["variables"])
         return {}
 
     def on_hang_up(self, *_: object) -> None:
@@ -158,7 +158,7 @@ class _Server:
             self.importing = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             self.listen_to_signals()
-        self.helpers = frozenset(descendants.children())
+        self.helpers = frozenset(process_tree.children())
         return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
 
     def on_fork(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class _Server:
         for order in request["orders"]:
             with open(order["log"], "ab") as log:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "flytekitplugins_safedist.rank", order["file"], str(os.getpid())],
+                    [sys.executable, "-m", "flytekitplugins_safedist.ranks.worker", order["file"], str(os.getpid())],
                     env=order["environment"],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -223,7 +223,7 @@ class _Server:
         self.ranks.discard(pid)
         if not self.ranks:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
-            descendants.end(spare=self.helpers, patience=_KILL_GRACE_SECONDS)
+            process_tree.end(spare=self.helpers, patience=_KILL_GRACE_SECONDS)
         code = os.waitstatus_to_exitcode(status)
         # The kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
         self.send({"exited": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
@@ -233,13 +233,13 @@ class _Server:
         for pid in self.ranks:
             _signal_rank(pid, signal.SIGKILL, whole_group=True)
         # A process in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
-        descendants.end(spare=(), patience=_KILL_GRACE_SECONDS)
+        process_tree.end(spare=(), patience=_KILL_GRACE_SECONDS)
         for path in self.guarded:
             scratch.remove(path)
 
     def become_rank(self, order_file: Path, server: int) -> NoReturn:
         """In the forked child: shed the server, be the rank, and end as an interpreter would."""
-        code = rank.EXIT_FAILED
+        code = worker.EXIT_FAILED
         try:
             self.connection.close()
             signal.set_wakeup_fd(-1)
@@ -254,18 +254,18 @@ class _Server:
             finalizers: Any = multiprocessing.util
             finalizers._finalizer_registry.clear()
             atexit.register(finalizers._exit_function)
-            code = rank.run(order_file, parent=server, preloaded=self.preloaded)
+            code = worker.run(order_file, parent=server, preloaded=self.preloaded)
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         except BaseException:
             sys.excepthook(*sys.exc_info())
-            code = code or rank.EXIT_FAILED
+            code = code or worker.EXIT_FAILED
         finally:
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
                 except (OSError, ValueError):
-                    code = code or rank.EXIT_FAILED
+                    code = code or worker.EXIT_FAILED
             os._exit(code)
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from .. import envvars
+from ... import envvars
 from .base import LOOPBACK, Group, require
 from .torch import TorchBackend
 

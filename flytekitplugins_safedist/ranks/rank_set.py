@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import memory, rank, ranklogs, scratch
-from .config.options import Resolved
+from ..config.options import Resolved
+from ..errors import LaunchError, SafedistError, ScratchError
+from . import log_lines, memory, scratch, worker
 from .context import RankContext
-from .errors import LaunchError, SafedistError, ScratchError
-from .launcher import Ended, RankServer, Start
+from .forkserver_client import Ended, RankServer, Start
 from .outcome import Raised, RankOutcome, Status, is_consequence, signal_reason
-from .rank import RankOrder
 from .scratch import JobScratch
+from .worker import RankOrder
 
 SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
@@ -80,7 +80,7 @@ class Ranks:
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
         self._memory_before = memory.cgroup()
-        self._follower = ranklogs.LogFollower(_shown(orders, settings), show)
+        self._follower = log_lines.LogFollower(_shown(orders, settings), show)
 
     def start(self, *, fork: bool) -> dict[int, int]:
         """Start every rank.
@@ -101,7 +101,7 @@ class Ranks:
             file = order.outcome.with_suffix(".order")
             try:
                 file.write_text(order.to_json())
-                rank.reserve_outcome(order.outcome)
+                worker.reserve_outcome(order.outcome)
             except OSError as error:
                 raise ScratchError(
                     "the orders for a rank cannot be written",
@@ -249,8 +249,8 @@ class Ranks:
             return outcome  # type: ignore[return-value]  # callers pass members that have one
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self._settings.logs.tail_lines
-        lines = ranklogs.tail(member.order.log, wanted + len(shown.splitlines()))
-        return replace(outcome, log_tail=ranklogs.without_traceback(lines, shown)[-wanted:] if wanted else ())
+        lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
+        return replace(outcome, log_tail=log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ())
 
     def usage(self, job: JobScratch) -> scratch.Usage:
         """How much the ranks of this round hold in scratch."""

@@ -20,9 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from . import codepath, context, descendants, payload, preload
-from .context import RankContext
-from .errors import (
+from ..errors import (
     ConfigError,
     IncompatibleVersionError,
     MissingDependencyError,
@@ -30,7 +28,9 @@ from .errors import (
     PayloadError,
     SafedistError,
 )
-from .flyte import storage_clients, task_context, uploads
+from ..flyte import storage_clients, task_context, uploads
+from . import context, importer, payload, preload, process_tree
+from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
 from .scratch import FULL_ERRNOS
@@ -59,9 +59,9 @@ class RankOrder:
     Attributes:
         context: identity and scratch directory.
         environment: the rank's whole environment; nothing else is inherited.
-        job: file with the :class:`~flytekitplugins_safedist.payload.JobOrder` that all ranks share.
+        job: file with the :class:`~flytekitplugins_safedist.ranks.payload.JobOrder` that all ranks share.
         log: file for standard output and error.
-        outcome: where the rank leaves its :class:`~flytekitplugins_safedist.outcome.RankOutcome`.
+        outcome: where the rank leaves its :class:`~flytekitplugins_safedist.ranks.outcome.RankOutcome`.
         result: where rank 0 leaves its outputs.
     """
 
@@ -152,7 +152,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
 
 def _die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when the rank server ends, so that no rank outlives its agent."""
-    descendants.die_with_parent(signal.SIGKILL)
+    process_tree.die_with_parent(signal.SIGKILL)
     # The server may have died between our birth and the prctl: then the signal will never come.
     if os.getppid() != parent:
         os._exit(EXIT_LOST_PARENT)
@@ -264,7 +264,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _own_frames_cut(error: BaseException) -> str:
     """The traceback as the user wrote it: without the frames of this package above the user's function."""
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
 
     def first_foreign(trace: TracebackType | None) -> TracebackType | None:
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
@@ -275,10 +275,10 @@ def _own_frames_cut(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of a rank that starts as a fresh interpreter: ``python -m flytekitplugins_safedist.rank ORDER PARENT``."""
+    """Entry of a rank that starts as a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.worker ORDER PARENT``."""
     order_file, parent = arguments
     os.setsid()
-    codepath.install_from(os.environ)  # a forked rank has it from the server
+    importer.install_from(os.environ)  # a forked rank has it from the server
     try:
         return run(Path(order_file), parent=int(parent))
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import MissingDependencyError
+from ...errors import MissingDependencyError
 
 LOOPBACK = "127.0.0.1"
 

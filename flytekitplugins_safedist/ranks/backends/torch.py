@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import envvars
-from ..errors import MissingDependencyError
+from ... import envvars
+from ...errors import MissingDependencyError
 from .base import Group, require
 
 FLOOR = (2, 5)

@@ -25,9 +25,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config.caches import CACHES
-from .envvars import TMPDIR
-from .errors import ScratchError
+from ..config.caches import CACHES
+from ..envvars import TMPDIR
+from ..errors import ScratchError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})

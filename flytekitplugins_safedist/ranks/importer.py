@@ -21,7 +21,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-from . import envvars
+from .. import envvars
 
 
 def install(tree: str | os.PathLike[str], dest: str | os.PathLike[str]) -> None:

@@ -12,9 +12,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
-from . import backends, envvars, preload
-from .config.options import BACKENDS
-from .launcher import RankServer
+from .. import envvars
+from ..config.options import BACKENDS
+from . import backends, preload
+from .forkserver_client import RankServer
 
 _server: RankServer | None = None
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import envvars
-from .compat import flytekit as flytekit_inside
-from .errors import IncompatibleVersionError
+from .. import envvars
+from ..compat import flytekit as flytekit_inside
+from ..errors import IncompatibleVersionError
 
 SAFE_IMPORT_ENVIRONMENT = {
     # OpenBLAS starts its threads when it is loaded, unless it has just one. Ranks get their own number back.

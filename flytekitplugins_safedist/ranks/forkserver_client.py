@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import envvars, memory, rankserver
-from .errors import LaunchError
+from .. import envvars
+from ..errors import LaunchError
+from . import forkserver, memory
 from .outcome import signal_reason
 from .preload import SAFE_IMPORT_ENVIRONMENT
 
@@ -71,7 +72,7 @@ class RankServer:
         ours, theirs = socket.socketpair()
         with theirs:
             child = subprocess.Popen(
-                [sys.executable, "-m", "flytekitplugins_safedist.rankserver", str(theirs.fileno())],
+                [sys.executable, "-m", "flytekitplugins_safedist.ranks.forkserver", str(theirs.fileno())],
                 env={**environment, **SAFE_IMPORT_ENVIRONMENT},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -86,7 +87,7 @@ class RankServer:
         """Fork a rank server from this very process: what it has imported need not be imported again.
 
         Only for a process that has never had a second thread, nor a gRPC channel, nor CUDA: the entrypoint, at its
-        start. Callers check with :func:`~flytekitplugins_safedist.preload.unsafe_to_fork` first.
+        start. Callers check with :func:`~flytekitplugins_safedist.ranks.preload.unsafe_to_fork` first.
         """
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -95,7 +96,7 @@ class RankServer:
             try:
                 ours.close()
                 os.setsid()
-                rankserver.serve(theirs)
+                forkserver.serve(theirs)
                 code = 0
             finally:
                 os._exit(code)
