@@ -17,13 +17,14 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from . import job, lastwords, overrides
+from . import lastwords, overrides
 from .compat import flytekit as flytekit_inside
 from .config.options import SafeDistributed, SafeHorovod, SafeTorch
 from .errors import ConfigError, RankFailedError, SafedistError
+from .job import run
+from .job.verdict import Kind, is_infrastructure
 from .ranks import prefork
 from .serialization import SerializesToKubeflow, plan_task
-from .verdict import Kind, is_infrastructure
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -117,18 +118,18 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             return result.outputs
         return self._to_native(ctx, result.outputs)
 
-    def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> job.Done:
+    def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> run.Done:
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
-            result = job.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
+            result = run.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
         except SafedistError as error:
             lastwords.keep(error)
             if remote and is_infrastructure(error):
                 raise _leave_for_retry(error) from error
             raise
-        if isinstance(result, job.Done):
+        if isinstance(result, run.Done):
             return result
-        if isinstance(result, job.Elsewhere):
+        if isinstance(result, run.Elsewhere):
             if remote:
                 # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
                 # nothing uploaded, and in silence.
@@ -152,7 +153,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             return next(iter(values.values()))
         return tuple(values[name] for name in types)
 
-    def _take_decks(self, ctx: FlyteContext, result: job.Done) -> None:
+    def _take_decks(self, ctx: FlyteContext, result: run.Done) -> None:
         if self.disable_deck:
             return
         for deck in result.decks:
@@ -164,7 +165,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
 
 def _leave_for_retry(error: SafedistError) -> SystemExit:
     """Non-zero exit and no upload: the one way to tell Flyte that this was the platform's doing, to be retried."""
-    job.say(f"infrastructure failure; nothing is uploaded, so that Flyte retries: {error}")
+    run.say(f"infrastructure failure; nothing is uploaded, so that Flyte retries: {error}")
     return SystemExit(_EXIT_INFRASTRUCTURE)
 
 

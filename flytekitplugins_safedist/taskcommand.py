@@ -23,7 +23,7 @@ IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map
 
 def execute_and_leave(command: list[str]) -> int:
     """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come."""
-    from . import leaving
+    from .job import exit_order
 
     uploaded = False
     try:
@@ -33,7 +33,7 @@ def execute_and_leave(command: list[str]) -> int:
             stopping.decided(code)
         return code
     finally:
-        leaving.leave(uploaded=uploaded)
+        exit_order.leave(uploaded=uploaded)
 
 
 def execute(command: list[str]) -> int:
@@ -104,7 +104,7 @@ def _loaded(load_task: Callable[[], Any]) -> Any:
     try:
         return load_task()
     except Exception as error:
-        from . import arrival
+        from .job import arrival
 
         arrival.of_unloadable(error, os.environ)
         raise

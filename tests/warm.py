@@ -39,8 +39,8 @@ LIBRARIES = (
     "flytekit",
     "flytekit.bin.entrypoint",
     "flytekitplugins_safedist.task",
-    "flytekitplugins_safedist.agent",
-    "flytekitplugins_safedist.meeting",
+    "flytekitplugins_safedist.job.node_agent",
+    "flytekitplugins_safedist.job.open_rendezvous",
 )
 
 

@@ -39,7 +39,7 @@ def prepare(environment: Mapping[str, str]) -> None:
         *backends.create(backend).libraries,
         "flytekit",
         "flytekitplugins_safedist.task",
-        "flytekitplugins_safedist.agent",
+        "flytekitplugins_safedist.job.node_agent",
     ]
     with _variables({**defaults, **environment, **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist import comeback
+from flytekitplugins_safedist.job import comeback
 
 WAITS = """
 import sys, threading
 from pathlib import Path
-from flytekitplugins_safedist import comeback, stopping
+from flytekitplugins_safedist.job import comeback; from flytekitplugins_safedist import stopping
 comeback.LOOK_SECONDS = 0.01
 if sys.argv[2] == "container":
     stopping.listen()

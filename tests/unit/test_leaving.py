@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from flytekitplugins_safedist import leaving
 from flytekitplugins_safedist.errors import GroupClosedError, NodeLostError
+from flytekitplugins_safedist.job import exit_order
 
 
 class Gone:
@@ -29,14 +29,14 @@ class Gone:
 
 def test_an_upload_that_storage_shows_is_enough() -> None:
     handler = Gone()
-    leaving.follow(handler, timeout=1, exists=lambda: True)
+    exit_order.follow(handler, timeout=1, exists=lambda: True)
     assert handler.left
 
 
 def test_without_an_upload_the_attempt_is_lost() -> None:
     handler = Gone()
     with pytest.raises(NodeLostError, match="no upload by node 0 can be seen"):
-        leaving.follow(handler, timeout=1, exists=lambda: False)
+        exit_order.follow(handler, timeout=1, exists=lambda: False)
     assert handler.left
 
 
@@ -45,7 +45,7 @@ def test_a_storage_that_cannot_be_asked_hides_nothing_of_what_happened() -> None
         raise OSError("no route to host")
 
     with pytest.raises(NodeLostError, match="no upload by node 0 can be seen") as caught:
-        leaving.follow(Gone(), timeout=1, exists=unreachable)
+        exit_order.follow(Gone(), timeout=1, exists=unreachable)
     text = str(pickle.loads(pickle.dumps(caught.value)))
     assert "node 0 closed the group" in text
     assert "storage cannot be asked: OSError: no route to host" in text

@@ -18,7 +18,8 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from flytekitplugins_safedist import errors
-from flytekitplugins_safedist.jobwide import JobWide
+from flytekitplugins_safedist.job.coordinator import JobWide
+from flytekitplugins_safedist.job.policy import Action
 from flytekitplugins_safedist.rendezvous import BACKEND, client, departures, register, torchrun_handler
 from flytekitplugins_safedist.rendezvous.client import ReservedPort, takes_listening_socket
 from flytekitplugins_safedist.rendezvous.connections import allow_open_files
@@ -26,7 +27,6 @@ from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
-from flytekitplugins_safedist.restart import Action
 from tests.outcomes import failed, raised
 
 ALONE = GroupSettings(

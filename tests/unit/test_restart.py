@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flytekitplugins_safedist.job.policy import Action, Decision, decide, would_repeat
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
-from flytekitplugins_safedist.restart import Action, Decision, decide, would_repeat
 from tests.outcomes import OUTCOMES, RAISED, failed, outcome, raised
 
 REPEATING = failed(of=raised("ModuleNotFoundError", "No module named 'x'", repeats=True))

@@ -25,10 +25,10 @@ from flytekitplugins_safedist.errors import (
     StoreLostError,
     TopologyError,
 )
+from flytekitplugins_safedist.job.policy import Action, Decision
+from flytekitplugins_safedist.job.verdict import Kind, Verdict, is_infrastructure, judge
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.scratch import Usage
-from flytekitplugins_safedist.restart import Action, Decision
-from flytekitplugins_safedist.verdict import Kind, Verdict, is_infrastructure, judge
 from tests.outcomes import failed, outcome, raised
 
 OVER = Decision(Action.GIVE_UP, "max_restarts=0")

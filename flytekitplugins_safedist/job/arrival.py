@@ -18,16 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from . import envvars, lastwords, leaving, topology
-from .config.options import Timeouts
-from .config.registered import Registered
-from .errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
-from .flyte import task_context
-from .jobwide import Ended
-from .ranks import worker
-from .ranks.outcome import NO_RANK, Fault, RankOutcome, Status
-from .restart import Action, Decision
-from .topology import Topology
+from .. import envvars, lastwords, topology
+from ..config.options import Timeouts
+from ..config.registered import Registered
+from ..errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
+from ..flyte import task_context
+from ..ranks import worker
+from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
+from ..topology import Topology
+from . import exit_order
+from .coordinator import Ended
+from .policy import Action, Decision
 from .verdict import is_infrastructure
 
 P = ParamSpec("P")
@@ -94,7 +95,7 @@ def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapsho
         MissingDependencyError: torch, by which nodes meet, cannot be imported here.
     """
     try:
-        from .meeting import handler_for
+        from .open_rendezvous import handler_for
     except ImportError as missing:
         raise MissingDependencyError(
             "the other nodes cannot be met without torch", seen=str(missing), hint="repair this node's image"
@@ -109,10 +110,10 @@ def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapsho
     shown = f"{type(error).__name__}: {error}"
     if uploads:
         _say(f"this node cannot begin, which ends the job: {shown}")
-        leaving.stay(handler)
+        exit_order.stay(handler)
         return True
     _say(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
-    leaving.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
+    exit_order.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
     return False
 
 
@@ -208,7 +209,7 @@ def _shown(error: Exception) -> str:
 
 
 def _first_of_users(trace: TracebackType | None) -> TracebackType | None:
-    here, first = str(Path(__file__).parent), trace
+    here, first = str(Path(__file__).parents[1]), trace
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not (name.startswith((here, "<frozen ")) or "/flytekit/" in name or "/importlib/" in name):

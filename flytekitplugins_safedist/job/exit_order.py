@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .errors import NodeLostError, RendezvousError
-from .flyte.storage_errors import one_line
+from ..errors import NodeLostError, RendezvousError
+from ..flyte.storage_errors import one_line
 
 if TYPE_CHECKING:
-    from .rendezvous.membership import Meeting
+    from ..rendezvous.membership import Meeting
 
 _open: Meeting | None = None
 

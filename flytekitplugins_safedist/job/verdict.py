@@ -10,17 +10,10 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
-from .errors import (
-    JobInterruptedError,
-    LaunchError,
-    RankFailedError,
-    RankKilledError,
-    RendezvousError,
-    SafedistError,
-)
-from .ranks.outcome import Fault, RankOutcome, Status, describe, error_code
-from .ranks.scratch import FULL_ERRNOS, human
-from .restart import Decision
+from ..errors import JobInterruptedError, LaunchError, RankFailedError, RankKilledError, RendezvousError, SafedistError
+from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code
+from ..ranks.scratch import FULL_ERRNOS, human
+from .policy import Decision
 
 
 class Kind(str, Enum):

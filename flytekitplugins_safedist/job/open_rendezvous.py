@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from . import rendezvous
-from .agent import STORE_PORT
-from .errors import TopologyError
-from .ranks.backends import RankBackend
-from .rendezvous.client import Server
+from .. import rendezvous
+from ..errors import TopologyError
+from ..ranks.backends import RankBackend
+from ..rendezvous.client import Server
+from .node_agent import STORE_PORT
 
 if TYPE_CHECKING:
-    from .agent import NodePlan
-    from .config.options import Timeouts
-    from .rendezvous.membership import Meeting
-    from .topology import Topology
+    from ..config.options import Timeouts
+    from ..rendezvous.membership import Meeting
+    from ..topology import Topology
+    from .node_agent import NodePlan
 
 _BEATS = 6
 """Signs of life within the time after which their absence counts."""
@@ -79,8 +79,8 @@ def _fixed(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
 
 
 def _range(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
-    from .rendezvous.elastic import ElasticHandler
-    from .rendezvous.settings import RangeSettings
+    from ..rendezvous.elastic import ElasticHandler
+    from ..rendezvous.settings import RangeSettings
 
     if place.endpoint is None:
         raise TopologyError("nothing says where the nodes of this job meet", where={"source": place.source})

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from .errors import NodeLostError, RendezvousError
-from .ranks.outcome import RankOutcome, encodable, is_consequence
-from .rendezvous.jobstore import TEXT_LIMIT, Failure
-from .rendezvous.membership import Meeting
-from .rendezvous.pulse import Pulse
-from .restart import Action, Decision, decide, would_repeat
+from ..errors import NodeLostError, RendezvousError
+from ..ranks.outcome import RankOutcome, encodable, is_consequence
+from ..rendezvous.jobstore import TEXT_LIMIT, Failure
+from ..rendezvous.membership import Meeting
+from ..rendezvous.pulse import Pulse
+from .policy import Action, Decision, decide, would_repeat
 
 REPORT_SECONDS = 15.0
 """How long, at most, the nodes of a failed round wait for each other's word beyond the time that ending ranks may take;

@@ -28,21 +28,21 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from . import envvars, stopping
-from .compat import torch as torch_inside
-from .config.options import Resolved
-from .errors import GroupClosedError, JobInterruptedError, SafedistError
-from .jobwide import JobWide
-from .ranks import scratch
-from .ranks.backends import Group, RankBackend
-from .ranks.context import RankContext
-from .ranks.forkserver_client import RankServer
-from .ranks.outcome import RankOutcome, root_cause
-from .ranks.rank_set import Ranks, plan_orders
-from .ranks.scratch import JobScratch
-from .rendezvous.membership import Meeting
-from .restart import Action
-from .topology import Topology
+from .. import envvars, stopping
+from ..compat import torch as torch_inside
+from ..config.options import Resolved
+from ..errors import GroupClosedError, JobInterruptedError, SafedistError
+from ..ranks import scratch
+from ..ranks.backends import Group, RankBackend
+from ..ranks.context import RankContext
+from ..ranks.forkserver_client import RankServer
+from ..ranks.outcome import RankOutcome, root_cause
+from ..ranks.rank_set import Ranks, plan_orders
+from ..ranks.scratch import JobScratch
+from ..rendezvous.membership import Meeting
+from ..topology import Topology
+from .coordinator import JobWide
+from .policy import Action
 from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1

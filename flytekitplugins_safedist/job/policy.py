@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .ranks.outcome import RankOutcome
+from ..ranks.outcome import RankOutcome
 
 
 class Action(str, Enum):

@@ -12,24 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import arrival, comeback, envvars, lastwords, leaving, topology
-from .config.options import Resolved
-from .errors import SafedistError, ScratchError
-from .flyte import task_context, uploads
-from .flyte.output_limits import OutputLimits, limits_from
-from .ranks import backends, memory, payload, scratch
-from .ranks.forkserver_client import RankServer
-from .ranks.payload import JobOrder
-from .ranks.scratch import JobScratch
+from .. import envvars, lastwords, topology
+from ..config.options import Resolved
+from ..errors import SafedistError, ScratchError
+from ..flyte import task_context, uploads
+from ..flyte.output_limits import OutputLimits, limits_from
+from ..ranks import backends, memory, payload, scratch
+from ..ranks.forkserver_client import RankServer
+from ..ranks.payload import JobOrder
+from ..ranks.scratch import JobScratch
+from . import arrival, comeback, exit_order
 from .verdict import Kind, Verdict
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
 
-    from .agent import NodeAgent, NodePlan, Report
-    from .config.cluster import ScratchVolume
-    from .rendezvous.membership import Meeting
+    from ..config.cluster import ScratchVolume
+    from ..rendezvous.membership import Meeting
+    from .node_agent import NodeAgent, NodePlan, Report
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def run(
         return Elsewhere()
     with voice:
         backend.check()
-    from .agent import NodePlan  # torch elastic: only now is it known to be there
+    from .node_agent import NodePlan  # torch elastic: only now is it known to be there
 
     settings = replace(settings, nproc_per_node=place.nproc_per_node)
     for note in place.notes:
@@ -155,8 +156,8 @@ def _attend(
     preparing: float,
 ) -> _Attended:
     """Meet the other nodes, drive this one's ranks, and leave in order."""
-    from .agent import NodeAgent, to_stdout
-    from .meeting import open_handler
+    from .node_agent import NodeAgent, to_stdout
+    from .open_rendezvous import open_handler
 
     opened = open_handler(plan, backend)
     try:
@@ -199,10 +200,10 @@ def _in_order(
     if plan.topology.max_nodes == 1 or nothing_to_upload:
         return handler
     if uploads:
-        leaving.stay(handler)
+        exit_order.stay(handler)
     else:
         say("done here; waiting until node 0 has uploaded")
-        leaving.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
+        exit_order.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
     return None
 
 

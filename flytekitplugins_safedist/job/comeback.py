@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from . import stopping
-from .flyte.storage_errors import one_line
+from .. import stopping
+from ..flyte.storage_errors import one_line
 
 LOOK_SECONDS = 10.0
 """Between two looks while this node waits for the others."""
