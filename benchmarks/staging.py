@@ -93,17 +93,17 @@ def work_flytekit(order: dict[str, str]) -> None:
 
 def work_ours(order: dict[str, str]) -> None:
     """The whole of it: fetch, verify, unpack, publish, merge."""
-    from flytekitplugins_safedist.staging import Options, stage
+    from flytekitplugins_safedist.container.staging import Options, stage
 
     stage(order["uri"], Path(order["dest"]), Options(store=Path(order["store"])))
 
 
 def work_unpack(order: dict[str, str]) -> None:
     """Unpacking alone: no digest, manifest, rename, or destination."""
-    from flytekitplugins_safedist.archive import Inflate, Limits, unpack_tar
-    from flytekitplugins_safedist.staging.ahead import Ahead
-    from flytekitplugins_safedist.staging.source import Retry, open_source
-    from flytekitplugins_safedist.staging.watch import Watch
+    from flytekitplugins_safedist.container.archive import Inflate, Limits, unpack_tar
+    from flytekitplugins_safedist.container.staging.ahead import Ahead
+    from flytekitplugins_safedist.container.staging.source import Retry, open_source
+    from flytekitplugins_safedist.container.staging.watch import Watch
 
     source = open_source(order["uri"], Retry(), Watch(600.0, print))
     source.identity()
@@ -113,8 +113,8 @@ def work_unpack(order: dict[str, str]) -> None:
 
 def work_download(order: dict[str, str]) -> None:
     """The bare download, by the same client, to nowhere."""
-    from flytekitplugins_safedist.staging.source import Retry, open_source
-    from flytekitplugins_safedist.staging.watch import Watch
+    from flytekitplugins_safedist.container.staging.source import Retry, open_source
+    from flytekitplugins_safedist.container.staging.watch import Watch
 
     source = open_source(order["uri"], Retry(), Watch(600.0, print))
     source.identity()
@@ -134,7 +134,7 @@ WORK: dict[str, Callable[[dict[str, str]], None]] = {
 def worker(order: dict[str, str]) -> None:
     """Import what the work needs, say so, wait, work, report."""
     if order["work"] in ("safedist", "unpack alone", "download"):
-        import flytekitplugins_safedist.staging.stage  # noqa: F401
+        import flytekitplugins_safedist.container.staging.stage  # noqa: F401
     if order["work"] == "flytekit" or "://" in order["uri"]:
         import flytekit.tools.fast_registration  # noqa: F401
         import s3fs  # noqa: F401
@@ -326,7 +326,7 @@ def report_start(runs: int) -> None:
     """What is not counted above."""
     for title, code in (
         ("interpreter", "pass"),
-        ("interpreter and staging", "import flytekitplugins_safedist.staging.stage"),
+        ("interpreter and staging", "import flytekitplugins_safedist.container.staging.stage"),
         ("interpreter and flytekit", "import flytekit"),
     ):
         seconds = []

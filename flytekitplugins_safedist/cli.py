@@ -35,28 +35,28 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
     import signal
     import socket
 
-    from . import mpiagents, mpilaunch, mpipod, mpiworker
+    from .container.mpi import launching, supervisor, worker_agent, worker_pod
 
-    options = mpilaunch.parse(sys.argv[1:] if argv is None else argv)
+    options = launching.parse(sys.argv[1:] if argv is None else argv)
     if options.wait:
-        return mpipod.wait()
+        return worker_pod.wait()
     if options.worker is not None:
-        return mpiworker.work(options.worker, options.agent, start=not options.attach)
-    hostfile = options.hostfile or Path(os.environ.get(mpilaunch.HOSTFILE_VARIABLE, mpilaunch.DEFAULT_HOSTFILE))
+        return worker_agent.work(options.worker, options.agent, start=not options.attach)
+    hostfile = options.hostfile or Path(os.environ.get(launching.HOSTFILE_VARIABLE, launching.DEFAULT_HOSTFILE))
 
     def say(text: str) -> None:
         print(f"[safedist launcher] {text}", file=sys.stderr, flush=True)
 
     try:
-        launch = mpilaunch.plan(
+        launch = launching.plan(
             options.agent,
             nodes=options.nodes,
-            hostfile=mpilaunch.read_hostfile(hostfile),
+            hostfile=launching.read_hostfile(hostfile),
             me=socket.gethostname(),
             environment=dict(os.environ),
             cwd=str(Path.cwd()),
         )
-        return mpiagents.run(launch, say=say, signals=(signal.SIGTERM, signal.SIGINT))
+        return supervisor.run(launch, say=say, signals=(signal.SIGTERM, signal.SIGINT))
     except (SafedistError, OSError) as error:
         say(str(error))
         return 1

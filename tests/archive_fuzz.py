@@ -27,10 +27,10 @@ from backports import zstd
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.archive import Limits, unpack
+from flytekitplugins_safedist.container.archive import Limits, unpack
+from flytekitplugins_safedist.container.staging import Options, stage
 from flytekitplugins_safedist.errors import ArchiveError
 from flytekitplugins_safedist.ranks.scratch import remove
-from flytekitplugins_safedist.staging import Options, stage
 from tests.archives_made import EDIT, ITEM, SEEDS, mutated, ordinary
 from tests.tarballs import snapshot, tar
 

@@ -51,11 +51,12 @@ class Walker:
 
 def main(arguments: list[str]) -> None:
     walker = Walker(int(arguments[0]))
-    from flytekitplugins_safedist import start, stopping
+    from flytekitplugins_safedist import stopping
+    from flytekitplugins_safedist.container import start
 
     stopping.listen()  # as start.main does, before anything else
     sys.addaudithook(walker.look)
-    from flytekitplugins_safedist import entrypoint
+    from flytekitplugins_safedist.container import entrypoint
 
     stage = entrypoint.stage_code
 

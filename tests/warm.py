@@ -176,7 +176,7 @@ def _call(case: dict[str, Any]) -> int:
 
 def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> int:
     """``pyflyte-execute`` in this process, and leaving afterwards: the last step of ``safedist-execute``."""
-    from flytekitplugins_safedist.taskcommand import execute_and_leave
+    from flytekitplugins_safedist.container.task_command import execute_and_leave
 
     inputs = files / "inputs.pb"
     inputs.write_bytes(b"")  # an empty LiteralMap

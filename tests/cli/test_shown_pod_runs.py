@@ -47,7 +47,9 @@ def test_the_command_of_the_shown_pod_uploads_the_output(
 
     (pod,) = pods(job_manifest(template, Execution(files=files)))
     container = pod["spec"]["containers"][0]
-    program = "from flytekitplugins_safedist.entrypoint import main; main()"  # the console script, by its module
+    program = (
+        "from flytekitplugins_safedist.container.entrypoint import main; main()"  # the console script, by its module
+    )
     variables = {one["name"]: one["value"] for one in container["env"]}
     done = subprocess.run(
         [sys.executable, "-c", program, *container["args"][1:]],

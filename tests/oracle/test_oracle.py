@@ -19,7 +19,7 @@ from oracle_cases import HERE, NAMES, case, cluster_of, execution_of, recorded_t
 from oracle_comparison import Allowed, Difference, differences
 from oracle_registration import registered
 
-from flytekitplugins_safedist.entrypoint import parse
+from flytekitplugins_safedist.container.entrypoint import parse
 from flytekitplugins_safedist.errors import ConfigError, RenderError
 from flytekitplugins_safedist.render import Execution, created, job_manifest
 from flytekitplugins_safedist.render.rules import refusals

@@ -20,7 +20,7 @@ from tests.tarballs import project
 from tests.unit.test_staging_s3 import BUCKET, S3
 
 JOBS = Path(__file__).parents[1] / "jobs"
-COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.entrypoint import main; main()"]
+COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.container.entrypoint import main; main()"]
 
 
 @pytest.fixture(scope="module")

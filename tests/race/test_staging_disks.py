@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.staging import places
+from flytekitplugins_safedist.container.staging import places
 from tests import fusefs
 from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
 from tests.tarballs import directory, member, snapshot, targz

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.staging import POINTS
+from flytekitplugins_safedist.container.staging import POINTS
 from tests.staging_actors import (  # noqa: F401  (fixtures)
     MODULES,
     actors_fixture,

@@ -71,7 +71,7 @@ class Pod:
         (root / "inputs.pb").write_bytes(literals_pb2.LiteralMap().SerializeToString())
 
     def start(self, task: str, *how: str, **more: str) -> subprocess.Popen[str]:
-        program = how or ("-c", "from flytekitplugins_safedist.start import main; main()")
+        program = how or ("-c", "from flytekitplugins_safedist.container.start import main; main()")
         root = self.root
         arguments = [
             *("--additional-distribution", str(root / "fast.tar.gz"), "--dest-dir", ".", "--", "pyflyte-execute"),

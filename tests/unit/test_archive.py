@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from flytekitplugins_safedist.archive import INFLATER, Inflate, Limits, unpack
-from flytekitplugins_safedist.archive.tar import _sum
+from flytekitplugins_safedist.container.archive import INFLATER, Inflate, Limits, unpack
+from flytekitplugins_safedist.container.archive.tar import _sum
 from flytekitplugins_safedist.errors import ArchiveError
 from tests.tarballs import directory, hardlink, member, project, snapshot, symlink, tar, targz
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.archive import Limits, unpack
+from flytekitplugins_safedist.container.archive import Limits, unpack
 from flytekitplugins_safedist.errors import ArchiveError
 from tests.archives_made import EDIT, FORMATS, ITEM, PATH, SEEDS, mutated, ordinary
 from tests.tarballs import directory, member, snapshot, symlink, targz

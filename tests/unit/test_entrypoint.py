@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2, literals_pb2
 
-from flytekitplugins_safedist import entrypoint
+from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.errors import ConfigError, StagingError
 from tests.objectstore import ObjectStore
 from tests.procs import ignored_signals
@@ -117,7 +117,7 @@ class Pod:
             "SAFEDIST_CODE_STORE": str(self.root / "store"),
             **self.environment,
         }
-        program = "import sys; from flytekitplugins_safedist.entrypoint import main; main()"
+        program = "import sys; from flytekitplugins_safedist.container.entrypoint import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             cwd=self.cwd,
@@ -360,7 +360,7 @@ def test_an_empty_command_is_a_usage_error(arguments, capsys):
 
 
 def test_a_working_directory_that_was_removed_is_named(pod):
-    program = "import os; os.rmdir(os.getcwd()); from flytekitplugins_safedist.entrypoint import main; main()"
+    program = "import os; os.rmdir(os.getcwd()); from flytekitplugins_safedist.container.entrypoint import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "--", "pyflyte-execute"],
         cwd=pod.cwd,
@@ -407,7 +407,7 @@ def test_every_wrong_limit_is_reported_at_once():
 def test_nothing_heavy_and_no_thread_before_the_rank_server_can_be_forked():
     program = """
 import sys, threading
-from flytekitplugins_safedist import entrypoint
+from flytekitplugins_safedist.container import entrypoint
 def prepare(environment):
     heavy = {"flytekit", "fsspec", "s3fs", "torch", "horovod", "grpc", "botocore"} & set(sys.modules)
     print(sorted(heavy), threading.active_count())

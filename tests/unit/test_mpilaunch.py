@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flytekitplugins_safedist import mpiagents, mpilaunch, mpiworker
+from flytekitplugins_safedist.container.mpi import launching, supervisor, worker_agent
 from flytekitplugins_safedist.errors import MpiLaunchError
 
 PACKAGE = Path(__file__).parents[2]
@@ -90,9 +90,9 @@ class Cluster:
         out, err = launcher.communicate(timeout=120)
         return launcher.returncode, out, err
 
-    def launch(self, agent: str) -> mpilaunch.Launch:
+    def launch(self, agent: str) -> launching.Launch:
         """For a launcher in this very process."""
-        return mpilaunch.plan(
+        return launching.plan(
             [sys.executable, "-c", agent],
             nodes=len(self.hosts),
             hostfile=self.hostfile.read_text(),
@@ -199,14 +199,12 @@ def test_sigterm_reaches_the_agents(tmp_path: Path) -> None:
     assert "received SIGTERM: passing it to 2 agents" in err
 
 
-FIRST_PROCESS = (
-    "import sys; from flytekitplugins_safedist.mpipod import wait; print('waits', flush=True); sys.exit(wait({!r}))"
-)
+FIRST_PROCESS = "import sys; from flytekitplugins_safedist.container.mpi.worker_pod import wait; print('waits', flush=True); sys.exit(wait({!r}))"
 
 
 def first_process(cluster: Cluster) -> subprocess.Popen[str]:
     """What every worker pod starts with. In a pod it sees the pod's processes; here, those of this test's workers."""
-    program = FIRST_PROCESS.format(f"{mpilaunch.RECORD}{cluster.name}")
+    program = FIRST_PROCESS.format(f"{launching.RECORD}{cluster.name}")
     started = subprocess.Popen(
         [sys.executable, "-c", program], env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -349,7 +347,7 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
     script = tmp_path / "kubexec.sh"
     script.write_text("#!/bin/sh\necho 'pods \"j-worker-0\" is forbidden' >&2\nexit 1\n")
     script.chmod(0o755)
-    launch = mpilaunch.Launch(
+    launch = launching.Launch(
         hosts=("j-worker-0",),
         reach=(str(script),),
         argv=("true",),
@@ -361,7 +359,7 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
     )
 
     with pytest.raises(MpiLaunchError, match="a worker cannot be reached") as caught:
-        mpiagents.run(launch, say=lambda _: None)
+        supervisor.run(launch, say=lambda _: None)
 
     assert caught.value.where["host"] == "j-worker-0"
     assert 'pods "j-worker-0" is forbidden' in str(caught.value)
@@ -371,7 +369,7 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
 def test_an_agent_of_another_node_that_is_lost_is_started_again(
     tmp_path: Path, word: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiagents, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
     cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
     # Node 1's first agent is killed; its second one lets node 0 end.
     agent = (
@@ -384,7 +382,7 @@ def test_an_agent_of_another_node_that_is_lost_is_started_again(
     )
     said: list[str] = []
 
-    assert mpiagents.run(cluster.launch(agent), say=said.append) == 0
+    assert supervisor.run(cluster.launch(agent), say=said.append) == 0
 
     assert (cluster.out / "starts").read_text() == "xx"
     assert "node 1's agent ended with status 137; it is started again in 0 s" in said
@@ -393,7 +391,7 @@ def test_an_agent_of_another_node_that_is_lost_is_started_again(
 def test_a_failure_that_repeats_on_another_node_ends_within_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpiagents, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
     cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
     word, starts = tmp_path / "word", cluster.out / "starts"
     os.mkfifo(word)
@@ -408,8 +406,8 @@ def test_a_failure_that_repeats_on_another_node_ends_within_a_budget(
         if "are used up" in text:
             word.write_text("")  # node 0's own deadline, in the test's hands
 
-    assert mpiagents.run(cluster.launch(agent), say=say) == 1
-    assert len(starts.read_text()) == 1 + mpiagents.MAX_RESTARTS
+    assert supervisor.run(cluster.launch(agent), say=say) == 1
+    assert len(starts.read_text()) == 1 + supervisor.MAX_RESTARTS
 
 
 def test_node_0_is_never_started_twice(tmp_path: Path) -> None:
@@ -441,10 +439,10 @@ def test_a_signal_before_the_workers_answer_ends_the_launcher(tmp_path: Path) ->
 
 def test_output_that_nobody_reads_is_dropped_and_what_is_read_again_is_shown() -> None:
     reader, writer = os.pipe()
-    sink = mpiworker.Sink(writer, patience=0.0)
+    sink = worker_agent.Sink(writer, patience=0.0)
     block = b"x" * 4095 + b"\n"
     held = 0
-    while len(mpiworker.select.select([], [writer], [], 0)[1]):
+    while len(worker_agent.select.select([], [writer], [], 0)[1]):
         sink.write(block)
         held += 1
     sink.write(b"lost\n")

@@ -13,7 +13,7 @@ from tests.procs import ignored_signals
 
 INIT = """
 import sys
-from flytekitplugins_safedist.ranks import process_tree as descendants; from flytekitplugins_safedist import othercommand
+from flytekitplugins_safedist.ranks import process_tree as descendants; from flytekitplugins_safedist.container import other_command as othercommand
 descendants.adopt_orphans()  # as the kernel does it for a container's first process
 sys.exit(othercommand.run_as_init(sys.argv[1:]))
 """
@@ -37,7 +37,7 @@ def start(program: str, *command: str) -> subprocess.Popen[str]:
 def test_no_signal_is_ignored_in_the_command(way):
     program = f"""
 import sys
-from flytekitplugins_safedist import othercommand, stopping
+from flytekitplugins_safedist.container import other_command as othercommand; from flytekitplugins_safedist import stopping
 stopping.listen()
 sys.exit({way}(sys.argv[1:]))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.readonly import destination, temporary_directory
+from flytekitplugins_safedist.container.readonly import destination, temporary_directory
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from flytekitplugins_safedist.container.staging import POINTS, CodeNotFoundError, Options, Progress, Retry, Store, stage
+from flytekitplugins_safedist.container.staging.ahead import Ahead
+from flytekitplugins_safedist.container.staging.locks import WorkDir, one_at_a_time
+from flytekitplugins_safedist.container.staging.source import public
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
-from flytekitplugins_safedist.staging import POINTS, CodeNotFoundError, Options, Progress, Retry, Store, stage
-from flytekitplugins_safedist.staging.ahead import Ahead
-from flytekitplugins_safedist.staging.locks import WorkDir, one_at_a_time
-from flytekitplugins_safedist.staging.source import public
 from tests.tarballs import directory, member, project, snapshot, symlink, targz
 
 FILES = {"main.py": "import pkg", "pkg/__init__.py": "", "pkg/deep/data.bin": b"\0\1" * 700}
@@ -119,7 +119,7 @@ def test_a_damaged_tree_is_not_believed_and_not_repaired_in_place(node):
 
 def test_a_tree_from_before_a_crash_of_the_machine_is_not_believed(node, monkeypatch):
     node.stage()
-    monkeypatch.setattr("flytekitplugins_safedist.staging.store.boot_id", lambda: "another boot")
+    monkeypatch.setattr("flytekitplugins_safedist.container.staging.store.boot_id", lambda: "another boot")
     assert node.stage().fetched
 
 
@@ -364,7 +364,7 @@ def test_where_locks_are_always_granted_nothing_is_swept(tmp_path, monkeypatch):
 
 
 def test_work_of_another_kernel_is_not_swept(tmp_path, monkeypatch):
-    module = "flytekitplugins_safedist.staging.locks.boot_id"
+    module = "flytekitplugins_safedist.container.staging.locks.boot_id"
     monkeypatch.setattr(module, lambda: "another node")
     other = WorkDir(tmp_path)
     os.close(other._fd)

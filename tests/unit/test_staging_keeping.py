@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.staging import Keep, Options, Retry, Store, keeping, stage
+from flytekitplugins_safedist.container.staging import Keep, Options, Retry, Store, keeping, stage
 from tests.staging_actors import actors_fixture, archive, place_fixture  # noqa: F401  (fixtures)
 from tests.tarballs import project
 
@@ -129,7 +129,7 @@ def test_a_lease_is_handed_on_by_exec(node):
 
 def test_a_tree_that_goes_between_finding_and_holding_it_is_made_again(node, monkeypatch):
     node.made("fleeting")
-    module = importlib.import_module("flytekitplugins_safedist.staging.stage")
+    module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
     real, removed = module.lease, []
 
     def lease(place):

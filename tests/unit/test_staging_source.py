@@ -12,11 +12,11 @@ from flytekit.configuration import DataConfig, S3Config
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.data_persistence import FileAccessProvider
 
+from flytekitplugins_safedist.container.staging import CodeNotFoundError, Options, Retry, stage
+from flytekitplugins_safedist.container.staging.source import _RANGE
+from flytekitplugins_safedist.container.staging.watch import Watch
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
 from flytekitplugins_safedist.flyte.storage_errors import Verdict, judge
-from flytekitplugins_safedist.staging import CodeNotFoundError, Options, Retry, stage
-from flytekitplugins_safedist.staging.source import _RANGE
-from flytekitplugins_safedist.staging.watch import Watch
 from tests.objectstore import ObjectStore
 from tests.tarballs import project
 
@@ -202,8 +202,8 @@ def test_a_bad_member_is_reported_while_later_ranges_hang(ranged, tmp_path):
 
 
 def test_whoever_waits_is_told_what_for_again_and_again(monkeypatch):
-    monkeypatch.setattr("flytekitplugins_safedist.staging.watch._LOOK", 0.001)
-    monkeypatch.setattr("flytekitplugins_safedist.staging.watch._TELL", 0.0)
+    monkeypatch.setattr("flytekitplugins_safedist.container.staging.watch._LOOK", 0.001)
+    monkeypatch.setattr("flytekitplugins_safedist.container.staging.watch._TELL", 0.0)
     enough, said = threading.Event(), []
 
     def say(text):

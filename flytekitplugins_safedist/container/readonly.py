@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import envvars
+from .. import envvars
 
 
 def temporary_directory(environment: Mapping[str, str]) -> Path | None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from .mpilaunch import RECORD
+from .launching import RECORD
 
 _TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_SECONDS = 0.1

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ...errors import ArchiveError, StagingError
 from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, crc32, unpack_tar
-from ..errors import ArchiveError, StagingError
 from .ahead import Ahead
 from .failures import disk_failed
 from .keeping import Keep, Lease, is_local, lease
@@ -49,7 +49,7 @@ class Options:
         store: the node's store; default: one per user in the best directory of ``temporary``.
         temporary: directories for temporary files, the wished-for first (:func:`.places.choose`).
         keep: how much of earlier archives stays in the store.
-        limits: see :class:`~flytekitplugins_safedist.archive.Limits`.
+        limits: see :class:`~flytekitplugins_safedist.container.archive.Limits`.
         retry: for errors of the remote store that may pass.
         patience: seconds to wait for another process of the node before doing its work again.
         deadline: seconds for all waiting: for that other process, and for the store.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..errors import ArchiveError
+from ...errors import ArchiveError
 
 
 class Feed:

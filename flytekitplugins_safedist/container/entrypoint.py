@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import envvars, lastwords, readonly, stopping
-from .errors import ConfigError, Problem, SafedistError, StagingError
-from .flyte import storage_clients
-from .taskcommand import EXIT_INFRASTRUCTURE, execute_and_leave
+from .. import envvars, lastwords, stopping
+from ..errors import ConfigError, Problem, SafedistError, StagingError
+from ..flyte import storage_clients
+from . import readonly
+from .task_command import EXIT_INFRASTRUCTURE, execute_and_leave
 
 if TYPE_CHECKING:
     from .staging import Options, StagedCode
@@ -147,7 +148,7 @@ def with_place(invocation: Invocation) -> Invocation:
 
 def prepare_ranks(environment: Mapping[str, str]) -> None:
     """Import what every rank needs and fork the rank server, while this process has one thread and no clients."""
-    from .ranks import prefork
+    from ..ranks import prefork
 
     prefork.prepare(environment)
 
@@ -261,7 +262,7 @@ def stage_code(invocation: Invocation, options: Options) -> StagedCode:
 def make_importable(code: StagedCode) -> None:
     """As the stock command: the destination directory behind what PYTHONPATH names, for this process and those it
     starts; and modules of the archive from this process's own tree, whatever becomes of that directory."""
-    from .ranks import importer
+    from ..ranks import importer
 
     dest = str(code.dest)
     named = os.environ.get("PYTHONPATH", "")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from ..errors import StagingError
-from ..flyte.storage_errors import Verdict, judge, one_line
+from ...errors import StagingError
+from ...flyte.storage_errors import Verdict, judge, one_line
 from .clients import filesystem
 from .failures import fetch_failed
 from .watch import Abandoned, Call, Watch

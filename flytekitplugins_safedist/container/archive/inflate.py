@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from ..errors import ArchiveError
+from ...errors import ArchiveError
 from .limits import Limits
 
 _accelerated: Any = None

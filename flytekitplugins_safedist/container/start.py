@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from . import stopping
+from .. import stopping
 
 
 def main() -> NoReturn:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..errors import StagingError
+from ...errors import StagingError
 
 T = TypeVar("T")
 

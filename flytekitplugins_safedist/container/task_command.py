@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from . import othercommand, stopping
-from .compat import flytekit as flytekit_inside
-from .errors import RankFailedError, SafedistError
-from .flyte import uploads
+from .. import stopping
+from ..compat import flytekit as flytekit_inside
+from ..errors import RankFailedError, SafedistError
+from ..flyte import uploads
+from . import other_command
 
 EXIT_INFRASTRUCTURE = 1
 EXIT_USAGE = 2
@@ -23,7 +24,7 @@ IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map
 
 def execute_and_leave(command: list[str]) -> int:
     """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come."""
-    from .job import exit_order
+    from ..job import exit_order
 
     uploaded = False
     try:
@@ -104,7 +105,7 @@ def _loaded(load_task: Callable[[], Any]) -> Any:
     try:
         return load_task()
     except Exception as error:
-        from .job import arrival
+        from ..job import arrival
 
         arrival.of_unloadable(error, os.environ)
         raise
@@ -115,8 +116,8 @@ def _replace_process(command: list[str]) -> int:
     sys.stderr.flush()
     try:
         if os.getpid() == 1:
-            return othercommand.run_as_init(command)
-        othercommand.take_place(command)
+            return other_command.run_as_init(command)
+        other_command.take_place(command)
     except OSError as error:
         print(f"safedist-execute: cannot run {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE

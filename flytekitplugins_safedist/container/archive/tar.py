@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from zlib import adler32
 
-from ..errors import ArchiveError
+from ...errors import ArchiveError
 from .feed import Feed
 from .limits import EXTENDED_PER_MEMBER, MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_EXTENDED_TOTAL, MAX_PATH
 

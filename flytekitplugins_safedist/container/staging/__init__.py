@@ -6,7 +6,7 @@ save work. See docs/staging.md for what is promised on which file system.
 
 from __future__ import annotations
 
-from ..errors import CodeNotFoundError
+from ...errors import CodeNotFoundError
 from .keeping import Keep
 from .places import USUAL
 from .progress import Progress

@@ -20,8 +20,8 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
+from ...errors import StagingError
 from ..archive import DIRECTORY, IMPLIED, SYMLINK, Entry
-from ..errors import StagingError
 from .keeping import is_local
 from .locks import WorkDir
 from .store import Tree

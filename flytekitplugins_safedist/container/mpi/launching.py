@@ -6,7 +6,7 @@ services whose names could be guessed (training-operator v1.9.0, ``mpijob_contro
 used is what the operator gives every launcher: the list of workers in the hostfile, and the command that reaches them,
 ``$OMPI_MCA_plm_rsh_agent``: ``kubectl exec`` in a script, or ``ssh`` where that variable is not set.
 
-This module decides; :mod:`~flytekitplugins_safedist.mpiagents` carries it out.
+This module decides; :mod:`~flytekitplugins_safedist.container.mpi.supervisor` carries it out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import envvars
-from .errors import MpiLaunchError
-from .topology import DEFAULT_PORT
+from ... import envvars
+from ...errors import MpiLaunchError
+from ...topology import DEFAULT_PORT
 
 HOSTFILE_VARIABLE = "OMPI_MCA_orte_default_hostfile"
 REACH_VARIABLE = "OMPI_MCA_plm_rsh_agent"

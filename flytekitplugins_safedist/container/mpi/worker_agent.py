@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .ranks.process_tree import die_with_parent
+from ...ranks.process_tree import die_with_parent
 
 EXIT_UNKNOWN = 1
 _ENDED = "[safedist] agent ended with status "

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import CodeNotFoundError, SafedistError, StagingError
-from ..flyte.storage_errors import Verdict, judge, one_line
+from ...errors import CodeNotFoundError, SafedistError, StagingError
+from ...flyte.storage_errors import Verdict, judge, one_line
 
 
 def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistError:

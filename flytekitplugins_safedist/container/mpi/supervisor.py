@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from . import mpiworker
-from .errors import MpiLaunchError
-from .mpilaunch import Launch
+from ...errors import MpiLaunchError
+from . import worker_agent
+from .launching import Launch
 
 MAX_RESTARTS = 6
 """Agents of lost workers started again, in the whole job: as many as restarts of containers in a PyTorchJob."""
@@ -132,7 +132,7 @@ class _Job:
                 self._say(str(error))
                 break
             seen = self._connect(0, start=False)
-        return mpiworker.EXIT_UNKNOWN if seen.status is None else seen.status
+        return worker_agent.EXIT_UNKNOWN if seen.status is None else seen.status
 
     def _keep(self, rank: int) -> int:
         pause = _FIRST_PAUSE
@@ -170,8 +170,8 @@ class _Job:
                 pass  # it is gone already; its last words say why
         status, last = None, "it printed nothing"
         for line in process.stdout or ():
-            status = mpiworker.ended(line) if status is None else status
-            if mpiworker.ended(line) is None:
+            status = worker_agent.ended(line) if status is None else status
+            if worker_agent.ended(line) is None:
                 last = line.rstrip()
                 sys.stdout.write(f"[node {rank}] {last}\n")
                 sys.stdout.flush()

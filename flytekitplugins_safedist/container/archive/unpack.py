@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ArchiveError
+from ...errors import ArchiveError
 from .feed import Feed
 from .inflate import INFLATER, Inflate, crc32
 from .limits import MAX_LINK_STEPS, Limits

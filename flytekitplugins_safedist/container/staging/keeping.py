@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..fs.mount_info import mount_of
+from ...fs.mount_info import mount_of
 from .locks import UNKNOWN_BOOT, WorkDir, boot_id, exclusively, is_same
 
 LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"})

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from ...errors import StagingError
 from ..archive import DIRECTORY, SYMLINK, Entry, crc32
-from ..errors import StagingError
 from .keeping import Keep, forget_sources, prune
 from .locks import WorkDir, boot_id
 

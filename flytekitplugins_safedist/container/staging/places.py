@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import StagingError
+from ...errors import StagingError
 
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108  (the usual places for temporary files, hier(7))
 
