@@ -23,7 +23,7 @@ REACH = 1.5
 def ours() -> tuple[Any, type]:
     """The config, and the task class, of this package."""
     from flytekitplugins_safedist.config.options import SafeTorch
-    from flytekitplugins_safedist.task import SafeTask
+    from flytekitplugins_safedist.plugin.task import SafeTask
 
     return SafeTorch(nodes=2, nproc_per_node=4), SafeTask
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Logs": "config.options",
     "RankContext": "ranks.context",
-    "SafeHorovod": "task",
-    "SafeTorch": "task",
+    "SafeHorovod": "plugin.task",
+    "SafeTorch": "plugin.task",
     "Scratch": "config.options",
     "ScratchVolume": "config.cluster",
     "Timeouts": "config.options",

@@ -38,7 +38,7 @@ LIBRARIES = (
     "torch.distributed",
     "flytekit",
     "flytekit.bin.entrypoint",
-    "flytekitplugins_safedist.task",
+    "flytekitplugins_safedist.plugin.task",
     "flytekitplugins_safedist.job.node_agent",
     "flytekitplugins_safedist.job.open_rendezvous",
 )

@@ -222,7 +222,7 @@ def _preload(server: RankServer, settings: Resolved, backend: backends.RankBacke
     """Whether ranks may be forked; says why not where the user asked for it."""
     if settings.start_method != "preload":
         return False
-    libraries = [*backend.libraries, "flytekit", "flytekitplugins_safedist.task"]
+    libraries = [*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"]
     modules = [order.module] if order.module is not None else []
     unsafe, _ = server.preload(libraries, modules, search_path=order.sys_path, timeout=settings.timeouts.start)
     if unsafe is not None:

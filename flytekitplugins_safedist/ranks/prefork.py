@@ -38,7 +38,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     libraries = [
         *backends.create(backend).libraries,
         "flytekit",
-        "flytekitplugins_safedist.task",
+        "flytekitplugins_safedist.plugin.task",
         "flytekitplugins_safedist.job.node_agent",
     ]
     with _variables({**defaults, **environment, **preload.SAFE_IMPORT_ENVIRONMENT}):

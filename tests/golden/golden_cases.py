@@ -25,7 +25,7 @@ from kubernetes.client import (
 
 from flytekitplugins_safedist.config.cluster import ScratchVolume
 from flytekitplugins_safedist.config.options import SafeHorovod, Scratch
-from flytekitplugins_safedist.task import SafeTask
+from flytekitplugins_safedist.plugin.task import SafeTask
 
 
 def train(epochs: int, lr: float = 0.1) -> float:

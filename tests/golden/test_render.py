@@ -286,7 +286,7 @@ def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
 
 
 def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
-    from flytekitplugins_safedist.jobspec import Distribution, JobSpec, command
+    from flytekitplugins_safedist.plugin.jobspec import Distribution, JobSpec, command
 
     job = JobSpec(task_type="pytorch", task_type_version=1, custom={}, environment=())
     stock = [

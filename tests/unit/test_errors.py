@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist import errors, task  # noqa: F401  (task adds a subclass to the tree)
+from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
+from flytekitplugins_safedist.plugin import task  # noqa: F401  (task adds a subclass to the tree)
 
 
 def every_class() -> list[type[SafedistError]]:

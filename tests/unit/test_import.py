@@ -43,7 +43,7 @@ def test_flytekit_finds_the_task_types_through_its_entry_point() -> None:
     declared = dict(
         line.split(" = ", 1) for line in settings["options.entry_points"]["flytekit.plugins"].strip().splitlines()
     )
-    assert declared == {"safedist": "flytekitplugins_safedist.task"}
+    assert declared == {"safedist": "flytekitplugins_safedist.plugin.task"}
     module = importlib.import_module(declared["safedist"])
     assert {"SafeHorovod", "SafeTorch"} <= set(dir(module))
 

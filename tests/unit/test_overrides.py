@@ -18,7 +18,7 @@ from kubernetes.client import V1Container, V1PodSpec, V1Volume, V1VolumeMount
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch
 from flytekitplugins_safedist.errors import ConfigError
-from flytekitplugins_safedist.task import SafeTask
+from flytekitplugins_safedist.plugin.task import SafeTask
 
 SETTINGS = SerializationSettings(
     image_config=ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1")),

@@ -26,9 +26,9 @@ from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.flyte import task_context
 from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
 from flytekitplugins_safedist.job import run
+from flytekitplugins_safedist.plugin.task import SafeTorch
 from flytekitplugins_safedist.ranks import payload, scratch
 from flytekitplugins_safedist.ranks.payload import JobOrder
-from flytekitplugins_safedist.task import SafeTorch
 
 pytestmark = pytest.mark.processes
 
@@ -166,7 +166,7 @@ from pathlib import Path
 from flytekit import task
 from flytekitplugins_safedist.ranks import payload
 from flytekitplugins_safedist.ranks.payload import JobOrder
-from flytekitplugins_safedist.task import SafeTorch
+from flytekitplugins_safedist.plugin.task import SafeTorch
 sys.path.insert(0, sys.argv[1] + "/project")
 from test_users import nested_one, anonymous, plain
 sys.path.pop(0)  # as pyflyte run does once the user's file is imported
@@ -191,7 +191,7 @@ if __name__ == "__main__":
 
 USERS = """
 from flytekit import task
-from flytekitplugins_safedist.task import SafeTorch
+from flytekitplugins_safedist.plugin.task import SafeTorch
 import users_helper
 
 class Model:
@@ -216,7 +216,7 @@ RANKS = """
 import json, os, sys
 from pathlib import Path
 from flytekitplugins_safedist.ranks import payload
-import flytekitplugins_safedist.task
+import flytekitplugins_safedist.plugin.task
 for name in sys.argv[2:]:
     pid = os.fork()
     if pid:

@@ -8,8 +8,8 @@ from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.config.gpus import TaskAsks
-from flytekitplugins_safedist.podtemplate import merged_template
-from flytekitplugins_safedist.serialization import plan_task
+from flytekitplugins_safedist.plugin.pod_template import merged_template
+from flytekitplugins_safedist.plugin.serialization import plan_task
 
 
 def merged(template: PodTemplate | None) -> PodTemplate:

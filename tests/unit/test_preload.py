@@ -241,7 +241,7 @@ def test_a_library_that_makes_forking_unsafe_is_named_too(tmp_path: Path) -> Non
 
 
 def test_what_every_job_preloads_is_safe_to_fork(tmp_path: Path) -> None:
-    libraries = ["torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.task"]
+    libraries = ["torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.plugin.task"]
     assert run(PRELOAD + "print(done.unsafe)", tmp_path, libraries=libraries) == "None\n"
 
 

@@ -17,13 +17,14 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from . import lastwords, overrides
-from .compat import flytekit as flytekit_inside
-from .config.options import SafeDistributed, SafeHorovod, SafeTorch
-from .errors import ConfigError, RankFailedError, SafedistError
-from .job import run
-from .job.verdict import Kind, is_infrastructure
-from .ranks import prefork
+from .. import lastwords
+from ..compat import flytekit as flytekit_inside
+from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
+from ..errors import ConfigError, RankFailedError, SafedistError
+from ..job import run
+from ..job.verdict import Kind, is_infrastructure
+from ..ranks import prefork
+from . import overrides
 from .serialization import SerializesToKubeflow, plan_task
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from . import envvars
-from .config.cluster import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
-from .config.gpus import TaskAsks
-from .config.options import Resolved
-from .config.validate import SCRATCH_VOLUME, mounted_paths
-from .topology import DEFAULT_PORT
+from .. import envvars
+from ..config.cluster import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
+from ..config.gpus import TaskAsks
+from ..config.options import Resolved
+from ..config.validate import SCRATCH_VOLUME, mounted_paths
+from ..topology import DEFAULT_PORT
 
 OPERATORS_PORT = "pytorchjob-port"
 """What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .compat import flytekit as flytekit_inside
-from .config.cluster import JobShape
-from .config.gpus import TaskAsks, gpus_requested
-from .config.options import Resolved, SafeDistributed, parse_nodes, resolve
-from .config.validate import problems_of_environment, problems_of_job
-from .errors import ConfigError, Problem
+from ..compat import flytekit as flytekit_inside
+from ..config.cluster import JobShape
+from ..config.gpus import TaskAsks, gpus_requested
+from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
+from ..config.validate import problems_of_environment, problems_of_job
+from ..errors import ConfigError, Problem
 from .jobspec import JobSpec, command, distribution_of, plan_job
-from .podtemplate import merged_template, shared_memory
+from .pod_template import merged_template, shared_memory
 
 if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings

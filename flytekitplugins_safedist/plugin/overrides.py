@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .config.cluster import SHARED_MEMORY_MOUNT
-from .config.gpus import TaskAsks
-from .config.validate import mounted_paths, problems_of_template
-from .errors import ConfigError, Problem
-from .podtemplate import merged_template, shared_memory
+from ..config.cluster import SHARED_MEMORY_MOUNT
+from ..config.gpus import TaskAsks
+from ..config.validate import mounted_paths, problems_of_template
+from ..errors import ConfigError, Problem
+from .pod_template import merged_template, shared_memory
 
 if TYPE_CHECKING:
     from .serialization import Serialized

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from . import envvars
-from .config.cluster import JobShape
-from .config.gpus import TaskAsks, gpus_requested
-from .config.options import Resolved, Timeouts
-from .config.registered import timeouts_text
+from .. import envvars
+from ..config.cluster import JobShape
+from ..config.gpus import TaskAsks, gpus_requested
+from ..config.options import Resolved, Timeouts
+from ..config.registered import timeouts_text
 
 PYTHON_TASK = "python-task"
 ENTRYPOINT = "safedist-execute"
