@@ -2,7 +2,7 @@
 
 A fake, because no Flyte backend can run where these tests do. It stores what the real CLIs send and answers what they
 ask for; signed upload URLs lead to a small HTTP server that keeps the body and checks its digest. It decides nothing:
-what a backend would make of the messages is the business of :mod:`flytekitplugins_safedist.render`.
+what a backend would make of the messages is the business of :mod:`flytekitplugins_safedist.tools.render`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytekitplugins_safedist import doctor, hostchecks
-from flytekitplugins_safedist.cli import main
+from flytekitplugins_safedist.tools import doctor, host_checks
+from flytekitplugins_safedist.tools.cli import main
 
 PROJECT = Path(__file__).parent / "project"
 TRAINING = PROJECT / "shop" / "training.py"
@@ -145,14 +145,14 @@ def test_a_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     usage = shutil._ntuple_diskusage(64 * 1024**2, 0, 64 * 1024**2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
-    ((_, status, what, remedy, _),) = hostchecks.check_shared_memory()
+    ((_, status, what, remedy, _),) = host_checks.check_shared_memory()
 
     assert (status, what) == ("warning", "only 64 MiB, 64 MiB free: data loaders with workers will crash")
     assert "shared_memory" in remedy
 
 
 def test_a_directory_that_cannot_be_written_is_broken() -> None:
-    ((_, status, what, remedy, _),) = hostchecks.check_directory(Path("/proc/self/fd"))
+    ((_, status, what, remedy, _),) = host_checks.check_directory(Path("/proc/self/fd"))
 
     assert status == "broken"
     assert "cannot be written by uid" in what

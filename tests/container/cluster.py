@@ -26,8 +26,8 @@ from docker.models.containers import Container
 from docker.types import Mount
 from flyteidl.core import errors_pb2, literals_pb2
 
-from flytekitplugins_safedist.render import Cluster as Backend
-from flytekitplugins_safedist.render import Execution, job_manifest, pods
+from flytekitplugins_safedist.tools.render import Cluster as Backend
+from flytekitplugins_safedist.tools.render import Execution, job_manifest, pods
 from tests.container.engine import (
     BUCKET,
     DEADLINE,

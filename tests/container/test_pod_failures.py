@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2
 
-from flytekitplugins_safedist.render import Cluster as Backend
+from flytekitplugins_safedist.tools.render import Cluster as Backend
 from tests.container.cluster import Job, gated
 from tests.container.engine import DEADLINE, until
 from tests.procs import Gate

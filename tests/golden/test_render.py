@@ -16,8 +16,8 @@ from kubernetes.client import V1PodSpec
 
 from flytekitplugins_safedist.config.options import SafeHorovod
 from flytekitplugins_safedist.errors import RenderError
-from flytekitplugins_safedist.render import Cluster, Execution, job_manifest, pods
-from flytekitplugins_safedist.render.summary import summarise
+from flytekitplugins_safedist.tools.render import Cluster, Execution, job_manifest, pods
+from flytekitplugins_safedist.tools.render.summary import summarise
 from flytekitplugins_safedist.topology import from_env
 
 

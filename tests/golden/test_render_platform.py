@@ -10,15 +10,15 @@ from flytekit import ImageSpec, Resources
 from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
 from golden_cases import FAST, GPU8, MPI, make, template_of
 
-from flytekitplugins_safedist.cli import main
 from flytekitplugins_safedist.config.options import SafeHorovod, SafeTorch
 from flytekitplugins_safedist.config.quantities import canonical
 from flytekitplugins_safedist.errors import RenderError
-from flytekitplugins_safedist.render import Cluster, build, pods, read_platform
-from flytekitplugins_safedist.render.load import template_of as template_to_show
-from flytekitplugins_safedist.render.notes import notes_of
-from flytekitplugins_safedist.render.rules import refusals
-from flytekitplugins_safedist.render.summary import summarise
+from flytekitplugins_safedist.tools.cli import main
+from flytekitplugins_safedist.tools.render import Cluster, build, pods, read_platform
+from flytekitplugins_safedist.tools.render.load import template_of as template_to_show
+from flytekitplugins_safedist.tools.render.notes import notes_of
+from flytekitplugins_safedist.tools.render.rules import refusals
+from flytekitplugins_safedist.tools.render.summary import summarise
 
 PLATFORM = """
 task_resources:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from golden_cases import CASES, template_of
 
-from flytekitplugins_safedist.render import BACKENDS, Cluster, job_manifest, pods
-from flytekitplugins_safedist.render.check import check_models, check_schema
+from flytekitplugins_safedist.tools.render import BACKENDS, Cluster, job_manifest, pods
+from flytekitplugins_safedist.tools.render.check import check_models, check_schema
 from tests import needs
 
 ROOT = Path(__file__).parents[2]

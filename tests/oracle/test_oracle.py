@@ -21,8 +21,8 @@ from oracle_registration import registered
 
 from flytekitplugins_safedist.container.entrypoint import parse
 from flytekitplugins_safedist.errors import ConfigError, RenderError
-from flytekitplugins_safedist.render import Execution, created, job_manifest
-from flytekitplugins_safedist.render.rules import refusals
+from flytekitplugins_safedist.tools.render import Execution, created, job_manifest
+from flytekitplugins_safedist.tools.render.rules import refusals
 
 
 def faults(one: dict[str, Any], manifest: dict[str, Any], allowed: tuple[Allowed, ...]) -> list[str]:

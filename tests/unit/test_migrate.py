@@ -11,7 +11,7 @@ from flytekitplugins import kfpytorch as kf
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts
 from flytekitplugins_safedist.errors import MigrationError
-from flytekitplugins_safedist.migrate import migrate
+from flytekitplugins_safedist.tools.migrate import migrate
 
 GPUS = Resources(gpu="8")
 CASES: dict[str, tuple[Any, str, str]] = {

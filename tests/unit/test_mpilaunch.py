@@ -47,7 +47,7 @@ class Cluster:
         binaries = root / "bin"
         binaries.mkdir()
         self._script(binaries / "hostname", "echo 127.0.0.1 10.9.9.9")
-        program = "import sys; from flytekitplugins_safedist.cli import mpi_launch; sys.exit(mpi_launch())"
+        program = "import sys; from flytekitplugins_safedist.tools.cli import mpi_launch; sys.exit(mpi_launch())"
         self.launcher = [sys.executable, "-c", program]
         self._script(binaries / "safedist-mpi-launch", f'exec {shlex.join(self.launcher)} "$@"')
         worker = (
@@ -459,7 +459,7 @@ def test_output_that_nobody_reads_is_dropped_and_what_is_read_again_is_shown() -
 
 
 def test_a_container_that_the_operator_did_not_prepare_says_so_in_one_line(tmp_path: Path) -> None:
-    program = "import sys; from flytekitplugins_safedist.cli import mpi_launch; sys.exit(mpi_launch())"
+    program = "import sys; from flytekitplugins_safedist.tools.cli import mpi_launch; sys.exit(mpi_launch())"
     missing = str(tmp_path / "hostfile")
     command = [sys.executable, "-c", program, "--nodes", "2", "--hostfile", missing, "--", "safedist-execute"]
 

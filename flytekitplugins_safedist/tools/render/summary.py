@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import envvars
-from ..topology import DEFAULT_PORT
+from ... import envvars
+from ...topology import DEFAULT_PORT
 from .platform import Cluster
 from .resources import Clamp
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from . import envvars
-from .hostchecks import check_directory, check_network, check_shared_memory
+from .. import envvars
+from .host_checks import check_directory, check_network, check_shared_memory
 
 Status = Literal["ok", "warning", "broken"]
 _PROBE_SECONDS = 180.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RenderError
+from ...errors import RenderError
 from .execution import Execution
 from .platform import Cluster
 from .podspec import PodSpec, Run, build_pod

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import SafedistError
+from ..errors import SafedistError
 
 _FIRST = ("apiVersion", "kind", "metadata", "name", "image", "command", "args", "replicas", "restartPolicy")
 
@@ -35,7 +35,7 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
     import signal
     import socket
 
-    from .container.mpi import launching, supervisor, worker_agent, worker_pod
+    from ..container.mpi import launching, supervisor, worker_agent, worker_pod
 
     options = launching.parse(sys.argv[1:] if argv is None else argv)
     if options.wait:

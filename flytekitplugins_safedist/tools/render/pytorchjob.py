@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..topology import DEFAULT_PORT
+from ...topology import DEFAULT_PORT
 from .replicas import make_pod, own_labels, variables
 
 _CONTAINER = "pytorch"

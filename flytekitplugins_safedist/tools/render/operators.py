@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import RenderError
+from ...errors import RenderError
 from . import mpijob, pytorchjob
 
 

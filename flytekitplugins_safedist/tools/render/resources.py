@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.quantities import canonical, canonical_list, value_of
+from ...config.quantities import canonical, canonical_list, value_of
 
 _IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "GPU": "nvidia.com/gpu", "EPHEMERAL_STORAGE": "ephemeral-storage"}
 """The names in a role's or a node's ``Resources``. A GPU is NVIDIA's there, whatever the platform calls its GPUs

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..compat.flytekit import project_root
-from ..errors import RenderError
+from ...compat.flytekit import project_root
+from ...errors import RenderError
 
 
 def load_task(file: Path, name: str, *, ours: bool = True) -> Any:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..config.quantities import value_of
+from ...config.quantities import value_of
 
 NOT_CHECKED = (
     "quotas, limit ranges, admission policies and pod security of the namespace, whether images, claims, secrets and "

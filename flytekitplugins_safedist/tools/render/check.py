@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import RenderError
+from ...errors import RenderError
 
 _SIMPLE: dict[str, tuple[type, ...]] = {
     "string": (str,),

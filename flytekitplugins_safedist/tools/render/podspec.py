@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.quantities import canonical
-from ..errors import RenderError
+from ...config.quantities import canonical
+from ...errors import RenderError
 from .basetemplate import merge_metadata, merge_pod, resources_for
 from .execution import Execution, secret_annotations
 from .placement import add_accelerator, add_platform_placement, add_tolerations_for_resources

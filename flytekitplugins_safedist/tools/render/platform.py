@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config.quantities import canonical_list
-from ..errors import RenderError
+from ...config.quantities import canonical_list
+from ...errors import RenderError
 from .resources import Requirements
 
 Backend = Literal["v1.16", "v2"]

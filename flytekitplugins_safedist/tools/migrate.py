@@ -1,6 +1,6 @@
 """From ``HorovodJob``, ``PyTorch`` and ``Elastic`` of Flyte's own plugins to the config that does the same here.
 
-    >>> from flytekitplugins_safedist.migrate import migrate
+    >>> from flytekitplugins_safedist.tools.migrate import migrate
     >>> print(migrate(HorovodJob(worker=Worker(replicas=4), slots=8)))
     SafeHorovod(nodes=4, nproc_per_node=8, timeouts=Timeouts(rendezvous=1200.0))
 
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .config.cluster import Operator
-from .config.options import SafeDistributed, SafeHorovod, SafeTorch, Timeouts, parse_nodes
-from .errors import MigrationError
+from ..config.cluster import Operator
+from ..config.options import SafeDistributed, SafeHorovod, SafeTorch, Timeouts, parse_nodes
+from ..errors import MigrationError
 
 
 @dataclass(frozen=True)
