@@ -67,7 +67,7 @@ _PUBLIC = {
     "once_per_node": "once",
     "publish": "publishing",
     "shared_scope": "scope",
-    "sweep": "debris",
+    "sweep": "stale_files",
     "torch_group": "group",
     "use_group": "group",
     "use_identity": "context",

@@ -130,7 +130,7 @@ class RankServer:
 
         Args:
             directory: the working directory.
-            environment: this process's variables; those of :mod:`.codepath` are looked at.
+            environment: this process's variables; those of :mod:`.importer` are looked at.
         """
         code = {name: environment[name] for name in (envvars.CODE_TREE, envvars.CODE_DEST) if name in environment}
         self._ask("enter", {"directory": str(directory), "variables": code}, timeout=30.0)

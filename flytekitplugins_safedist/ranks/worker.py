@@ -275,7 +275,7 @@ def _own_frames_cut(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of a rank that starts as a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.worker ORDER PARENT``."""
+    """Entry of a rank that is a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.worker ORDER PARENT``."""
     order_file, parent = arguments
     os.setsid()
     importer.install_from(os.environ)  # a forked rank has it from the server

@@ -13,7 +13,7 @@ import pytest
 
 PRELUDE = """
 import json, os, sys
-from flytekitplugins_safedist.ranks import importer as codepath
+from flytekitplugins_safedist.ranks import importer
 tree, dest = sys.argv[1:3]
 sys.path.append(dest)
 def show(**facts): print(json.dumps(facts))
@@ -56,31 +56,31 @@ def places(tmp_path):
 
 def test_code_is_the_archives_and_names_are_the_destinations(places):
     places.both({"m.py": ("V = 'ours'", "V = 'theirs'")})
-    found = places.python("codepath.install(tree, dest); import m; show(v=m.V, file=m.__file__)")
+    found = places.python("importer.install(tree, dest); import m; show(v=m.V, file=m.__file__)")
     assert found == {"v": "ours", "file": str(places.dest / "m.py")}
 
 
 def test_submodules_imported_later_are_the_archives_too(places):
     places.both({"p/__init__.py": ("", ""), "p/late.py": ("V = 'ours'", "V = 'theirs'")})
-    code = "codepath.install(tree, dest); import p; from p import late; show(v=late.V, path=list(p.__path__))"
+    code = "importer.install(tree, dest); import p; from p import late; show(v=late.V, path=list(p.__path__))"
     assert places.python(code) == {"v": "ours", "path": [str(places.dest / "p")]}
 
 
 def test_another_archive_cannot_turn_a_module_into_a_package(places):
     places.both({"m.py": ("V = 'ours'", "V = 'old'"), "m/__init__.py": (None, "V = 'theirs'")})
-    assert places.python("codepath.install(tree, dest); import m; show(v=m.V)") == {"v": "ours"}
+    assert places.python("importer.install(tree, dest); import m; show(v=m.V)") == {"v": "ours"}
 
 
 def test_modules_that_only_the_image_has_are_found_beside_the_archives(places):
     places.both({"p/__init__.py": ("", ""), "p/built.py": (None, "V = 'image'"), "alone.py": (None, "V = 'image'")})
-    code = "codepath.install(tree, dest); import p.built, alone; show(v=[p.built.V, alone.V])"
+    code = "importer.install(tree, dest); import p.built, alone; show(v=[p.built.V, alone.V])"
     assert places.python(code) == {"v": ["image", "image"]}
 
 
 def test_data_beside_a_module_is_found_as_with_the_stock_command(places):
     places.both({"p/__init__.py": ("", ""), "p/a.txt": ("archive", "archive"), "p/b.txt": (None, "image")})
     code = """
-        codepath.install(tree, dest)
+        importer.install(tree, dest)
         import p, pkgutil, importlib.resources
         beside = lambda name: open(os.path.join(os.path.dirname(p.__file__), name)).read()
         show(
@@ -95,7 +95,7 @@ def test_data_beside_a_module_is_found_as_with_the_stock_command(places):
 
 def test_namespace_packages_span_both(places):
     places.both({"ns/ours.py": ("V = 1", "V = 2"), "ns/image.py": (None, "V = 3")})
-    code = "codepath.install(tree, dest); import ns.ours, ns.image; show(v=[ns.ours.V, ns.image.V])"
+    code = "importer.install(tree, dest); import ns.ours, ns.image; show(v=[ns.ours.V, ns.image.V])"
     assert places.python(code) == {"v": [1, 3]}
 
 
@@ -107,7 +107,7 @@ def test_bytecode_of_another_archive_is_never_taken(places, tmp_path, prefix):
     places.both({"m.py": ("V = 'ours11'", "V = 'theirs'")})
     assert places.python("import m; show(v=m.V)", **environment) == {"v": "theirs"}
     for _ in range(2):
-        found = places.python("codepath.install(tree, dest); import m; show(v=m.V)", **environment)
+        found = places.python("importer.install(tree, dest); import m; show(v=m.V)", **environment)
         assert found == {"v": "ours11"}
     assert places.python("import m; show(v=m.V)", **environment) == {"v": "theirs"}
 
@@ -117,7 +117,7 @@ def test_the_images_version_imported_before_is_forgotten_and_other_modules_are_n
     code = """
         import m, other
         other.V.append(1)
-        codepath.install(tree, dest)
+        importer.install(tree, dest)
         import m as again, other as same
         show(v=[again.V, same.V])
     """
@@ -128,11 +128,11 @@ def test_fresh_interpreters_of_ours_learn_it_from_their_variables(places):
     places.both({"m.py": ("V = 'ours'", "V = 'theirs'")})
     code = """
         environment = {}
-        codepath.export(tree, dest, environment)
-        codepath.install_from({})
+        importer.export(tree, dest, environment)
+        importer.install_from({})
         import m
         before = m.V
-        codepath.install_from(environment)
+        importer.install_from(environment)
         import m
         show(v=[before, m.V])
     """
@@ -141,14 +141,14 @@ def test_fresh_interpreters_of_ours_learn_it_from_their_variables(places):
 
 def test_a_tree_that_was_cleaned_away_leaves_the_destination(places):
     places.both({"m.py": (None, "V = 'dest'")})
-    assert places.python("codepath.install(tree, dest); import m; show(v=m.V)") == {"v": "dest"}
+    assert places.python("importer.install(tree, dest); import m; show(v=m.V)") == {"v": "dest"}
 
 
 def test_installed_twice_the_last_one_counts(places, tmp_path):
     places.both({"m.py": ("V = 'ours'", "V = 'theirs'")})
     code = """
-        codepath.install("/nowhere", dest)
-        codepath.install(tree, dest)
+        importer.install("/nowhere", dest)
+        importer.install(tree, dest)
         import m
         show(v=m.V, finders=sum(type(f).__name__ == "CodeFinder" for f in sys.meta_path))
     """
@@ -168,5 +168,5 @@ def test_compiled_extensions_of_the_archive_are_loaded_from_the_tree(places):
     name = "_asyncio" if "_asyncio" in spec.origin else "_json"
     places.both({"p/__init__.py": ("", "")})
     shutil.copy(spec.origin, places.tree / "p" / Path(spec.origin).name)
-    code = f"codepath.install(tree, dest); import p.{name} as e; show(file=e.__file__)"
+    code = f"importer.install(tree, dest); import p.{name} as e; show(file=e.__file__)"
     assert str(places.python(code)["file"]).startswith(str(places.tree))

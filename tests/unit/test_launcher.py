@@ -59,7 +59,8 @@ def test_a_server_that_cannot_do_what_it_is_asked_says_so_and_lives_on(server, t
 
 def test_what_was_guarded_goes_with_a_killed_agent_and_stays_with_one_that_closes(tmp_path):
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom flytekitplugins_safedist.ranks.forkserver_client import RankServer\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from flytekitplugins_safedist.ranks.forkserver_client import RankServer\n"
         "server = RankServer.spawn(os.environ)\nserver.guard([Path(sys.argv[1])])\n"
         "print(server._pid, flush=True)\nsys.stdin.readline()\nserver.close()\n"
     )

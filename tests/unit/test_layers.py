@@ -11,59 +11,22 @@ PACKAGE = "flytekitplugins_safedist"
 SOURCE = Path(__file__).parents[2] / PACKAGE
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("envvars", "errors"),
+    # the process itself: its variables, its errors, its signals, its last line
+    ("envvars", "errors", "lastwords", "stopping"),
     # what is private to torch and flytekit
     ("compat",),
-    # facts and small values that know nothing of each other
-    (
-        "caches",
-        "codepath",
-        "descendants",
-        "flytecontext",
-        "hostchecks",
-        "jobconfig",
-        "lastwords",
-        "othercommand",
-        "outcome",
-        "outputlimits",
-        "preload",
-        "reserved",
-        "ranklogs",
-        "readonly",
-        "stopping",
-        "storeclients",
-        "storefaults",
-    ),
-    # what the user writes, what the operator says, what the file system does
-    ("config", "context", "fs", "payload", "topology", "uploads"),
-    ("archive", "backends", "gpus", "registered", "rendezvous", "restart", "scratch"),
-    (
-        *(
-            "checkpoint",
-            "comeback",
-            "doctor",
-            "jobcheck",
-            "jobspec",
-            "jobwide",
-            "leaving",
-            "memory",
-            "migrate",
-            "mpilaunch",
-        ),
-        "mpiworker",
-        *("rank", "render", "staging", "verdict"),
-    ),
-    ("mpiagents", "mpipod", "podtemplate", "rankserver"),
-    ("launcher", "serialization"),
-    ("overrides", "prefork", "ranks"),
-    ("agent",),
-    ("meeting",),
-    ("arrival",),
+    # race-free file-system operations, used by staging and scratch as well as by users
+    ("fs",),
+    # values: what the user writes, what the operator says, what Flyte says
+    ("config", "flyte", "topology"),
+    # where nodes meet; what runs on one of them
+    ("ranks", "rendezvous"),
+    # one node's part of a job
     ("job",),
-    ("task",),
-    ("taskcommand",),
-    ("cli", "entrypoint"),
-    ("start",),
+    # in the pod; on the user's machine
+    ("container", "plugin"),
+    # the command line
+    ("tools",),
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -125,13 +88,16 @@ def test_imports_point_only_downward(name: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from .task import SafeTorch", f"{PACKAGE}.config"),
-        ("from . import topology", f"{PACKAGE}.config"),
-        (f"import {PACKAGE}.agent", f"{PACKAGE}.rank"),
-        (f"from {PACKAGE} import cli", f"{PACKAGE}.entrypoint"),
-        ("def f():\n    from .agent import run", f"{PACKAGE}.rank"),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .agent import Agent", f"{PACKAGE}.rank"),
-        ("from ..rank import main", f"{PACKAGE}.backends.horovod"),
+        ("from ..plugin.task import SafeTorch", f"{PACKAGE}.config.options"),
+        ("from .. import topology", f"{PACKAGE}.config.options"),
+        (f"import {PACKAGE}.job.node_agent", f"{PACKAGE}.ranks.worker"),
+        (f"from {PACKAGE}.tools import cli", f"{PACKAGE}.container.entrypoint"),
+        ("def f():\n    from ..job.node_agent import run", f"{PACKAGE}.ranks.worker"),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..job.node_agent import Agent",
+            f"{PACKAGE}.ranks.worker",
+        ),
+        ("from ...job.run import main", f"{PACKAGE}.ranks.backends.horovod"),
     ],
 )
 def test_an_upward_or_sideways_import_would_be_seen(source: str, module: str) -> None:
@@ -141,9 +107,9 @@ def test_an_upward_or_sideways_import_would_be_seen(source: str, module: str) ->
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from .errors import ConfigError", f"{PACKAGE}.config"),
-        ("from .base import Backend\nfrom ..envvars import RANK", f"{PACKAGE}.backends.horovod"),
-        ("import torch\nfrom flytekit import task", f"{PACKAGE}.config"),
+        ("from ..errors import ConfigError", f"{PACKAGE}.config.options"),
+        ("from .base import Backend\nfrom ...envvars import RANK", f"{PACKAGE}.ranks.backends.horovod"),
+        ("import torch\nfrom flytekit import task", f"{PACKAGE}.config.options"),
     ],
 )
 def test_a_downward_import_is_fine(source: str, module: str) -> None:

@@ -199,7 +199,10 @@ def test_sigterm_reaches_the_agents(tmp_path: Path) -> None:
     assert "received SIGTERM: passing it to 2 agents" in err
 
 
-FIRST_PROCESS = "import sys; from flytekitplugins_safedist.container.mpi.worker_pod import wait; print('waits', flush=True); sys.exit(wait({!r}))"
+FIRST_PROCESS = (
+    "import sys; from flytekitplugins_safedist.container.mpi.worker_pod import wait; "
+    "print('waits', flush=True); sys.exit(wait({!r}))"
+)
 
 
 def first_process(cluster: Cluster) -> subprocess.Popen[str]:

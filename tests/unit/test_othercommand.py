@@ -13,9 +13,10 @@ from tests.procs import ignored_signals
 
 INIT = """
 import sys
-from flytekitplugins_safedist.ranks import process_tree as descendants; from flytekitplugins_safedist.container import other_command as othercommand
-descendants.adopt_orphans()  # as the kernel does it for a container's first process
-sys.exit(othercommand.run_as_init(sys.argv[1:]))
+from flytekitplugins_safedist.ranks import process_tree
+from flytekitplugins_safedist.container import other_command
+process_tree.adopt_orphans()  # as the kernel does it for a container's first process
+sys.exit(other_command.run_as_init(sys.argv[1:]))
 """
 # Not an interpreter: Python ignores SIGPIPE by itself.
 IGNORED = ["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"]
@@ -33,11 +34,12 @@ def start(program: str, *command: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("way", ["othercommand.take_place", "othercommand.run_as_init"])
+@pytest.mark.parametrize("way", ["other_command.take_place", "other_command.run_as_init"])
 def test_no_signal_is_ignored_in_the_command(way):
     program = f"""
 import sys
-from flytekitplugins_safedist.container import other_command as othercommand; from flytekitplugins_safedist import stopping
+from flytekitplugins_safedist import stopping
+from flytekitplugins_safedist.container import other_command
 stopping.listen()
 sys.exit({way}(sys.argv[1:]))
 """

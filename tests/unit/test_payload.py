@@ -181,11 +181,13 @@ def helper(x: int) -> int:
     return 2 * x
 
 if __name__ == "__main__":
-    from flytekitplugins_safedist.flyte import task_context as flytecontext; from flytekitplugins_safedist.job import run as job; from flytekitplugins_safedist.ranks import scratch
+    from flytekitplugins_safedist.flyte import task_context
+    from flytekitplugins_safedist.job import run
+    from flytekitplugins_safedist.ranks import scratch
     from flytekit.models.literals import LiteralMap
     made = scratch.make_job(Path(sys.argv[1]), execution="x", attempt=0)
     for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
-        order = job._job_order(each, LiteralMap({}), flytecontext.take(), made, 60.0)
+        order = run._job_order(each, LiteralMap({}), task_context.take(), made, 60.0)
         Path(sys.argv[1], name).write_text(order.to_json())
 """
 

@@ -30,7 +30,7 @@ DEFAULT_HOSTFILE = "/etc/mpi/hostfile"
 DEADLINE_SECONDS = 900.0
 LAUNCHER = "safedist-mpi-launch"
 RECORD = "/tmp/safedist-agent-"  # noqa: S108  (private: its mode is 0600, no link is followed)
-"""How the file of :func:`.mpiworker.work` begins, in the worker's own file system; the host's name follows."""
+"""How the file of :func:`.worker_agent.work` begins, in the worker's own file system; the host's name follows."""
 _NOT_THE_WORKERS = ("OMPI_", "I_MPI_", "NVIDIA_", "HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "SSH_", "_")
 """Of the launcher's own pod, or blanked in it by the operator (NVIDIA_VISIBLE_DEVICES): never handed to a worker."""
 _ADOPT = (
@@ -74,7 +74,7 @@ class Launch:
         }
 
     def record(self, node_rank: int) -> str:
-        """The file of :func:`.mpiworker.work`, in the worker's own file system."""
+        """The file of :func:`.worker_agent.work`, in the worker's own file system."""
         return f"{RECORD}{self.hosts[node_rank]}"
 
     def agent(self, node_rank: int, address: str, *, start: bool) -> tuple[str, str | None]:

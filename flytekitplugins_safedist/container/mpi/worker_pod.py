@@ -24,7 +24,7 @@ def wait(records: str = RECORD) -> int:
     """Wait for a signal, pass it to the agents of this pod, and return when they have ended.
 
     Args:
-        records: how the file begins that an agent's keeper is started with (:func:`.mpiworker.work`).
+        records: how the file begins that an agent's keeper is started with (:func:`.worker_agent.work`).
 
     Returns:
         128 + n for signal n: a pod that was told to stop has not succeeded.
