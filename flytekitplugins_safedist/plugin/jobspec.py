@@ -69,7 +69,7 @@ class JobSpec:
 
 
 def plan_job(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> JobSpec:
-    """Decide the job. *shape* and *asks* must be free of problems (:func:`~flytekitplugins_safedist.config.validate.problems_of_job`)."""
+    """Decide the job. *shape* and *asks* must be free of problems (:func:`.problems_of_job`)."""
     environment = _pinned(shape, resolved, asks)
     if resolved.max_nodes == 1 and not shape.one_node_job:
         return JobSpec(task_type=PYTHON_TASK, task_type_version=0, custom=None, environment=environment)

@@ -200,8 +200,9 @@ def test_sigterm_reaches_the_agents(tmp_path: Path) -> None:
 
 
 FIRST_PROCESS = (
-    "import sys; from flytekitplugins_safedist.container.mpi.worker_pod import wait; "
-    "print('waits', flush=True); sys.exit(wait({!r}))"
+    # blocked before it says that it waits: a signal in between would end it, as it ends no first process of a container
+    "import signal, sys; from flytekitplugins_safedist.container.mpi.worker_pod import wait; "
+    "signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}}); print('waits', flush=True); sys.exit(wait({!r}))"
 )
 
 
