@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import context
 from ..errors import CheckpointError, NotInTaskError
 from ..fs.context import current_identity
+from ..ranks import context
 from . import due, facts, full, places, saves, trees
 from .crew import Crew, assemble
 from .finding import Found, find, sources

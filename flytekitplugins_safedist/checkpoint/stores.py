@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from ..errors import CheckpointError, FsError
+from ..flyte.storage_errors import Verdict, judge, one_line
 from ..fs import atomic_write, ensure_dir
 from ..fs.atomic import fsync_dir
-from ..storefaults import Verdict, judge, one_line
 from .log import say
 
 T = TypeVar("T")

@@ -21,6 +21,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("config", "flyte", "topology"),
     # where nodes meet; what runs on one of them
     ("ranks", "rendezvous"),
+    # what a rank keeps of its work
+    ("checkpoint",),
     # one node's part of a job
     ("job",),
     # in the pod; on the user's machine
