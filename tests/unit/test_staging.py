@@ -14,9 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.container.staging import POINTS, CodeNotFoundError, Options, Progress, Retry, Store, stage
+from flytekitplugins_safedist.container.staging import (
+    POINTS,
+    CodeNotFoundError,
+    Options,
+    Progress,
+    Retry,
+    Store,
+    stage,
+    store,
+)
 from flytekitplugins_safedist.container.staging.ahead import Ahead
 from flytekitplugins_safedist.container.staging.locks import WorkDir, one_at_a_time
+from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import public
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
 from tests.tarballs import directory, member, project, snapshot, symlink, targz
@@ -233,16 +243,14 @@ OVER_IMAGE = [
 ]
 
 
+def no_link(*_args, **_kwargs):
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
 @pytest.mark.parametrize("copying", [False, True], ids=["links", "copies"])
 def test_the_destination_ends_as_with_tar_over_the_image(node, copying, monkeypatch):
     if copying:
-        real = os.link
-
-        def refuse(*_args, **_kwargs):
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-        monkeypatch.setattr(os, "link", refuse)
-        assert real is not os.link
+        monkeypatch.setattr(os, "link", no_link)
     node.archive.write_bytes(targz(OVER_IMAGE))
     expected = node.root / "expected"
     for place in (node.dest, expected):
@@ -581,6 +589,101 @@ def test_a_tree_that_is_not_as_it_was_made_is_not_believed(node, what):
     assert again.tree != first
     assert (again.tree / "d/f").read_bytes() == b"12345"
     assert not node.stage().fetched, "and the new one is found again"
+
+
+def ticked(root: Path) -> None:
+    """Wait until the file system's clock shows a later time than any change so far."""
+    before = max(path.stat(follow_symlinks=False).st_ctime_ns for path in root.rglob("*"))
+    probe = root.parent / "probe"
+    while True:
+        probe.touch()
+        if probe.stat().st_ctime_ns > before:
+            return
+        probe.unlink()
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[bytes]:
+    """Names of the files whose content is compared from now on."""
+    names: list[bytes] = []
+    real = store._crc_of
+    monkeypatch.setattr(store, "_crc_of", lambda path: names.append(os.path.basename(path)) or real(path))
+    return names
+
+
+@pytest.mark.parametrize("copying", [False, True])
+def test_a_tree_is_read_once_after_a_change_and_not_again(node, monkeypatch, read, copying):
+    if copying:
+        monkeypatch.setattr(os, "link", no_link)
+    first = node.stage()
+    assert read == [], "nobody reads what was just unpacked"
+    ticked(node.store)
+    assert not node.stage().fetched
+    assert sorted(read) == [b"__init__.py", b"data.bin", b"main.py"]
+    read.clear()
+    ticked(node.store)
+    assert node.stage().tree == first.tree
+    assert read == []
+    shutil.rmtree(node.dest)
+    assert not node.stage().fetched, "a new destination: files are linked into it, or copied"
+    assert sorted(read) == ([] if copying else [b"__init__.py", b"data.bin", b"main.py"]), "so was a link removed"
+
+
+def test_only_what_changed_is_read_again(node, read):
+    first = node.stage()
+    ticked(node.store)
+    node.stage()
+    read.clear()
+    os.link(first.tree / "main.py", node.root / "elsewhere")
+    ticked(node.store)
+    assert not node.stage().fetched
+    assert read == [b"main.py"]
+
+
+def test_what_changed_in_the_clocks_present_tick_is_read_again(node, monkeypatch, read):
+    """It may change once more within it, and show the same time."""
+    monkeypatch.setattr(os, "link", no_link)  # a link would be one more change
+    tree = node.stage().tree
+    last = max(path.stat().st_ctime_ns for path in tree.rglob("*"))
+    (tree / "main.py").chmod(0o644)  # a change, if only of its time
+    with monkeypatch.context() as patched:
+        patched.setattr(Seen, "_ticked", lambda _: last)
+        node.stage()
+    read.clear()
+    ticked(node.store)
+    node.stage()
+    assert b"main.py" in read
+
+
+def test_an_edit_with_the_old_time_after_a_tree_was_read_is_noticed(node):
+    first = node.stage().tree
+    for _ in range(2):
+        ticked(node.store)
+        node.stage()
+    file = first / "main.py"
+    before = file.stat()
+    file.write_text("import bad")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert node.stage().fetched
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "[null, null]"])
+def test_a_damaged_note_of_what_was_read_is_as_good_as_none(node, text):
+    first = node.stage().tree
+    ticked(node.store)
+    node.stage()
+    (first.parent / "seen").write_text(text)
+    assert not node.stage().fetched
+
+
+def test_where_nothing_can_be_noted_trees_are_found_all_the_same(node, read):
+    first = node.stage().tree
+    (first.parent / "seen").mkdir()
+    ticked(node.store)
+    node.stage()
+    read.clear()
+    assert not node.stage().fetched
+    assert len(read) == 3
 
 
 # --- working ahead -----------------------------------------------------------------------------------------------

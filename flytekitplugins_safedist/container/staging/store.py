@@ -7,12 +7,12 @@
       work/                  trees being made; nothing in here is ever used
       sources/<key>          which tree an object in a remote store became
       merged/<key>           what a destination looked like after a merge
-      trees/<digest>[.n]/    code/ and manifest; complete from the moment it has its name
+      trees/<digest>[.n]/    code/ and manifest; complete from the moment it has its name; seen: what was read since
 
 A tree is believed when its manifest says so: same boot (a crash of the machine may lose file contents that were not
 yet on disk; asking for the boot is cheaper than fsync on every file), every directory and file with the mode it was
-given, and every file with its time and its content (CRC-32: this finds accidents, and the directory is private). So a
-tree is read once more before it is used again. Not the change time: linking a file into a destination changes it.
+given, and every file with its time and its content (CRC-32: this finds accidents, and the directory is private). A
+file that has not changed since it was read is not read again (:mod:`.seen`).
 Somebody who writes into a tree in place only makes it unbelievable: the next process makes generation ``.1``.
 """
 
@@ -26,16 +26,18 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from ...errors import StagingError
-from ..archive import DIRECTORY, SYMLINK, Entry, crc32
+from ..archive import DIRECTORY, FILE, SYMLINK, Entry, crc32
 from .keeping import Keep, forget_sources, prune
 from .locks import WorkDir, boot_id
+from .seen import Seen
 
 _VERSION = 2
 _BLOCK = 1 << 20
@@ -111,7 +113,7 @@ class Store:
     def by_digest(self, digest: str) -> Tree | None:
         """The first believed generation of the archive ``digest``."""
         for place in self._generations(digest):
-            tree = _read_tree(place)
+            tree = _read_tree(place, self.work)
             if tree is not None:
                 return tree
             if not os.path.lexists(place):
@@ -133,7 +135,7 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                winner = _read_tree(place)
+                winner = _read_tree(place, self.work)
                 if winner is not None:
                     return winner
                 continue
@@ -203,7 +205,7 @@ def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> 
     return Tree(code, digest, raw, seen)
 
 
-def _read_tree(place: Path) -> Tree | None:
+def _read_tree(place: Path, work: Callable[[], WorkDir]) -> Tree | None:
     """The tree at ``place`` when it is there and to be believed, else None."""
     try:
         content = json.loads((place / "manifest").read_bytes())
@@ -216,34 +218,37 @@ def _read_tree(place: Path) -> Tree | None:
         tree = Tree(place / "code", content["digest"], content["raw"], entries)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return tree if _intact(tree, modes) else None
+    return tree if _intact(tree, modes, Seen(place, len(entries), work)) else None
 
 
-def _intact(tree: Tree, modes: list[int]) -> bool:
+def _intact(tree: Tree, modes: list[int], seen: Seen) -> bool:
     prefix = os.fsencode(tree.path) + b"/"
     try:
-        return all(
-            _as_made(prefix + name, entry, mode)
-            for (name, entry), mode in zip(tree.entries.items(), modes, strict=True)
-        )
+        for index, ((name, entry), mode) in enumerate(zip(tree.entries.items(), modes, strict=True)):
+            found = os.lstat(prefix + name)
+            if not _as_made(prefix + name, entry, mode, found):
+                return False
+            if entry.kind == FILE and not seen.holds(index, found, partial(_has, prefix + name, entry.crc)):
+                return False
     except OSError:
         return False
+    seen.keep()
+    return True
 
 
-def _as_made(path: bytes, entry: Entry, mode: int) -> bool:
-    found = os.lstat(path)
+def _as_made(path: bytes, entry: Entry, mode: int, found: os.stat_result) -> bool:
+    """As far as that can be told without reading it."""
     if entry.kind == SYMLINK:
         return os.readlink(path) == entry.target
     if stat.S_IMODE(found.st_mode) != mode:
         return False
     if entry.kind == DIRECTORY:
         return stat.S_ISDIR(found.st_mode)
-    return (
-        stat.S_ISREG(found.st_mode)
-        and found.st_mtime_ns == entry.mtime_ns
-        and found.st_size == entry.size
-        and _crc_of(path) == entry.crc
-    )
+    return stat.S_ISREG(found.st_mode) and found.st_mtime_ns == entry.mtime_ns and found.st_size == entry.size
+
+
+def _has(path: bytes, crc: int) -> bool:
+    return _crc_of(path) == crc
 
 
 def _crc_of(path: bytes) -> int:
