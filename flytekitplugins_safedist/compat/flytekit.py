@@ -184,6 +184,13 @@ def file_access(around: Callable[[Callable[[], Awaitable[Any]], str], Awaitable[
     return WatchedFileAccess
 
 
+def worker_name() -> str:
+    """What the backend calls this pod where it aggregates errors; "" elsewhere."""
+    from flytekit.bin import entrypoint
+
+    return str(lookup(entrypoint, "_get_worker_name", of="flytekit")())
+
+
 def adapt_entrypoint(
     *,
     access: type[Any],
@@ -201,8 +208,13 @@ def adapt_entrypoint(
         IncompatibleVersionError: one of the names is gone, and to set it would change nothing.
     """
     from flytekit.bin import entrypoint
+    from flytekit.core.constants import ERROR_FILE_NAME
 
     lookup(entrypoint, "FileAccessProvider", of="flytekit")
+    lookup(entrypoint, "_build_error_file_name", of="flytekit")
     entrypoint.FileAccessProvider = access
+    # Where errors are aggregated, flytekit gives each pod's error a name that nobody can look for. A job has one error,
+    # and Flyte takes the usual name in both cases (flyteplugins v1.16, EarliestFileErrorRetriever: error*.pb).
+    entrypoint._build_error_file_name = lambda: ERROR_FILE_NAME
     entrypoint.get_traceback_str = traceback(lookup(entrypoint, "get_traceback_str", of="flytekit"))
     entrypoint._dispatch_execute = dispatch(lookup(entrypoint, "_dispatch_execute", of="flytekit"))

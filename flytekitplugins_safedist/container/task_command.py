@@ -11,7 +11,7 @@ from typing import Any
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from ..errors import RankFailedError, SafedistError
-from ..flyte import uploads
+from ..flyte import error_document, uploads
 from . import other_command
 
 EXIT_INFRASTRUCTURE = 1
@@ -84,9 +84,11 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
 
 def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
     """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while the task is loaded, and unwinds the task
-    itself."""
+    itself. Where the platform has ended the attempt, that is what is uploaded."""
 
-    def dispatch_execute(ctx: Any, load_task: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+    def dispatch_execute(
+        ctx: Any, load_task: Callable[[], Any], inputs_path: str, output_prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         with ExitStack() as running:
 
             def load() -> Any:
@@ -95,7 +97,10 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
                 running.enter_context(stopping.unwinding())
                 return task
 
-            dispatch(ctx, load, *args, **kwargs)
+            try:
+                dispatch(ctx, load, inputs_path, output_prefix, *args, **kwargs)
+            except error_document.Decided as ended:
+                error_document.upload(ended.failure, ctx.file_access, output_prefix)
 
     return dispatch_execute
 

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from .. import envvars, lastwords, topology
 from ..config.options import Resolved
-from ..errors import SafedistError, ScratchError
+from ..errors import RendezvousError, SafedistError, ScratchError
 from ..flyte import task_context, uploads
 from ..flyte.output_limits import OutputLimits, limits_from
 from ..ranks import backends, memory, payload, scratch
 from ..ranks.forkserver_client import RankServer
 from ..ranks.payload import JobOrder
 from ..ranks.scratch import JobScratch
-from . import arrival, comeback, exit_order
-from .verdict import Kind, Verdict
+from . import arrival, comeback, ends, exit_order
+from .ends import Part
+from .verdict import Verdict, of_error
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -85,17 +86,18 @@ def run(
     Raises:
         SafedistError: the job could not be started (scratch, a missing package, an unpicklable task), or was told to
             stop. Nothing of it is left running.
+        Undecided: the same, where the job goes on without this process; its pod is to be replaced.
     """
     backend = backends.create(settings.backend)
     place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
     flyte = task_context.take()
     run_id = arrival.run_id(flyte, environment)
     voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id), flyte)
-    if place.max_nodes > 1 and comeback.is_decided(lambda: task_context.uploaded(flyte), say):
+    if not place.alone and comeback.is_decided(lambda: task_context.uploaded(flyte), say):
         with server or contextlib.nullcontext():
             say(comeback.LEAVES)
         return Elsewhere()
-    with voice:
+    with ends.replaced_when_undecided(place, say), voice:
         backend.check()
     from .node_agent import NodePlan  # torch elastic: only now is it known to be there
 
@@ -109,7 +111,7 @@ def run(
     running = server or RankServer.spawn(_server_environment(settings, environment))
     root = _scratch_root(settings, environment, getattr(task.task_config, "scratch_volume", None))
     scratched = _scratch(root, settings, execution=flyte.execution_id[2], attempt=attempt)
-    with voice, running, scratched as (job, keep):
+    with ends.replaced_when_undecided(place, say), voice, running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
         running.guard([job.path if settings.scratch.keep == "never" else job.orders])
         remote = flyte.mode == "TASK_EXECUTION"
@@ -163,9 +165,9 @@ def _attend(
     try:
         agent = NodeAgent(plan, server=server, backend=backend, handler=opened, show=to_stdout, say=say)
         with _leaving_when_decided(plan, agent, flyte):
-            report = agent.drive()
-        attended = _Attended(report, _uploads(report, opened), _end_line(report, preparing, opened.node_rank))
-        open_still = _in_order(plan, report, opened, flyte, uploads=attended.uploads)
+            report, part = _driven(agent, opened)
+        summary = _end_line(report, preparing, opened.node_rank)
+        uploads, open_still = _in_order(plan, part, opened, flyte)
     except BaseException:
         # Not shutdown, which ends the job for every node: this place stays free for the pod that takes it.
         with contextlib.suppress(SafedistError):
@@ -173,7 +175,24 @@ def _attend(
         raise
     if open_still is not None:
         open_still.shutdown()
-    return attended
+    return _Attended(report, uploads, summary)
+
+
+def _driven(agent: NodeAgent, handler: Meeting) -> tuple[Report, Part]:
+    """Drive this node's ranks to the job's end; what it came to, and what falls to this node then.
+
+    Raises:
+        SafedistError: the agent was ended by an error that is not the job's end.
+    """
+    try:
+        report = agent.drive()
+    except RendezvousError as error:
+        part, verdict = ends.part_of(error, handler), of_error(error)
+        if part is None or verdict is None:
+            raise
+        agent.report.result, agent.report.verdict = None, verdict
+        return agent.report, part
+    return report, Part.UPLOADS if handler.uploads else Part.FOLLOWS
 
 
 def _leaving_when_decided(
@@ -186,33 +205,31 @@ def _leaving_when_decided(
     )
 
 
-def _uploads(report: Report, handler: Meeting) -> bool:
-    """Whether this node is the one to upload; for the platform's failures nobody is."""
-    infrastructure = report.verdict is not None and report.verdict.kind is Kind.INFRASTRUCTURE
-    return not infrastructure and handler.uploads
-
-
 def _in_order(
-    plan: NodePlan, report: Report, handler: Meeting, flyte: task_context.FlyteSnapshot, *, uploads: bool
-) -> Meeting | None:
-    """With several nodes, leave when the upload is done; returns the handler where it is for the caller to close."""
-    nothing_to_upload = report.verdict is not None and report.verdict.kind is Kind.INFRASTRUCTURE
-    if plan.topology.max_nodes == 1 or nothing_to_upload:
-        return handler
-    if uploads:
+    plan: NodePlan, part: Part, handler: Meeting, flyte: task_context.FlyteSnapshot
+) -> tuple[bool, Meeting | None]:
+    """With several nodes, leave when the verdict is uploaded; whether this node is the one to do it, and the handler
+    where it is for the caller to close."""
+    if plan.topology.max_nodes == 1:
+        return True, handler
+    if part is Part.UPLOADS:
         exit_order.stay(handler)
-    else:
-        say("done here; waiting until node 0 has uploaded")
-        exit_order.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
-    return None
+        return True, None
+    if part is Part.SPEAKS:
+        turn = ends.turn_of(handler)
+        handler.leave()
+        return not ends.is_said_by_another(turn, lambda: task_context.uploaded(flyte)), None
+    say("done here; waiting until node 0 has uploaded")
+    exit_order.follow(handler, timeout=plan.settings.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
+    return False, None
 
 
 def _result(attended: _Attended) -> Done | Elsewhere | Verdict:
-    report, uploads = attended.report, attended.uploads
-    if report.verdict is not None and (uploads or report.verdict.kind is Kind.INFRASTRUCTURE):
-        return report.verdict
-    if not uploads:
+    report = attended.report
+    if not attended.uploads:
         return Elsewhere()
+    if report.verdict is not None:
+        return report.verdict
     if report.result is None:
         raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
     return Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))

@@ -1,51 +1,130 @@
-"""From a root cause to what Flyte and the user are told. Pure.
+"""From a root cause, or the error that ended an agent, to what Flyte and the user are told. Pure.
 
-The exit contract (shared by every way a job can fail): a user's error is uploaded once and the pods exit 0; a
-recoverable one likewise, marked so; infrastructure uploads nothing and exits non-zero, and Flyte retries.
+A verdict is uploaded once, and the pods then exit 0. Its kind and its origin decide what Flyte does (v1.16,
+flytepropeller's ``executor.go``, ``isEligibleForRetry``):
+
+- NON_RECOVERABLE: the task fails.
+- RECOVERABLE, origin USER: another attempt if the task's ``retries`` allow one.
+- RECOVERABLE, origin SYSTEM: another attempt from the platform's own budget (three by default); none of ``retries``.
 """
 
 from __future__ import annotations
 
+import errno
 import signal
+import time
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import JobInterruptedError, LaunchError, RankFailedError, RankKilledError, RendezvousError, SafedistError
+from ..errors import (
+    FencedError,
+    GroupClosedError,
+    JobInterruptedError,
+    LaunchError,
+    NodeLostError,
+    RankFailedError,
+    RankKilledError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    SafedistError,
+    StoreLostError,
+)
 from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code
 from ..ranks.scratch import FULL_ERRNOS, human
 from .policy import Decision
 
 
 class Kind(str, Enum):
-    """What Flyte should make of a failure."""
+    """Whether Flyte may try again."""
+
+    NON_RECOVERABLE = "non-recoverable"
+    RECOVERABLE = "recoverable"
+
+
+class Origin(str, Enum):
+    """Whose doing a failure is: it decides which budget another attempt is taken from."""
 
     USER = "user"
-    RECOVERABLE = "recoverable"
-    INFRASTRUCTURE = "infrastructure"
+    SYSTEM = "system"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The one error of a failed job.
+class Code(str, Enum):
+    """What failures that are not the user's own exception are called. Stable: metrics and alerts are keyed on them.
 
-    Attributes:
-        kind: what Flyte should make of it.
-        error: what the user reads.
-        time_ns: when the root cause happened.
+    A user's exception is ``USER:`` and its class, or its own ``error_code``; a rank that left without a word is
+    ``USER:Exit`` and its status; one that a signal ended is ``USER:`` or ``SYSTEM:`` and the signal's name.
     """
 
-    kind: Kind
-    error: SafedistError
-    time_ns: int
+    OUT_OF_MEMORY = "USER:OutOfMemory"
+    """The kernel killed a rank for want of memory."""
+    STOPPED = "SYSTEM:Stopped"
+    """The pod was told to stop: drained, preempted, evicted; or Ctrl-C."""
+    NODE_LOST = "SYSTEM:NodeLost"
+    """A node is gone and was not replaced in time, or nodes were lost too often."""
+    RENDEZVOUS = "SYSTEM:RendezvousTimeout"
+    """Not every node came within ``Timeouts.rendezvous``."""
+    LAUNCH = "SYSTEM:RanksNotStarted"
+    """Ranks could not be started, or what starts them died."""
+    STORAGE = "SYSTEM:Storage"
+    """The object store failed, also after the tries that could have helped."""
+    DISK = "SYSTEM:NodeDisk"
+    """The disk of a node failed; a full one is the task's own doing."""
 
+
+BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
+"""What a disk, or a file server, says when it fails by itself."""
 
 _PLATFORM_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 """Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
 
+_CODES: tuple[tuple[type[SafedistError], Code], ...] = (
+    (RendezvousTimeoutError, Code.RENDEZVOUS),
+    (NodeLostError, Code.NODE_LOST),
+    (StoreLostError, Code.NODE_LOST),
+    (GroupClosedError, Code.NODE_LOST),
+    (RendezvousError, Code.RENDEZVOUS),
+    (LaunchError, Code.LAUNCH),
+    (JobInterruptedError, Code.STOPPED),
+)
+"""Of the platform's errors; the first class that fits. Everything else is a mistake that would repeat."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The one error of a failed job, as it is uploaded.
+
+    Attributes:
+        kind: whether Flyte may try again.
+        origin: whose doing it is.
+        code: its stable name (:class:`Code`).
+        error: what the user reads.
+        time_ns: when the root cause happened, in nanoseconds since the epoch.
+    """
+
+    kind: Kind
+    origin: Origin
+    code: str
+    error: SafedistError
+    time_ns: int
+
 
 def is_infrastructure(error: SafedistError) -> bool:
     """Whether an error that kept a job from running, or ended its agent, is the platform's and worth a retry."""
-    return isinstance(error, (JobInterruptedError, LaunchError, RendezvousError))
+    return isinstance(error, tuple(kind for kind, _ in _CODES))
+
+
+def of_error(error: SafedistError) -> Verdict | None:
+    """The verdict on an error that kept a job from running, or ended its agent.
+
+    None where the error says nothing about the job: it is the user's or a mistake (flytekit uploads it as it is), or
+    this process is a ghost, whose place another one has taken and which has no say.
+    """
+    if isinstance(error, FencedError):
+        return None
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, code.value, error, time.time_ns())
+    return None
 
 
 def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: int | None) -> Verdict:
@@ -57,29 +136,53 @@ def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: int | Non
         disk: what scratch held on the root cause's node, as text.
         limit: the scratch limit in bytes, or None.
     """
+    kind, origin, code = _judged(cause)
     text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
-    if cause.raised is not None and FULL_ERRNOS.intersection(cause.raised.errnos):
+    if _is_full(cause):
         allowed = f"limited to {human(limit)} by Scratch(size_limit=...)" if limit is not None else "with no size limit"
         error: SafedistError = RankFailedError(
             f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n{text}",
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
             "(Scratch(path=...))",
-        ).with_code(error_code(cause))
-        # A full disk stays full: Flyte must not retry it by itself. The user's own word that it may wins.
-        return Verdict(Kind.RECOVERABLE if cause.raised.fault is Fault.RECOVERABLE else Kind.USER, error, cause.time_ns)
-    kind = _kind(cause)
-    if kind is Kind.INFRASTRUCTURE:
-        return Verdict(kind, RankKilledError(text), cause.time_ns)
-    return Verdict(kind, RankFailedError(text).with_code(error_code(cause)), cause.time_ns)
+        ).with_code(code)
+    elif origin is Origin.SYSTEM:
+        error = RankKilledError(text)
+    else:
+        error = RankFailedError(text).with_code(code)
+    return Verdict(kind, origin, code, error, cause.time_ns)
 
 
-def _kind(cause: RankOutcome) -> Kind:
-    if cause.raised is not None:
-        return {
-            Fault.USER: Kind.USER,
-            Fault.RECOVERABLE: Kind.RECOVERABLE,
-            Fault.SYSTEM: Kind.INFRASTRUCTURE,
-        }[cause.raised.fault]
-    if cause.status is Status.KILLED and -(cause.exit_code or 0) in _PLATFORM_SIGNALS:
-        return Kind.INFRASTRUCTURE
-    return Kind.USER
+def _judged(cause: RankOutcome) -> tuple[Kind, Origin, str]:
+    platforms = _platforms(cause)
+    if platforms is not None:
+        return Kind.RECOVERABLE, Origin.SYSTEM, platforms
+    if cause.raised is not None and cause.raised.fault is Fault.RECOVERABLE:
+        return Kind.RECOVERABLE, Origin.USER, error_code(cause)
+    if _signal_of(cause) == signal.SIGKILL:
+        # Out of memory: it will most likely come again. Whether it is tried is for the user's retries to say.
+        return Kind.RECOVERABLE, Origin.USER, Code.OUT_OF_MEMORY.value
+    return Kind.NON_RECOVERABLE, Origin.USER, error_code(cause)
+
+
+def _platforms(cause: RankOutcome) -> str | None:
+    """The code of a failure that is the platform's; None for the program's own. The user's word wins: an error that
+    the user calls recoverable is the user's, and a disk that is full stays full."""
+    raised, number = cause.raised, _signal_of(cause)
+    if raised is not None:
+        if raised.fault is Fault.RECOVERABLE or _is_full(cause):
+            return None
+        if BROKEN_ERRNOS.intersection(raised.errnos):
+            return Code.DISK.value
+        return Code.STORAGE.value if raised.fault is Fault.SYSTEM else None
+    if number not in _PLATFORM_SIGNALS or (number == signal.SIGKILL and cause.out_of_memory):
+        return None
+    return f"SYSTEM:{signal.Signals(number).name}"
+
+
+def _signal_of(cause: RankOutcome) -> int:
+    """The signal that ended a rank; 0 for every other end."""
+    return -(cause.exit_code or 0) if cause.status is Status.KILLED else 0
+
+
+def _is_full(cause: RankOutcome) -> bool:
+    return cause.raised is not None and bool(FULL_ERRNOS.intersection(cause.raised.errnos))

@@ -21,15 +21,14 @@ from .. import lastwords
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import ConfigError, RankFailedError, SafedistError
+from ..flyte import error_document
 from ..job import run
-from ..job.verdict import Kind, is_infrastructure
+from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import prefork
 from . import overrides
 from .serialization import SerializesToKubeflow, plan_task
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
-
-_EXIT_INFRASTRUCTURE = 1
 
 _literals: contextvars.ContextVar[LiteralMap | None] = contextvars.ContextVar("safedist_inputs", default=None)
 
@@ -125,8 +124,9 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             result = run.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
         except SafedistError as error:
             lastwords.keep(error)
-            if remote and is_infrastructure(error):
-                raise _leave_for_retry(error) from error
+            verdict = of_error(error)
+            if remote and verdict is not None:
+                raise _leave_for_retry(verdict) from error
             raise
         if isinstance(result, run.Done):
             return result
@@ -136,10 +136,10 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
                 # nothing uploaded, and in silence.
                 raise SystemExit(0)
             raise IgnoreOutputs("node 0 has uploaded what this job came to")
+        if result.origin is Origin.SYSTEM:
+            raise _leave_for_retry(result) if remote else result.error
         if result.kind is Kind.RECOVERABLE:
             raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)
-        if remote and result.kind is Kind.INFRASTRUCTURE:
-            raise _leave_for_retry(result.error)
         raise result.error
 
     def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
@@ -164,10 +164,10 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
 
 
-def _leave_for_retry(error: SafedistError) -> SystemExit:
-    """Non-zero exit and no upload: the one way to tell Flyte that this was the platform's doing, to be retried."""
-    run.say(f"infrastructure failure; nothing is uploaded, so that Flyte retries: {error}")
-    return SystemExit(_EXIT_INFRASTRUCTURE)
+def _leave_for_retry(verdict: Verdict) -> error_document.Decided:
+    """The platform's doing: uploaded as such, so that another attempt costs none of the task's retries."""
+    run.say(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
+    return error_document.Decided(error_document.SystemFailure(verdict.code, str(verdict.error), verdict.time_ns))
 
 
 TaskPlugins.register_pythontask_plugin(SafeHorovod, SafeTask)

@@ -218,8 +218,14 @@ def _alone(env: Mapping[str, str], asked: Asked) -> Topology:
         nproc_per_node=asked.nproc_per_node,
         endpoint=None,
         source="single pod" if in_pod else "local run",
+        alone=True,
         notes=notes,
     )
+
+
+def is_alone(env: Mapping[str, str]) -> bool:
+    """No operator speaks in *env*: nobody replaces this pod when it fails."""
+    return not any(adapter.recognises(env) for adapter in ADAPTERS)
 
 
 def _has_index(env: Mapping[str, str]) -> bool:

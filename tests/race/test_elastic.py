@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2
+from flyteidl.core import errors_pb2, execution_pb2
 
 from flytekitplugins_safedist.rendezvous import departures
 from flytekitplugins_safedist.rendezvous.client import ReservedPort
@@ -125,13 +125,14 @@ def test_a_recoverable_exception_stays_recoverable(warm, tmp_path):
     assert uploaded_error(next(pod for pod in ended if pod.uploaded)).kind == RECOVERABLE
 
 
-def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(warm, tmp_path):
+def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_once(warm, tmp_path):
     ended = Job(warm, tmp_path, "torch", "killed").run_two()
-    assert all(pod.code != 0 for pod in ended)
-    assert [pod.uploaded for pod in ended] == [[], []]
-    for pod in ended:
-        assert "rank 3 (local_rank 1) on node 1" in pod.err
-        assert "was killed by SIGKILL" in pod.err
+    assert [pod.code for pod in ended] == [0, 0]
+    assert sorted(pod.uploaded for pod in ended) == [[], ["error.pb"]]
+    error = next(uploaded_error(pod) for pod in ended if pod.uploaded)
+    assert (error.code, error.origin) == ("SYSTEM:SIGKILL", execution_pb2.ExecutionError.SYSTEM)
+    assert error.message.startswith("rank 3 (local_rank 1) on node 1")
+    assert "was killed by SIGKILL" in error.message
 
 
 @pytest.mark.parametrize("task", BACKENDS)
@@ -224,7 +225,8 @@ def test_the_loss_of_the_stores_host_ends_every_pod_without_an_upload(warm, tmp_
 
 def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):
     ended = Job(warm, tmp_path, "torch_impatient", "nothing").start(0).wait()
-    assert ended.code != 0
-    assert ended.uploaded == []
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    error = uploaded_error(ended)
+    assert (error.code, error.origin) == ("SYSTEM:RendezvousTimeout", execution_pb2.ExecutionError.SYSTEM)
     assert "fewer than 2 nodes came together within 1 s" in ended.err
     assert "1 process(es) have joined" in ended.err

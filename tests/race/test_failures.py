@@ -11,7 +11,7 @@ from typing import Any
 
 import flytekit
 import pytest
-from flyteidl.core import errors_pb2
+from flyteidl.core import errors_pb2, execution_pb2
 from flytekit.exceptions.user import FlyteRecoverableException
 
 import flytekitplugins_safedist
@@ -129,13 +129,17 @@ def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no
     assert text.count("raised ValueError") == 1
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "system"])
-def test_pyflyte_execute_uploads_nothing_for_infrastructure_and_exits_non_zero(warm, tmp_path, how):
+@pytest.mark.parametrize(("how", "code"), [("SIGKILL", "SYSTEM:SIGKILL"), ("system", "SYSTEM:Storage")])
+def test_pyflyte_execute_uploads_the_platforms_failure_as_such_and_exits_0(warm, tmp_path, how, code):
     ended = failed(warm, tmp_path / "job", how, kind="execute")
-    assert ended.code == 1
-    assert ended.uploaded == []
-    assert "infrastructure failure" in ended.err
-    assert "rank 1" in ended.err
+    assert ended.code == 0, ended.err
+    assert ended.uploaded == ["error.pb"]
+    error = error_document(ended).error
+    assert (error.kind, error.origin) == (errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM)
+    assert error.code == code
+    assert error.message.startswith("rank 1 (local_rank 1) on node 0")
+    assert error.timestamp.seconds
+    assert f"infrastructure failure, uploaded as {code}" in ended.err
 
 
 def test_pyflyte_execute_uploads_outputs_on_success(warm, tmp_path):
@@ -259,5 +263,6 @@ def test_a_killed_rank_server_takes_its_ranks_with_it_and_is_reported(warm, tmp_
 
 def test_a_killed_rank_server_is_infrastructure(warm, tmp_path, ranks_gate):
     ended = lost_server(warm, tmp_path / "job", ranks_gate, "execute")
-    assert ended.code == 1
-    assert ended.uploaded == []
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    error = error_document(ended).error
+    assert (error.code, error.origin) == ("SYSTEM:RanksNotStarted", execution_pb2.ExecutionError.SYSTEM)

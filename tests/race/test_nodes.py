@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2
+from flyteidl.core import errors_pb2, execution_pb2
 
 from flytekitplugins_safedist.rendezvous import departures
 from flytekitplugins_safedist.rendezvous.client import ReservedPort
@@ -131,14 +131,13 @@ def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):
 
 
 @pytest.mark.parametrize("task", BACKENDS)
-def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(warm, tmp_path, task):
+def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_by_node_0(warm, tmp_path, task):
     first, second = Job(warm, tmp_path, task, "killed").run()
-    assert first.code != 0
-    assert second.code != 0
-    assert (first.uploaded, second.uploaded) == ([], [])
-    for node in (first, second):
-        assert "rank 3 (local_rank 1) on node 1" in node.err
-        assert "was killed by SIGKILL" in node.err
+    assert (first.code, second.code) == (0, 0)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert platforms(first) == "SYSTEM:SIGKILL"
+    assert "rank 3 (local_rank 1) on node 1" in uploaded_error(first).message
+    assert "was killed by SIGKILL" in uploaded_error(first).message
 
 
 @pytest.mark.parametrize("task", BACKENDS)
@@ -190,12 +189,30 @@ def test_the_loss_of_node_0_ends_the_other_pod_without_an_upload(warm, tmp_path,
     assert ended.scratch == []
 
 
-def test_a_node_that_never_comes_is_named_by_the_one_that_waits(warm, tmp_path):
+def platforms(ended: Ended) -> str:
+    """The code of what was uploaded: another attempt, at the platform's cost."""
+    error = uploaded_error(ended)
+    assert (error.kind, error.origin) == (RECOVERABLE, execution_pb2.ExecutionError.SYSTEM)
+    return str(error.code)
+
+
+def test_a_node_that_never_comes_is_named_in_the_verdict_of_node_0(warm, tmp_path):
     job = Job(warm, tmp_path, "torch_impatient", "nothing")
     ended = job.start(0).wait()
-    assert ended.code != 0
-    assert ended.uploaded == []
-    assert "node 1 of 2 did not arrive within 1 s" in ended.err
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    assert platforms(ended) == "SYSTEM:RendezvousTimeout"
+    assert "node 1 of 2 did not arrive within 1 s" in uploaded_error(ended).message
+
+
+def test_when_node_0_never_comes_another_uploads_the_verdict_and_a_late_node_0_finds_it(warm, tmp_path):
+    job = Job(warm, tmp_path / "job", "torch_impatient", "nothing")
+    ended = job.start(1).wait()
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    assert platforms(ended) == "SYSTEM:RendezvousTimeout"
+    assert "node 0" in uploaded_error(ended).message
+    late = job.start_again(0, ended.files / "outputs").wait()
+    assert (late.code, late.left, late.scratch) == (0, [], [])
+    assert "what it came to is uploaded" in late.err
 
 
 def test_what_only_node_1_cannot_do_is_no_second_error_upload(warm, tmp_path):

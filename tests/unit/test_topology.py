@@ -113,7 +113,7 @@ def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
     topology = from_env({"PATH": "/bin"}, Asked(1, 1, 4))
 
     assert topology == Topology(
-        node_rank=0, min_nodes=1, max_nodes=1, nproc_per_node=4, endpoint=None, source="local run"
+        node_rank=0, min_nodes=1, max_nodes=1, nproc_per_node=4, endpoint=None, source="local run", alone=True
     )
 
 

@@ -12,9 +12,11 @@ import pytest
 from flytekitplugins_safedist.errors import (
     ConfigError,
     FencedError,
+    GroupClosedError,
     JobInterruptedError,
     LaunchError,
     MissingDependencyError,
+    NodeLostError,
     PayloadError,
     RankFailedError,
     RankKilledError,
@@ -26,7 +28,7 @@ from flytekitplugins_safedist.errors import (
     TopologyError,
 )
 from flytekitplugins_safedist.job.policy import Action, Decision
-from flytekitplugins_safedist.job.verdict import Kind, Verdict, is_infrastructure, judge
+from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.scratch import Usage
 from tests.outcomes import failed, outcome, raised
@@ -39,30 +41,48 @@ def verdict(cause: RankOutcome, limit: int | None = None) -> Verdict:
     return judge(cause, OVER, disk=DISK, limit=limit)
 
 
+USERS = (Kind.NON_RECOVERABLE, Origin.USER)
+USERS_RETRIES = (Kind.RECOVERABLE, Origin.USER)
+PLATFORMS = (Kind.RECOVERABLE, Origin.SYSTEM)
+
+
+def killed(number: int, *, out_of_memory: bool = False) -> RankOutcome:
+    return outcome(0, Status.KILLED, exit_code=-number, out_of_memory=out_of_memory)
+
+
 @pytest.mark.parametrize(
-    ("cause", "kind", "error"),
+    ("cause", "ends", "code", "error"),
     [
-        (failed(), Kind.USER, RankFailedError),
-        (failed(of=raised(repeats=True)), Kind.USER, RankFailedError),
-        (failed(of=raised(fault=Fault.RECOVERABLE)), Kind.RECOVERABLE, RankFailedError),
-        (failed(of=raised(fault=Fault.SYSTEM)), Kind.INFRASTRUCTURE, RankKilledError),
-        (outcome(0, Status.EXITED, exit_code=0), Kind.USER, RankFailedError),
-        (outcome(0, Status.EXITED, exit_code=7), Kind.USER, RankFailedError),
+        (failed(), USERS, "USER:ValueError", RankFailedError),
+        (failed(of=raised(repeats=True)), USERS, "USER:ValueError", RankFailedError),
+        (failed(of=raised(fault=Fault.RECOVERABLE)), USERS_RETRIES, "USER:ValueError", RankFailedError),
+        (failed(of=raised(fault=Fault.SYSTEM)), PLATFORMS, "SYSTEM:Storage", RankKilledError),
+        (failed(of=raised("OSError", errnos=(errno.EIO,))), PLATFORMS, "SYSTEM:NodeDisk", RankKilledError),
+        (failed(of=raised("OSError", errnos=(errno.ESTALE,))), PLATFORMS, "SYSTEM:NodeDisk", RankKilledError),
+        (failed(of=raised("OSError", errnos=(errno.ENOSPC, errno.EIO))), USERS, "USER:OSError", RankFailedError),
+        (outcome(0, Status.EXITED, exit_code=0), USERS, "USER:Exit0", RankFailedError),
+        (outcome(0, Status.EXITED, exit_code=7), USERS, "USER:Exit7", RankFailedError),
+        (killed(signal.SIGKILL, out_of_memory=True), USERS_RETRIES, "USER:OutOfMemory", RankFailedError),
+        (killed(signal.SIGTERM, out_of_memory=True), PLATFORMS, "SYSTEM:SIGTERM", RankKilledError),
         *(
-            (outcome(0, Status.KILLED, exit_code=-number), Kind.INFRASTRUCTURE, RankKilledError)
+            (killed(number), PLATFORMS, f"SYSTEM:{number.name}", RankKilledError)
             for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
         ),
         *(
-            (outcome(0, Status.KILLED, exit_code=-number), Kind.USER, RankFailedError)
+            (killed(number), USERS, f"USER:{number.name}", RankFailedError)
             for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
         ),
     ],
-    ids=lambda value: value.value if isinstance(value, Kind) else getattr(value, "__name__", ""),
 )
-def test_each_way_to_fail_is_what_the_contract_says(cause: RankOutcome, kind: Kind, error: type[SafedistError]) -> None:
+def test_each_way_to_fail_is_what_the_contract_says(
+    cause: RankOutcome, ends: tuple[Kind, Origin], code: str, error: type[SafedistError]
+) -> None:
     judged = verdict(cause)
-    assert judged.kind is kind
+    assert (judged.kind, judged.origin) == ends
+    assert judged.code == code
     assert type(judged.error) is error
+    if isinstance(judged.error, RankFailedError):
+        assert judged.error.error_code == code
 
 
 def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_time() -> None:
@@ -90,7 +110,7 @@ def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> Non
 def test_a_full_disk_without_a_limit_says_that_there_is_none() -> None:
     cause = failed(of=raised("OSError", errnos=(errno.ENOSPC,)))
     assert "Scratch is with no size limit: 3.0 GiB in /scratch/job (" in str(verdict(cause).error)
-    assert verdict(cause).kind is Kind.USER
+    assert verdict(cause).kind is Kind.NON_RECOVERABLE
 
 
 def test_a_full_disk_deep_in_the_chain_of_causes_is_found() -> None:
@@ -110,25 +130,39 @@ def test_other_errnos_are_no_full_disk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "infrastructure"),
+    ("error", "code"),
     [
-        *(
-            (cls("x"), True)
-            for cls in (
-                JobInterruptedError,
-                LaunchError,
-                RendezvousError,
-                RendezvousTimeoutError,
-                StoreLostError,
-                FencedError,
-            )
-        ),
-        *((cls("x"), False) for cls in (PayloadError, MissingDependencyError, TopologyError, ScratchError)),
-        (ConfigError([]), False),
+        (JobInterruptedError("x"), "SYSTEM:Stopped"),
+        (LaunchError("x"), "SYSTEM:RanksNotStarted"),
+        (RendezvousTimeoutError("x"), "SYSTEM:RendezvousTimeout"),
+        (RendezvousError("x"), "SYSTEM:RendezvousTimeout"),
+        (NodeLostError("x"), "SYSTEM:NodeLost"),
+        (StoreLostError("x"), "SYSTEM:NodeLost"),
+        (GroupClosedError("x"), "SYSTEM:NodeLost"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_keeps_a_job_from_running_is_retried_only_where_the_platform_may_be_at_fault(
-    error: SafedistError, infrastructure: bool
-) -> None:
-    assert is_infrastructure(error) is infrastructure
+def test_what_the_platform_does_to_a_job_is_retried_at_its_own_cost(error: SafedistError, code: str) -> None:
+    assert is_infrastructure(error)
+    judged = of_error(error)
+    assert judged is not None
+    assert (judged.kind, judged.origin, judged.code, judged.error) == (*PLATFORMS, code, error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PayloadError("x"), MissingDependencyError("x"), TopologyError("x"), ScratchError("x"), ConfigError([])],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_mistake_that_would_repeat_is_not_the_platforms(error: SafedistError) -> None:
+    assert not is_infrastructure(error)
+    assert of_error(error) is None
+
+
+def test_a_ghost_has_no_say() -> None:
+    assert is_infrastructure(FencedError("x"))
+    assert of_error(FencedError("x")) is None
+
+
+def test_codes_are_told_apart_by_who_pays_for_the_next_attempt() -> None:
+    assert {code.value.partition(":")[0] for code in Code} == {"USER", "SYSTEM"}
