@@ -60,6 +60,8 @@ class Timeouts:
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end.
         heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
+        preemption: for ranks to save their work after the pod is told to stop, before they are ended. The pod's grace
+            period allows for it.
         upload: for node 0 to upload the outputs, while the other nodes wait. When the store fails, node 0 tries again
             for half of it, at most 600 s.
     """
@@ -70,6 +72,7 @@ class Timeouts:
     stop: float = 5.0
     exit: float = 60.0
     heartbeat: float = 60.0
+    preemption: float = 20.0
     upload: float = 3600.0
 
 
