@@ -23,6 +23,15 @@ from .outcome import signal_reason
 from .preload import SAFE_IMPORT_ENVIRONMENT
 
 SERVER_NICE_SECONDS = 40.0
+SIGNAL_SECONDS = 30.0
+"""How long the server may take to pass a signal on. Its work is short then; only a stopped machine is that slow."""
+
+_KILLED_SECONDS = 10.0
+"""How long a server that was killed is waited for."""
+
+
+class NoAnswerError(LaunchError):
+    """The server is there, and has not answered in its time."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +157,19 @@ class RankServer:
         return pids
 
     def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
-        """Send a signal to ranks that have not ended: to the ranks alone, or to all they have started as well."""
-        self._ask("signal", {"pids": list(pids), "number": int(number), "whole_group": whole_group}, timeout=30.0)
+        """Send a signal to ranks that have not ended: to the ranks alone, or to all they have started as well.
+
+        Raises:
+            LaunchError: the server is gone, and the ranks with it. One that does not answer is ended: what it does not
+                pass on would reach nobody, and its ranks would run on.
+        """
+        request = {"pids": list(pids), "number": int(number), "whole_group": whole_group}
+        try:
+            self._ask("signal", request, timeout=SIGNAL_SECONDS)
+        except NoAnswerError as error:
+            with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
+                os.kill(self._pid, signal.SIGKILL)
+            raise self._lost() from error
 
     def guard(self, paths: Sequence[Path]) -> None:
         """Have the server remove ``paths`` should this process die before it says otherwise."""
@@ -195,7 +215,7 @@ class RankServer:
         while number not in self._replies:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise LaunchError(
+                raise NoAnswerError(
                     f"the process that starts ranks did not answer {op!r} in time",
                     where={"pid": self._pid},
                     seen=f"nothing for {timeout:g} s",
@@ -250,7 +270,7 @@ class RankServer:
     def _reap(self, patience: float) -> None:
         if self._exit_code is not None:
             return
-        deadline = time.monotonic() + patience
+        killed, deadline = False, time.monotonic() + patience
         while True:
             try:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -260,6 +280,8 @@ class RankServer:
                 self._exit_code = os.waitstatus_to_exitcode(status)
                 return
             if time.monotonic() > deadline:
+                if killed:
+                    return  # the kernel cannot end it now: it waits for a device or a file system
                 os.kill(self._pid, signal.SIGKILL)
-                deadline = float("inf")
+                killed, deadline = True, time.monotonic() + _KILLED_SECONDS
             time.sleep(0.005)

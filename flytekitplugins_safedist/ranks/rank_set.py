@@ -31,6 +31,13 @@ class _Member:
     ended: Ended | None = None
     outcome: RankOutcome | None = None
     noted: bool = False
+    given_up: bool = False
+    """It has reported success, and not even SIGKILL ends it: its success counts, and nothing waits for it any more."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process that can still be waited for."""
+        return bool(self.pid) and self.ended is None and not self.given_up
 
 
 def plan_orders(
@@ -148,10 +155,11 @@ class Ranks:
 
     @property
     def finished(self) -> bool:
-        """Whether every rank has succeeded and ended. A rank that reported but lingers is ended after its time."""
+        """Whether every rank has succeeded and ended. A rank that reported but lingers is ended after its time, once:
+        what SIGKILL cannot end (a process that waits for a wedged GPU or NFS) does not take back what it reported."""
         if not all(member.outcome and member.outcome.status is Status.SUCCEEDED for member in self._members):
             return False
-        lingering = [member for member in self._members if member.ended is None]
+        lingering = [member for member in self._members if member.running]
         if not lingering:
             return True
         self._all_reported = self._all_reported or time.monotonic()
@@ -162,7 +170,20 @@ class Ranks:
                 "(a thread or an exit handler that does not return); ending them"
             )
             self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+            self._give_up(lingering)
         return False
+
+    def _give_up(self, lingering: Sequence[_Member]) -> None:
+        """Go on without ranks that SIGKILL has not ended."""
+        left = [member for member in lingering if member.running]
+        for member in left:
+            member.given_up = True
+        if left:
+            listed = ", ".join(f"{member.order.context.rank} (process {member.pid})" for member in left)
+            self._warn(
+                f"warning: rank(s) {listed} were not ended by SIGKILL within {_KILL_PATIENCE_SECONDS:g} s (the kernel "
+                "waits for a device or a file system); their success counts, and the job goes on without them"
+            )
 
     def settle(self) -> None:
         """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
@@ -188,12 +209,12 @@ class Ranks:
                 self._warn(f"{scratch.human(unseen)} of the ranks' output were not shown: nobody reads this node's log")
 
     def _end(self, number: int, patience: float) -> None:
-        running = [member.pid for member in self._members if member.pid and member.ended is None]
+        running = [member.pid for member in self._members if member.running]
         if not running:
             return
         self._server.signal(running, number, whole_group=number == signal.SIGKILL)
         deadline = time.monotonic() + patience
-        while any(member.pid and member.ended is None for member in self._members):
+        while any(member.running for member in self._members):
             left = deadline - time.monotonic()
             if left <= 0:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.errors import LaunchError
+from flytekitplugins_safedist.ranks import forkserver_client
 from flytekitplugins_safedist.ranks.forkserver_client import Ended, RankServer, Start
 from tests.procs import DEADLINE, ROOT, alive, until
 
@@ -116,3 +118,34 @@ def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_
     server.close()
     assert not alive(server._pid)
     assert server._exit_code == 0, "it left by itself, and was not killed for its import"
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run(server, tmp_path, fork, monkeypatch):
+    """Stopped, as under a debugger or on a machine that is out of memory: what it is told to signal must end all the
+    same."""
+    monkeypatch.setattr(forkserver_client, "SIGNAL_SECONDS", 0.05)
+    order = tmp_path / "order"  # a FIFO that nobody fills: the rank waits for it
+    os.mkfifo(order)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    [pid] = server.start([Start(order, environment, tmp_path / "log")], fork=fork, timeout=DEADLINE)
+    writer = opened_when_read(order)
+    os.kill(server._pid, signal.SIGSTOP)
+    with pytest.raises(LaunchError, match="is gone, and its ranks with it") as caught:
+        server.signal([pid], signal.SIGKILL, whole_group=True)
+    assert "did not answer 'signal' in time" in str(caught.value.__cause__)
+    until(lambda: not alive(pid), "the rank ends")
+    os.close(writer)
+
+
+def opened_when_read(fifo: Path) -> int:
+    """The writing end of a FIFO, as soon as somebody reads."""
+    ends: list[int] = []
+
+    def opened() -> bool:
+        with contextlib.suppress(OSError):
+            ends.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(ends)
+
+    until(opened, "somebody reads")
+    return ends[0]

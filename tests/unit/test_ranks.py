@@ -14,11 +14,13 @@ from flytekitplugins_safedist import SafeTorch, Timeouts
 from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import memory, worker
+from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import Ended, Start
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.rank_set import Ranks, plan_orders
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
+from tests.procs import until
 
 
 class Processes:
@@ -27,6 +29,7 @@ class Processes:
     def __init__(self) -> None:
         self.to_come: list[Ended] = []
         self.signalled: list[tuple[tuple[int, ...], int, bool]] = []
+        self.unkillable: set[int] = set()
 
     def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
         return [100 + number for number in range(len(starts))]
@@ -38,7 +41,8 @@ class Processes:
     def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
         self.signalled.append((tuple(pids), number, whole_group))
         if number == signal.SIGKILL:
-            self.to_come += [Ended(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in pids]
+            killed = [pid for pid in pids if pid not in self.unkillable]
+            self.to_come += [Ended(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in killed]
 
 
 @pytest.fixture
@@ -149,6 +153,24 @@ def test_a_crash_after_a_reported_success_is_only_a_warning(round_):
     assert ranks.finished
     [warning] = warnings
     assert "rank 4 reported success, then ended with SIGSEGV" in warning
+
+
+def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all(round_, monkeypatch):
+    """Such a process (it waits in the kernel) cannot be made at will: the stand-in never reports its end."""
+    monkeypatch.setattr(module, "_KILL_PATIENCE_SECONDS", 0.01)
+    ranks, processes, orders, warnings = round_
+    processes.unkillable.add(101)
+    for order in orders:
+        leave(order, Status.SUCCEEDED)
+    processes.to_come = [Ended(100, 0, 1)]
+    ranks.poll()
+    until(lambda: ranks.finished, "the success that was reported counts")
+    kills = [each for each in processes.signalled if each[1] == signal.SIGKILL]
+    assert kills == [((101,), signal.SIGKILL, True)], "SIGKILL once: there is nothing stronger"
+    assert "rank(s) 5 reported success but did not end" in warnings[0]
+    assert "rank(s) 5 (process 101) were not ended by SIGKILL within 0.01 s" in warnings[1]
+    ranks.stop()
+    assert [each for each in processes.signalled if each[1] != signal.SIGKILL] == [], "nobody waits for it any more"
 
 
 def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
