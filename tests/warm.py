@@ -147,8 +147,8 @@ def _be_the_case(case: dict[str, Any]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        sys.__stdout__.flush()  # a case may have replaced sys.stdout
+        sys.__stderr__.flush()
         os._exit(code)
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -376,7 +376,9 @@ def _torch_settings() -> Iterator[None]:
 
 def to_stdout(text: str) -> None:
     """Ranks' output goes where the task's own would."""
-    encoding = sys.stdout.encoding or "utf-8"
+    # A user's module may have put an object in its place that has no more than a write().
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     # A log in ASCII shows other letters escaped; they must not end the thread that shows them.
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
+    with suppress(AttributeError):
+        sys.stdout.flush()

@@ -59,7 +59,8 @@ class _Attended:
 def say(text: str) -> None:
     """One line of safedist's own in the node's log."""
     sys.stderr.write(f"[safedist] {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(AttributeError):  # an object of the user's with no more than a write()
+        sys.stderr.flush()
 
 
 @arrival.elsewhere_if_told(Elsewhere())

@@ -264,7 +264,9 @@ class _Server:
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
-                except (OSError, ValueError):
+                except AttributeError:
+                    continue  # an object of the user's with no more than a write(), which holds nothing back
+                except Exception:  # the same, whatever it raises: nothing may come between here and the end
                     code = code or worker.EXIT_FAILED
             os._exit(code)
 

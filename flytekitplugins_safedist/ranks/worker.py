@@ -6,6 +6,7 @@ inputs and outputs travel as Flyte literals, converted in the rank itself, so th
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -108,8 +109,9 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     if preloaded is not None:
         preload.refresh(preloaded, order.environment)
     _redirect_output(order.log)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    # By number: sys.stderr may be an object of the user's.
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
     context.enter(order.context)
     seconds: dict[str, float] = {}
     try:
@@ -176,9 +178,12 @@ def _redirect_output(log: Path) -> None:
     os.dup2(file, 2)
     os.close(file)
     os.close(null)
-    for stream in (sys.stdout, sys.stderr):
+    # A preloaded module may have put objects of its own in their place, with no more than a write(): those stay, and the
+    # streams below them are what is set up.
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         # Whole lines at once, at once: the node's log is live, and a killed rank's last words are kept.
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
 def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_a_module_that_takes_signals_for_itself_does_not_hide_the_end_of_its_ran
     ended = warm.run("job_signals:still_ends", tmp_path / "job", environment={"TEST_HOW": how})
     assert ended.value == "rank 0"
     assert "start_method preload" in ended.err
+
+
+@pytest.mark.parametrize("task", ["preloaded", "spawned"])
+def test_a_module_that_replaces_the_standard_streams_by_objects_with_only_a_write_keeps_its_ranks(warm, tmp_path, task):
+    ended = warm.run(f"job_streams:{task}", tmp_path / "job")
+    assert ended.value == "rank 0"
+    # The agent has imported the module as well, and notes what it passes on.
+    assert all(re.search(rf"^\[rank {rank}\] noted: .*seen by {rank}$", ended.out, re.M) for rank in (0, 1)), ended.out
+    assert f"start_method {'preload' if task == 'preloaded' else 'spawn'}" in ended.err
 
 
 @pytest.mark.parametrize("task", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
