@@ -17,7 +17,7 @@ from ..config.options import Resolved
 from ..errors import RendezvousError, SafedistError, ScratchError
 from ..flyte import task_context, uploads
 from ..flyte.output_limits import OutputLimits, limits_from
-from ..ranks import backends, memory, payload, scratch
+from ..ranks import backends, main_module, memory, payload, scratch
 from ..ranks.forkserver_client import RankServer
 from ..ranks.payload import JobOrder
 from ..ranks.scratch import JobScratch
@@ -272,6 +272,7 @@ def _job_order(
         flyte=flyte,
         upload_timeout=upload_timeout,
         limits=limits,
+        main=main_module.of(task.task_function, sys.modules),
     )
 
 

@@ -20,6 +20,8 @@ from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
 from ..flyte.output_limits import OutputLimits, refusal, refused
 from ..flyte.task_context import FlyteSnapshot
+from . import main_module
+from .main_module import MainModule
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext
@@ -43,6 +45,7 @@ class JobOrder:
         flyte: the Flyte context.
         upload_timeout: seconds that an upload may take.
         limits: of what Flyte takes as outputs; None in a local run, where nothing limits them.
+        main: where the agent's ``__main__`` came from, when the task is at home there; else None.
     """
 
     module: str | None
@@ -54,6 +57,7 @@ class JobOrder:
     flyte: FlyteSnapshot
     upload_timeout: float
     limits: OutputLimits | None = None
+    main: MainModule | None = None
 
     def to_json(self) -> str:
         """The order as JSON."""
@@ -76,6 +80,7 @@ class JobOrder:
             flyte=FlyteSnapshot(**flyte),
             upload_timeout=data["upload_timeout"],
             limits=OutputLimits(**data["limits"]) if data["limits"] is not None else None,
+            main=MainModule(**data["main"]) if data["main"] is not None else None,
         )
 
 
@@ -135,6 +140,8 @@ def load_task(order: JobOrder) -> PythonFunctionTask[Any]:
         import cloudpickle
 
         task: PythonFunctionTask[Any] = cloudpickle.loads(base64.b64decode(order.pickled))
+        if order.main is not None:
+            main_module.stand_in(order.main, task.task_function)
         return task
     module = importlib.import_module(str(order.module))
     try:

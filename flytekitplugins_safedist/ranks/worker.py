@@ -178,8 +178,8 @@ def _redirect_output(log: Path) -> None:
     os.dup2(file, 2)
     os.close(file)
     os.close(null)
-    # A preloaded module may have put objects of its own in their place, with no more than a write(): those stay, and the
-    # streams below them are what is set up.
+    # A preloaded module may have put objects of its own in their place, with no more than a write(): those stay, and
+    # the streams below them are what is set up.
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         # Whole lines at once, at once: the node's log is live, and a killed rank's last words are kept.
         with contextlib.suppress(AttributeError, ValueError, OSError):

@@ -28,6 +28,7 @@ from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
 from flytekitplugins_safedist.job import run
 from flytekitplugins_safedist.plugin.task import SafeTorch
 from flytekitplugins_safedist.ranks import payload, scratch
+from flytekitplugins_safedist.ranks.main_module import MainModule
 from flytekitplugins_safedist.ranks.payload import JobOrder
 
 pytestmark = pytest.mark.processes
@@ -95,6 +96,7 @@ TEXT = st.text(max_size=10)
             metadata=st.dictionaries(TEXT, TEXT, max_size=2),
         ),
         upload_timeout=st.floats(min_value=0, max_value=1e6),
+        main=st.none() | st.builds(MainModule, file=st.none() | TEXT, name=st.none() | TEXT),
     )
 )
 def test_an_order_reads_back_equal(original: JobOrder) -> None:

@@ -143,6 +143,11 @@ def test_a_task_of_the_main_module_works_unless_what_it_holds_cannot_be_pickled(
     assert ended.scratch == []
 
 
+def test_objects_of_a_script_reach_the_processes_that_its_ranks_spawn(warm, tmp_path):
+    ended = warm.run(f"{ROOT / 'tests' / 'jobs' / 'job_script.py'}:__main__", tmp_path / "job", kind="main")
+    assert "total 800" in ended.out, ended.err
+
+
 def test_a_lambda_at_module_level_works(call, ranks_gate):
     assert call("nameless").value is None
     assert sorted(ranks_gate.heard(2)) == ["lambda on rank 0", "lambda on rank 1"]

@@ -1,0 +1,36 @@
+"""A script with its task in ``__main__``, whose ranks hand objects of the script to spawned processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+
+
+class Shard:
+    """What a dataset is: an object of a class of the script's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def total(self) -> int:
+        return FACTOR * self.number
+
+
+FACTOR = 100
+
+
+def read(shard: Shard) -> int:
+    return shard.total()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def train() -> int:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return sum(pool.map(read, [Shard(current_rank().rank + 1), Shard(7)]))
+
+
+if __name__ == "__main__":
+    print("total", train())
