@@ -20,6 +20,7 @@ BACKEND = "SAFEDIST_BACKEND"
 GPUS = "SAFEDIST_GPUS"
 """GPUs that each pod was to get, where the task asked for any."""
 START_METHOD = "SAFEDIST_START_METHOD"
+"""How ranks start, where that is not by preloading: then the entrypoint does not import and fork early."""
 TIMEOUTS = "SAFEDIST_TIMEOUTS"
 """How long nodes wait for each other, where there are several: a node whose code cannot be loaded must know it too."""
 

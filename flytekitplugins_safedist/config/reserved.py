@@ -7,7 +7,7 @@ from ..errors import Problem
 
 PINNED = frozenset(
     {
-        *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS, names.TIMEOUTS),
+        *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS, names.START_METHOD, names.TIMEOUTS),
     }
 )
 """What registration decided."""

@@ -133,6 +133,9 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
         envvars.NPROC_PER_NODE: str(resolved.nproc_per_node),
         envvars.BACKEND: resolved.backend,
     }
+    if resolved.start_method != "preload":
+        # Else the entrypoint would import everything and fork, for a rank server that such a task has no use for.
+        pinned[envvars.START_METHOD] = resolved.start_method
     if high > 1:
         pinned[envvars.TIMEOUTS] = timeouts_text(resolved.timeouts)
     gpus = gpus_requested(asks, shape, nodes=(low, high)).gpus

@@ -238,5 +238,6 @@ CASES: dict[str, Case] = {
         BAKED,
     ),
     "scratch-elsewhere": (lambda: make(SafeHorovod(scratch=Scratch(path="/data/scratch"))), BAKED),
+    "ranks-spawned": (lambda: make(SafeHorovod(nproc_per_node=2, start_method="spawn")), BAKED),
     "environment": (lambda: make(SafeHorovod(nproc_per_node=2), environment={"LR": "0.1"}), BAKED),
 }

@@ -1,0 +1,28 @@
+"""When a pod imports early and forks its rank server: with the variables that registration has pinned into it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flytekitplugins_safedist import SafeTorch, prefork, preload
+from flytekitplugins_safedist.task import SafeTask
+
+
+def train() -> None:
+    """Never runs."""
+
+
+@pytest.mark.parametrize(("method", "early"), [("preload", True), ("spawn", False)])
+def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method, early):
+    pinned = dict(SafeTask(SafeTorch(start_method=method), train).serialized.job.environment)
+    imported: list[str] = []
+
+    def noting(libraries: list[str], modules: list[str]) -> preload.Preloaded:
+        imported.extend(libraries)
+        return preload.Preloaded("this test process is not forked")
+
+    monkeypatch.setattr(preload, "preload", noting)
+    monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
+    prefork.prepare(pinned)
+    assert ("torch" in imported) == early
+    assert prefork.take() is None
