@@ -24,6 +24,10 @@ START_METHOD = "SAFEDIST_START_METHOD"
 TIMEOUTS = "SAFEDIST_TIMEOUTS"
 """How long nodes wait for each other, where there are several: a node whose code cannot be loaded must know it too."""
 
+EPHEMERAL_STORAGE = "SAFEDIST_EPHEMERAL_STORAGE"
+"""Bytes of its node's disk that the container may use before the kubelet evicts its pod; without a limit of its own,
+what the node has. Filled in by Kubernetes (a ``resourceFieldRef``), so that it holds whatever changed the limit."""
+
 # --- set in every rank ---------------------------------------------------------------------------------------------
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"

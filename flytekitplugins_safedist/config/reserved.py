@@ -12,8 +12,13 @@ PINNED = frozenset(
 )
 """What registration decided."""
 
-INTERNAL = frozenset({names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.AGENT_STORE, names.ROUND})
-"""What a launcher or agent of ours tells its own."""
+INTERNAL = frozenset(
+    {
+        *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.AGENT_STORE, names.ROUND),
+        names.EPHEMERAL_STORAGE,
+    }
+)
+"""What a launcher or agent of ours tells its own, or Kubernetes tells them."""
 
 IDENTITY = names.IDENTITY | {
     *(names.NNODES, names.JOBSET_NPROC_PER_NODE, names.JOB_COMPLETION_INDEX),

@@ -35,6 +35,7 @@ from ..errors import GroupClosedError, JobInterruptedError, SafedistError
 from ..ranks import scratch
 from ..ranks.backends import Group, RankBackend
 from ..ranks.context import RankContext
+from ..ranks.disk_limit import DiskLimit, DiskWatch
 from ..ranks.forkserver_client import RankServer
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks, plan_orders
@@ -46,7 +47,6 @@ from .policy import Action
 from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1
-_USAGE_EVERY_SECONDS = 5.0
 _END_SECONDS = 10.0
 """From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""
 STORE_PORT = "agent_store_port"
@@ -67,6 +67,7 @@ class NodePlan:
         run_id: names the job; the same on every node.
         attempt: Flyte's attempt.
         fork: whether ranks may be forked from the server.
+        limit: how much they may write to disk.
     """
 
     settings: Resolved
@@ -77,6 +78,7 @@ class NodePlan:
     run_id: str
     attempt: int
     fork: bool
+    limit: DiskLimit | None = None
 
 
 @dataclass
@@ -132,7 +134,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._show = show
         self._say = say
         self._ranks: Ranks | None = None
-        self._usage_checked = time.monotonic()
+        self._disk = DiskWatch(plan.limit)
         self._job = JobWide(
             handler,
             max_restarts=settings.max_restarts,
@@ -167,8 +169,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
                 self.report.seconds["total"] = time.monotonic() - started
         ended = self._job.ended()
         if ended is not None:
-            limit = self.plan.settings.size_limit
-            self.report.verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=limit)
+            self.report.verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=self.plan.limit)
         return self.report
 
     def _invoke_run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -200,10 +201,10 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         ranks.poll()
         if ranks.failed:
             return self._round_failed(ranks)
-        excess = self._over_limit(ranks)
+        excess = self._disk.excess(lambda: ranks.usage(self.plan.scratch))
         if excess is not None:
             ranks.stop()
-            return self._decided(ranks, excess)
+            return self._decided(ranks, ranks.blame(*excess))
         self._job.watch_nodes()
         if not ranks.finished:
             return RunResult(state=WorkerState.HEALTHY)
@@ -253,17 +254,6 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         decision = self._job.settle(cause, str(ranks.usage(self.plan.scratch)))
         torch_inside.allow_restarts(self, 1 if decision.action is Action.RESTART else 0)
         return RunResult(state=WorkerState.FAILED)
-
-    def _over_limit(self, ranks: Ranks) -> RankOutcome | None:
-        """The rank that wrote most, failed for it, when this node's ranks together hold more than their limit."""
-        limit = self.plan.settings.size_limit
-        now = time.monotonic()
-        if limit is None or now - self._usage_checked < _USAGE_EVERY_SECONDS:
-            return None
-        self._usage_checked = now
-        usage = ranks.usage(self.plan.scratch)
-        error = scratch.over_limit(usage, limit)
-        return None if error is None else ranks.blame(usage.largest(), error)
 
     def _end_round(self, number: int) -> None:
         ranks, self._ranks = self._ranks, None

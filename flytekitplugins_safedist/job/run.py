@@ -17,7 +17,7 @@ from ..config.options import Resolved
 from ..errors import RendezvousError, SafedistError, ScratchError
 from ..flyte import task_context, uploads
 from ..flyte.output_limits import OutputLimits, limits_from
-from ..ranks import backends, main_module, memory, payload, scratch
+from ..ranks import backends, disk_limit, main_module, memory, payload, scratch
 from ..ranks.forkserver_client import RankServer
 from ..ranks.payload import JobOrder
 from ..ranks.scratch import JobScratch
@@ -110,7 +110,8 @@ def run(
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
     running = server or RankServer.spawn(_server_environment(settings, environment))
-    root = _scratch_root(settings, environment, getattr(task.task_config, "scratch_volume", None))
+    volume = getattr(task.task_config, "scratch_volume", None)
+    root = _scratch_root(settings, environment, volume)
     scratched = _scratch(root, settings, execution=flyte.execution_id[2], attempt=attempt)
     with ends.replaced_when_undecided(place, say), voice, running, scratched as (job, keep):
         # Orders hold every rank's environment, and with it the task's secrets: they never stay.
@@ -133,6 +134,7 @@ def run(
                 run_id=run_id,
                 attempt=attempt,
                 fork=fork,
+                limit=disk_limit.limit_of(settings, environment, volume),
             )
             say(_start_line(plan, version=flyte.task_id[3] if flyte.task_id else ""))
             imported = max(running.imported(), 0 if fork else memory.anonymous())

@@ -29,8 +29,9 @@ from ..errors import (
     SafedistError,
     StoreLostError,
 )
+from ..ranks.disk_limit import DiskLimit
 from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code
-from ..ranks.scratch import FULL_ERRNOS, human
+from ..ranks.scratch import FULL_ERRNOS
 from .policy import Decision
 
 
@@ -127,19 +128,19 @@ def of_error(error: SafedistError) -> Verdict | None:
     return None
 
 
-def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: int | None) -> Verdict:
+def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit | None) -> Verdict:
     """What a job that failed with this root cause, and is not restarted any more, ends as.
 
     Args:
         cause: the root cause.
         decision: why there is no further restart.
         disk: what scratch held on the root cause's node, as text.
-        limit: the scratch limit in bytes, or None.
+        limit: how much ranks may write there, or None.
     """
     kind, origin, code = _judged(cause)
     text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
     if _is_full(cause):
-        allowed = f"limited to {human(limit)} by Scratch(size_limit=...)" if limit is not None else "with no size limit"
+        allowed = f"limited to {limit}" if limit is not None else "with no size limit"
         error: SafedistError = RankFailedError(
             f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n{text}",
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "

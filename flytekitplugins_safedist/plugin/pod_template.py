@@ -43,6 +43,8 @@ def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
             # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
             where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=shape.scratch_volume.mount_path)
             primary.env = [*(primary.env or ()), where]
+    if _is_limited_by_pod(shape.scratch_volume, resolved):
+        primary.env = [*(primary.env or ()), _ephemeral_storage()]
     _name_ports(primary)
     for container in template.pod_spec.containers[1:]:
         _complete_limits(container)
@@ -58,6 +60,22 @@ def shared_memory(shape: JobShape, asks: TaskAsks) -> bool | str | None:
     if asks.shared_memory or not shape.shared_memory:
         return asks.shared_memory
     return None if SHARED_MEMORY_MOUNT in mounted_paths(asks) else shape.shared_memory
+
+
+def _is_limited_by_pod(volume: ScratchVolume | None, resolved: Resolved) -> bool:
+    """Whether the ranks' limit on disk follows from the pod's (see :mod:`.disklimit`)."""
+    if resolved.size_limit is not None or resolved.scratch.path is not None:
+        return False
+    return volume is None or (volume.claim is None and volume.medium == "disk")
+
+
+def _ephemeral_storage() -> Any:
+    """Tell the container its limit, as Kubernetes sees it in the end: the task's, a role's, an override's, or a
+    namespace's default."""
+    from kubernetes.client import V1EnvVar, V1EnvVarSource, V1ResourceFieldSelector
+
+    limit = V1ResourceFieldSelector(resource="limits.ephemeral-storage")
+    return V1EnvVar(name=envvars.EPHEMERAL_STORAGE, value_from=V1EnvVarSource(resource_field_ref=limit))
 
 
 def _name_ports(container: Any) -> None:

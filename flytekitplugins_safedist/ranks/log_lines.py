@@ -1,11 +1,15 @@
 """Ranks' output, live in the node's log: whole lines, each with its rank.
 
 Ranks write to files (so a rank never blocks on a slow reader, and its last words survive it); one thread here follows
-all of them and passes on every complete line of the ranks that are to be shown.
+all of them and passes on every complete line of the ranks that are to be shown. What is passed on, or not to be shown,
+and not among a file's last bytes any more, goes back to the disk: the file becomes a hole there, and a rank that prints
+for weeks does not fill the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +22,12 @@ _TAIL_BYTES = 256 * 1024
 _BLOCK = 256 * 1024
 """Bytes of one file that are in memory at a time, however much a rank has printed."""
 
+KEPT_BYTES = 16 << 20
+"""The end of each rank's log that stays on disk, for the error's last lines and for whoever keeps scratch."""
+
+_FREED_AT_ONCE = 4 << 20
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
+
 DRAIN_SECONDS = 60.0
 """How long ranks' output may go on being passed on when they have ended: a reader that has stopped must not keep the
 agent from reporting how they did."""
@@ -26,21 +36,24 @@ agent from reporting how they did."""
 @dataclass
 class _Followed:
     path: Path
-    prefix: str
+    prefix: str | None
+    """None: not shown."""
     offset: int = 0
     """Bytes read."""
     passed: int = 0
-    """Bytes passed on."""
+    """Bytes passed on, or not to be."""
+    freed: int = 0
+    """Bytes given back to the disk."""
     partial: bytes = b""
 
 
 class LogFollower:
     """Follows the log files of one round; the last lines are passed on before ``stop`` returns."""
 
-    def __init__(self, logs: Sequence[tuple[str, Path]], write: Callable[[str], object]) -> None:
+    def __init__(self, logs: Sequence[tuple[str | None, Path]], write: Callable[[str], object]) -> None:
         """
         Args:
-            logs: prefix and file of each rank to show.
+            logs: prefix and file of each rank; None in place of the prefix of a rank that is not shown.
             write: takes one block of text made of whole lines.
         """
         self._files = [_Followed(path, prefix) for prefix, path in logs]
@@ -64,7 +77,8 @@ class LogFollower:
         self._stop.set()
         if self._thread.ident is not None:  # never started: ranks that could not be started are torn down as well
             self._thread.join(within)
-        return sum(max(0, _size(followed.path) - followed.passed) for followed in self._files)
+        shown = [followed for followed in self._files if followed.prefix is not None]
+        return sum(max(0, _size(followed.path) - followed.passed) for followed in shown)
 
     def _run(self) -> None:
         try:
@@ -88,6 +102,10 @@ class LogFollower:
         return any(passed_on)
 
     def _pass_on_block(self, followed: _Followed) -> bool:
+        if followed.prefix is None:
+            followed.passed = _size(followed.path)
+            _free(followed)
+            return False
         text = _read_block(followed)
         *lines, followed.partial = (followed.partial + text).split(b"\n")
         if len(followed.partial) > _MAX_LINE:
@@ -96,6 +114,7 @@ class LogFollower:
         if lines:
             self._write("".join(self._shown(followed, line) for line in lines))
             followed.passed = followed.offset - len(followed.partial)
+            _free(followed)
         return bool(text)
 
     @staticmethod
@@ -112,6 +131,26 @@ def _read_block(followed: _Followed) -> bytes:
         return b""
     followed.offset += len(data)
     return data
+
+
+def _free(followed: _Followed) -> None:
+    """Give back to the disk what is passed on and not to be kept.
+
+    A hole, and not a new file or a cut one: ranks and all that they started hold this very file open, and a byte that
+    is written between a look and a cut would be lost. Whoever reads the file finds zeros there.
+    """
+    until = followed.passed - KEPT_BYTES
+    if until - followed.freed >= _FREED_AT_ONCE:
+        # Where the file system has no holes (NFS before 4.2), the log stays whole, and counts in the ranks' limit.
+        _punch_hole(followed.path, followed.freed, until)
+        followed.freed = until
+
+
+def _punch_hole(path: Path, start: int, end: int) -> None:
+    fallocate = ctypes.CDLL(None).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        fallocate(file.fileno(), _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start)
 
 
 def _size(path: Path) -> int:

@@ -87,7 +87,7 @@ class Ranks:
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
         self._memory_before = memory.cgroup()
-        self._follower = log_lines.LogFollower(_shown(orders, settings), show)
+        self._follower = log_lines.LogFollower(_followed(orders, settings), show)
 
     def start(self, *, fork: bool) -> dict[int, int]:
         """Start every rank.
@@ -279,12 +279,18 @@ class Ranks:
         return scratch.usage(job, contexts[0].round, [context.rank for context in contexts])
 
 
-def _shown(orders: Sequence[RankOrder], settings: Resolved) -> list[tuple[str, Path]]:
+def _followed(orders: Sequence[RankOrder], settings: Resolved) -> list[tuple[str | None, Path]]:
+    """Each rank's log with the prefix of its lines; None where they are not shown."""
     logs = settings.logs
     return [
-        (logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank), order.log)
+        (
+            logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank)
+            if logs.show is None or at.rank in logs.show
+            else None,
+            order.log,
+        )
         for order in orders
-        if (at := order.context) and (logs.show is None or at.rank in logs.show)
+        if (at := order.context)
     ]
 
 

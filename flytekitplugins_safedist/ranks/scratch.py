@@ -129,10 +129,16 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
 
 
 def remove_rounds_before(job: JobScratch, round_: int) -> None:
-    """Remove what the ranks of earlier rounds left, as far as possible. Their processes are gone."""
-    for path in job.path.glob("round-*"):
-        if int(path.name.removeprefix("round-")) < round_:
+    """Remove what the ranks of earlier rounds left, their logs too, as far as possible. Their processes are gone."""
+    for path in _of_other_rounds(job, round_):
+        if int(path.name.split("-")[1]) < round_:
             remove(path)
+
+
+def _of_other_rounds(job: JobScratch, round_: int) -> list[Path]:
+    """Directories and logs of all rounds but this one."""
+    found = [*job.path.glob("round-*"), *job.logs.glob("round-*")]
+    return [path for path in found if path.name.split("-")[1] != str(round_)]
 
 
 def remove(path: Path) -> str | None:
@@ -217,8 +223,12 @@ def _noting(name: str, problems: dict[str, str]) -> Iterator[None]:
 
 
 def bytes_of(path: Path) -> int:
-    """Bytes that the files below ``path`` take on disk; what vanishes meanwhile counts as nothing."""
-    return sum(_sizes(path))
+    """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0
+    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else found.st_blocks * 512
 
 
 def _sizes(path: Path) -> Iterator[int]:
@@ -240,16 +250,24 @@ def _sizes(path: Path) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Usage:
-    """How much each rank of this node holds in a round, in bytes, and how much room the file system has left."""
+    """What the ranks of this node hold on disk, in bytes, and how much room the file system has left.
+
+    Attributes:
+        path: the job's directory.
+        by_rank: rank and bytes of each, its log included.
+        free: bytes.
+        earlier: bytes that are kept of earlier rounds.
+    """
 
     path: Path
     by_rank: tuple[tuple[int, int], ...]
     free: int
+    earlier: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of all ranks together."""
-        return sum(size for _, size in self.by_rank)
+        """Bytes of all ranks together, and of earlier rounds."""
+        return sum(size for _, size in self.by_rank) + self.earlier
 
     def largest(self) -> int:
         """The rank that holds most."""
@@ -257,27 +275,17 @@ class Usage:
 
     def __str__(self) -> str:
         ranked = sorted(self.by_rank, key=lambda item: -item[1])
-        listed = ", ".join(f"rank {rank}: {human(size)}" for rank, size in ranked)
-        return f"{human(self.total)} in {self.path} ({listed}); {human(self.free)} free on its file system"
+        listed = [f"rank {rank}: {human(size)}" for rank, size in ranked]
+        listed += [f"earlier rounds: {human(self.earlier)}"] if self.earlier else []
+        free = f"{human(self.free)} free on its file system"
+        return f"{human(self.total)} in {self.path} ({', '.join(listed)}); {free}"
 
 
 def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
-    """Measure one round of a job."""
-    by_rank = tuple((rank, bytes_of(job.rank(round_, rank).path)) for rank in ranks)
-    return Usage(path=job.path, by_rank=by_rank, free=shutil.disk_usage(job.path).free)
-
-
-def over_limit(measured: Usage, limit: int) -> ScratchError | None:
-    """The error for a round that holds more than its limit, or None."""
-    if measured.total <= limit:
-        return None
-    return ScratchError(
-        "the ranks of this node wrote more than their scratch limit",
-        where={"directory": measured.path},
-        seen=str(measured),
-        expected=f"at most {human(limit)} (Scratch(size_limit=...))",
-        hint="write less to current_rank().scratch and temporary files, remove what is done with, or raise size_limit",
-    )
+    """Measure a job in one of its rounds."""
+    by_rank = tuple((rank, bytes_of(job.rank(round_, rank).path) + bytes_of(job.log(round_, rank))) for rank in ranks)
+    earlier = sum(map(bytes_of, _of_other_rounds(job, round_)))
+    return Usage(path=job.path, by_rank=by_rank, free=shutil.disk_usage(job.path).free, earlier=earlier)
 
 
 def human(size: int) -> str:

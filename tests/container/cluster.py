@@ -124,6 +124,8 @@ class Pod:
         return {one["name"]: self._value(one) for one in self.main["env"]}
 
     def _value(self, variable: Mapping[str, Any]) -> str:
+        if "resourceFieldRef" in variable.get("valueFrom", {}):
+            return "0"  # nobody limits a container's disk here, nor evicts it
         if "valueFrom" in variable:
             return {"metadata.name": self.name}[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         return str(variable.get("value", ""))  # Go leaves an empty value out

@@ -77,7 +77,7 @@ def test_tasks_that_share_a_pod_template_do_not_affect_each_other() -> None:
 def test_time_for_the_code_is_pinned_where_it_is_not_the_default() -> None:
     def pinned(**options: Any) -> dict[str, str]:
         sent = MessageToDict(template_of(make(SafeHorovod(nproc_per_node=2, **options)), BAKED))
-        return {one["name"]: one["value"] for one in sent["k8sPod"]["podSpec"]["containers"][0]["env"]}
+        return {one["name"]: one.get("value", "") for one in sent["k8sPod"]["podSpec"]["containers"][0]["env"]}
 
     assert pinned(timeouts=Timeouts(code=90.0))["SAFEDIST_CODE_TIMEOUT"] == "90"
     assert "SAFEDIST_CODE_TIMEOUT" not in pinned()

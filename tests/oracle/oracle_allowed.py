@@ -61,6 +61,11 @@ MEANT = (
         recorded="None",
     ),
     Allowed(
+        rf"{_CONTAINER}\.env\[SAFEDIST_EPHEMERAL_STORAGE\]",
+        "Kubernetes tells the container its limit of ephemeral storage, from which its ranks' own follows",
+        recorded="None",
+    ),
+    Allowed(
         rf"{_CONTAINER}\.volumeMounts\[/dev/shm\]\.name",
         "shared memory is asked of the backend, where with_overrides can replace it, and no volume of our own",
         recorded="safedist-shm",

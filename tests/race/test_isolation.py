@@ -85,6 +85,17 @@ def test_a_rank_over_the_limit_ends_the_job_with_who_holds_how_much(warm, tmp_pa
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_without_a_limit_of_the_users_the_pods_own_ends_the_job_before_the_kubelet_evicts_it(warm, tmp_path):
+    ended = warm.run(
+        "job_private:over_the_limit", tmp_path / "job", environment={"SAFEDIST_EPHEMERAL_STORAGE": str(2 << 20)}
+    )
+    text = str(ended.error)
+    assert "at most 1.0 MiB by the pod's ephemeral storage of 2.0 MiB" in text
+    assert text.index("rank 1: 3.") < text.index("rank 0: ")
+    assert "a restart cannot help" in text
+    assert ended.scratch == []
+
+
 @pytest.mark.parametrize("kind", ["missing", "a file"])
 def test_scratch_in_a_place_that_is_no_directory_is_an_error_that_names_it(warm, tmp_path, kind):
     place = tmp_path / "place"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist import SafeTorch, prefork, preload
-from flytekitplugins_safedist.task import SafeTask
+from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist.plugin.task import SafeTask
+from flytekitplugins_safedist.ranks import prefork, preload
 
 
 def train() -> None:

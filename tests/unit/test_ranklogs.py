@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import threading
 import tracemalloc
@@ -97,6 +98,44 @@ def test_however_much_a_rank_prints_little_of_it_is_in_memory_at_a_time(tmp_path
         tracemalloc.stop()
     assert shown == 320_000 * len(line)
     assert peak < shown / 8
+
+
+@pytest.mark.parametrize("prefix", ["", None])
+def test_a_log_takes_little_disk_however_much_a_rank_prints_and_keeps_its_end(
+    tmp_path: Path, prefix: str | None
+) -> None:
+    log = tmp_path / "0"
+    line = b"x" * 99 + b"\n"
+    shown = 0
+
+    def count(block: str) -> None:
+        nonlocal shown
+        shown += len(block)
+
+    follower = LogFollower([(prefix, log)], count)
+    append(log, line * 640_000)
+    append(log, b"the last thing it said\n")
+    follower.start()
+    assert follower.stop() == 0
+    assert shown == (0 if prefix is None else 640_000 * len(line) + len(b"the last thing it said\n"))
+    assert log.stat().st_size == 640_000 * len(line) + len(b"the last thing it said\n")
+    assert 16 << 20 <= log.stat().st_blocks * 512 < 24 << 20
+    with log.open("rb") as file:
+        file.seek(-(16 << 20), os.SEEK_END)
+        assert b"\0" not in file.read()
+    assert tail(log, 2) == ((line * 2).decode().splitlines()[0], "the last thing it said")
+
+
+def test_what_nobody_has_read_yet_is_not_given_back(tmp_path: Path) -> None:
+    log, unread = tmp_path / "0", threading.Event()
+    append(log, (b"x" * 99 + b"\n") * 320_000)
+    follower = LogFollower([("", log)], lambda _: unread.wait())
+    follower.start()
+    try:
+        follower.stop(within=0.2)
+        assert log.stat().st_blocks * 512 >= 32_000_000
+    finally:
+        unread.set()
 
 
 def test_a_reader_that_has_stopped_keeps_nobody_waiting_for_ever_and_what_it_missed_is_told(tmp_path: Path) -> None:

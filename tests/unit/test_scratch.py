@@ -9,6 +9,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,14 +244,17 @@ def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path, execution="x", attempt=0)
     for round_, rank, size in ((0, 0, 1 << 20), (1, 0, 1 << 16), (1, 1, 1 << 18)):
         (scratch.make_rank(job, round_, rank).tmp / "data").write_bytes(os.urandom(size))
+    job.log(1, 2).write_bytes(b"x" * (1 << 19))
+    job.log(0, 2).write_bytes(b"x" * (1 << 14))
     measured = scratch.usage(job, 1, [0, 1, 2])
     assert measured.path == job.path
     assert [rank for rank, _ in measured.by_rank] == [0, 1, 2]
     sizes = dict(measured.by_rank)
     assert 1 << 16 <= sizes[0] < 1 << 17
     assert 1 << 18 <= sizes[1] < 1 << 19
-    assert sizes[2] == 0
-    assert measured.total == sum(sizes.values())
+    assert sizes[2] == 1 << 19, "its log"
+    assert (1 << 20) + (1 << 14) <= measured.earlier < 1 << 21
+    assert measured.total == sum(sizes.values()) + measured.earlier
     assert measured.free > 0
 
 
@@ -259,21 +263,12 @@ USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * 2**30)), free=5 * 
 
 def test_usage_in_words_names_who_filled_it_first() -> None:
     assert str(USAGE) == ("3.0 GiB in /s/job (rank 1: 3.0 GiB, rank 0: 512 B); 5.0 MiB free on its file system")
+    with_earlier = str(replace(USAGE, earlier=2**30))
+    assert with_earlier.startswith("4.0 GiB in /s/job (rank 1: 3.0 GiB, rank 0: 512 B, earlier rounds: 1.0 GiB);")
 
 
 def test_the_rank_that_holds_most_is_known() -> None:
     assert USAGE.largest() == 1
-
-
-def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
-    assert scratch.over_limit(USAGE, USAGE.total) is None
-    error = scratch.over_limit(USAGE, 2 * 2**30)
-    assert isinstance(error, ScratchError)
-    assert str(error) == (
-        f"the ranks of this node wrote more than their scratch limit [directory=/s/job] (seen: {USAGE}; "
-        "expected: at most 2.0 GiB (Scratch(size_limit=...))). Next step: write less to current_rank().scratch and "
-        "temporary files, remove what is done with, or raise size_limit"
-    )
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from flytekitplugins_safedist.errors import (
 )
 from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
+from flytekitplugins_safedist.ranks.disk_limit import DiskLimit
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.scratch import Usage
 from tests.outcomes import failed, outcome, raised
@@ -38,7 +39,8 @@ DISK = str(Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)),
 
 
 def verdict(cause: RankOutcome, limit: int | None = None) -> Verdict:
-    return judge(cause, OVER, disk=DISK, limit=limit)
+    allowed = None if limit is None else DiskLimit(limit, "by Scratch(size_limit=...)")
+    return judge(cause, OVER, disk=DISK, limit=allowed)
 
 
 USERS = (Kind.NON_RECOVERABLE, Origin.USER)
