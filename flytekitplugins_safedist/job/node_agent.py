@@ -205,6 +205,10 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         if excess is not None:
             ranks.stop()
             return self._decided(ranks, ranks.blame(*excess))
+        late = ranks.late()
+        if late is not None:
+            ranks.stop()
+            return self._decided(ranks, late)
         self._job.watch_nodes()
         if not ranks.finished:
             return RunResult(state=WorkerState.HEALTHY)

@@ -14,7 +14,7 @@ from ..errors import LaunchError, SafedistError, ScratchError
 from . import log_lines, memory, scratch, worker
 from .context import RankContext
 from .forkserver_client import Ended, RankServer, Start
-from .outcome import Raised, RankOutcome, Status, is_consequence, signal_reason
+from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
 from .scratch import JobScratch
 from .worker import RankOrder
 
@@ -22,6 +22,9 @@ SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
 
 _KILL_PATIENCE_SECONDS = 30.0
+
+_STACKS_SECONDS = 1.0
+"""For ranks to write where they are before they are ended."""
 
 
 @dataclass
@@ -86,6 +89,7 @@ class Ranks:
         self._warn = warn
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
+        self._start_deadline: float | None = None
         self._memory_before = memory.cgroup()
         self._follower = log_lines.LogFollower(_followed(orders, settings), show)
 
@@ -105,7 +109,7 @@ class Ranks:
         starts = []
         for member in self._members:
             order = member.order
-            file = order.outcome.with_suffix(".order")
+            file = order.file
             try:
                 file.write_text(order.to_json())
                 worker.reserve_outcome(order.outcome)
@@ -120,6 +124,7 @@ class Ranks:
         pids = self._server.start(starts, fork=fork, timeout=self._settings.timeouts.start)
         for member, pid in zip(self._members, pids, strict=True):
             member.pid = pid
+        self._start_deadline = time.monotonic() + self._settings.timeouts.start
         self._follower.start()
         return {member.order.context.local_rank: member.pid for member in self._members}
 
@@ -184,6 +189,35 @@ class Ranks:
                 f"warning: rank(s) {listed} were not ended by SIGKILL within {_KILL_PATIENCE_SECONDS:g} s (the kernel "
                 "waits for a device or a file system); their success counts, and the job goes on without them"
             )
+
+    def late(self) -> RankOutcome | None:
+        """The failure of a rank that has not begun its function in ``timeouts.start``, with the stack that it has now.
+
+        Preloading has a deadline of its own; this one is for what each rank does itself: imports, in a fresh
+        interpreter, and loading the task.
+        """
+        if self._start_deadline is None or time.monotonic() < self._start_deadline:
+            return None
+        self._start_deadline = None
+        waiting = [member for member in self._members if member.running and member.order.file.exists()]
+        waiting = [member for member in waiting if member.outcome is None]
+        if not waiting:
+            return None
+        # faulthandler writes every stack to the log; an interpreter that has not come so far is ended by it.
+        self._server.signal([member.pid for member in waiting], signal.SIGUSR1, whole_group=False)
+        self.poll(wait=_STACKS_SECONDS)
+        seconds = f"{self._settings.timeouts.start:g} s"
+        listed = ", ".join(str(member.order.context.rank) for member in waiting)
+        error = LaunchError(
+            "ranks have not begun the task's function in time",
+            where={"ranks": listed},
+            seen=f"still importing, or loading the task, after {seconds}",
+            expected="Timeouts(start=...) to be enough for that",
+            hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
+        )
+        raised = Raised(type(error).__name__, str(error), "", Fault.RECOVERABLE, code="USER:RanksNotReady")
+        outcome = replace(_bare_outcome(waiting[0], Status.RAISED, time.time_ns(), None), raised=raised)
+        return self._told(waiting[0], outcome)
 
     def settle(self) -> None:
         """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
@@ -268,6 +302,10 @@ class Ranks:
         outcome = member.outcome
         if outcome is None or not outcome.failed:
             return outcome  # type: ignore[return-value]  # callers pass members that have one
+        return self._told(member, outcome)
+
+    def _told(self, member: _Member, outcome: RankOutcome) -> RankOutcome:
+        """With the last lines of the rank's log."""
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self._settings.logs.tail_lines
         lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))

@@ -73,6 +73,12 @@ class RankOrder:
     outcome: Path
     result: Path
 
+    @property
+    def file(self) -> Path:
+        """Where the agent leaves this order. The rank removes it when it begins the user's function, which tells the
+        agent so: removing needs no room on a full disk."""
+        return self.outcome.with_suffix(".order")
+
     def to_json(self) -> str:
         """The order as JSON."""
         return json.dumps(asdict(self), default=str)
@@ -141,6 +147,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
         job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
     ) as ctx:
         phase_ended("import")
+        order.file.unlink(missing_ok=True)
         inputs = payload.native_inputs(job, task, ctx)
         phase_ended("inputs")
         returned = task.task_function(**inputs)

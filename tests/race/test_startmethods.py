@@ -70,3 +70,10 @@ def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tm
     if seeded:
         assert zero["random"] == pytest.approx(0.32383276483316237)
         assert zero["numpy"] == pytest.approx(0.07630828937395717)
+
+
+def test_imports_of_fresh_interpreters_have_the_deadline_of_the_start_too(warm, tmp_path):
+    ended = warm.run("job_late:never_begins", tmp_path / "job")
+    assert "have not begun the task's function in time" in str(ended.error)
+    assert "still importing, or loading the task, after 2 s" in str(ended.error)
+    assert ended.scratch == []

@@ -144,6 +144,37 @@ def test_other_ends_say_nothing_of_memory(round_, code):
     assert [outcome.memory for outcome in ranks.outcomes()] == [""]
 
 
+def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job):
+    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
+    orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
+    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
+    ranks.start(fork=False)
+    orders[0].file.unlink()  # rank 4 has begun
+    orders[1].log.write_text('File "users.py", line 7 in <module>\n')
+    late = ranks.late()
+    assert late is not None
+    assert processes.signalled == [((101,), signal.SIGUSR1, False)]
+    text = describe(late)
+    assert "rank 5 " in text
+    assert "ranks have not begun the task's function in time [ranks=5] (seen: still importing" in text
+    assert 'File "users.py", line 7 in <module>' in text
+    assert late.failed
+    assert ranks.late() is None, "it is told once"
+    ranks.stop()
+
+
+def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
+    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
+    orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
+    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
+    ranks.start(fork=False)
+    for order in orders:
+        order.file.unlink()
+    assert ranks.late() is None
+    assert processes.signalled == []
+    ranks.stop()
+
+
 def test_a_crash_after_a_reported_success_is_only_a_warning(round_):
     ranks, processes, orders, warnings = round_
     for order in orders:
