@@ -16,20 +16,70 @@ if TYPE_CHECKING:
     from .config.options import SafeTorch as SafeTorch
     from .config.options import Scratch as Scratch
     from .config.options import Timeouts as Timeouts
+    from .errors import *  # noqa: F403
+    from .plugin.task import RecoverableRankFailedError as RecoverableRankFailedError
     from .ranks.context import RankContext as RankContext
     from .ranks.context import current_rank as current_rank
+
+# Every error has a row in docs/errors.md.
+_ERRORS = (
+    "ArchiveError",
+    "CheckpointError",
+    "ClaimLostError",
+    "CodeNotFoundError",
+    "ConfigError",
+    "DownloadError",
+    "FencedError",
+    "FsAccessError",
+    "FsError",
+    "FsIdentityError",
+    "FsIoError",
+    "FsTimeoutError",
+    "FsUnsupportedError",
+    "GroupClosedError",
+    "IncompatibleVersionError",
+    "JobInterruptedError",
+    "LaunchError",
+    "MigrationError",
+    "MissingDependencyError",
+    "MpiLaunchError",
+    "NoSpaceError",
+    "NodeLostError",
+    "NotInTaskError",
+    "OutputTooLargeError",
+    "PathBlockedError",
+    "PayloadError",
+    "PublishError",
+    "RankFailedError",
+    "RankKilledError",
+    "ReadOnlyFsError",
+    "RenderError",
+    "RendezvousError",
+    "RendezvousTimeoutError",
+    "SafedistError",
+    "ScratchError",
+    "StagingError",
+    "StaleHandleError",
+    "StoreLostError",
+    "TopologyError",
+    "WorkFailedError",
+    "WorkerLostError",
+)
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
     "Logs": "config.options",
+    "Problem": "errors",
     "RankContext": "ranks.context",
+    "RecoverableRankFailedError": "plugin.task",
     "SafeHorovod": "plugin.task",
     "SafeTorch": "plugin.task",
     "Scratch": "config.options",
     "ScratchVolume": "config.cluster",
     "Timeouts": "config.options",
     "current_rank": "ranks.context",
+    **dict.fromkeys(_ERRORS, "errors"),
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)

@@ -187,8 +187,8 @@ class PathBlockedError(FsError):
     """Something else is in the way: a file where a directory is wanted, a link to nothing, a foreign lock file."""
 
 
-class FsAccessError(FsError):
-    """The caller may not do this here (EACCES, EPERM). Trying again does not help."""
+class FsAccessError(FsError, PermissionError):
+    """The caller may not do this here (EACCES, EPERM). Trying again does not help. A ``PermissionError`` too."""
 
 
 class ReadOnlyFsError(FsError):
@@ -211,8 +211,9 @@ class FsUnsupportedError(FsError):
     """The file system lacks an operation without which the promise cannot be kept (hard links, exclusive rename)."""
 
 
-class FsTimeoutError(FsError):
-    """The caller waited until its deadline. The message says for what, for whom, and what was there instead."""
+class FsTimeoutError(FsError, TimeoutError):
+    """The caller waited until its deadline. The message says for what, for whom, and what was there instead. A
+    ``TimeoutError`` too."""
 
 
 class ClaimLostError(FsError):
@@ -239,8 +240,9 @@ class FsIdentityError(FsError, TopologyError):
     """The environment names this process's rank only in part, or contradicts itself."""
 
 
-class RendezvousTimeoutError(RendezvousError):
-    """A deadline passed before every node was there. ``seen`` and the text name the nodes that are missing."""
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """A deadline passed before every node was there. ``seen`` and the text name the nodes that are missing. A
+    ``TimeoutError`` too."""
 
 
 class GroupClosedError(RendezvousError):

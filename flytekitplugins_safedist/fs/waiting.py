@@ -139,6 +139,8 @@ class Expected:
         """
         try:
             return self._look(path)
+        except FsError:
+            raise  # by the caller's own test of the content: some are OSErrors as well, and explained already
         except OSError as error:
             # A half-visible path gives any of these for a while; the deadline bounds how long we believe that.
             if error.errno in AGAIN | STALE | FAILED or isinstance(error, FileNotFoundError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
+import flytekitplugins_safedist
 from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
 from flytekitplugins_safedist.plugin import task  # noqa: F401  (task adds a subclass to the tree)
@@ -101,3 +103,36 @@ def test_a_config_error_counts_and_lists_all_of_its_problems() -> None:
 def test_what_is_a_rendezvous_error_can_be_caught_as_one() -> None:
     for name in ("RendezvousTimeoutError", "GroupClosedError", "FencedError", "StoreLostError"):
         assert issubclass(getattr(errors, name), errors.RendezvousError)
+
+
+@pytest.mark.parametrize("name", ["FsTimeoutError", "RendezvousTimeoutError"])
+def test_what_is_a_timeout_can_be_caught_as_pythons(name: str) -> None:
+    error = an(getattr(errors, name))
+    assert isinstance(error, TimeoutError)
+    assert str(error) == "it broke [path=/x, rank=3] (seen: [1]; expected: 2.5). Next step: look at /x"
+
+
+def test_every_error_that_calls_itself_a_timeout_is_one() -> None:
+    assert [cls for cls in every_class() if "Timeout" in cls.__name__ and not issubclass(cls, TimeoutError)] == []
+
+
+def test_a_refused_access_can_be_caught_as_pythons() -> None:
+    assert isinstance(an(errors.FsAccessError), PermissionError)
+
+
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+def test_every_error_is_importable_from_the_root_and_says_when_it_is_raised(cls: type[SafedistError]) -> None:
+    assert getattr(flytekitplugins_safedist, cls.__name__) is cls
+    assert cls.__name__ in flytekitplugins_safedist.__all__
+    assert cls.__doc__
+
+
+def test_the_table_of_the_docs_has_every_error_with_its_bases_and_words_in_every_column() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    assert [row for row in rows if len(row) != 4 or not all(row)] == []
+    shown = {row[0].strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows}
+    assert len(shown) == len(rows)
+    assert shown == {cls.__name__: [base.__name__ for base in cls.__bases__] for cls in every_class()}

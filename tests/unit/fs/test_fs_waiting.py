@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from flytekitplugins_safedist.errors import FsError, FsTimeoutError, PathBlockedError
+from flytekitplugins_safedist.errors import FsAccessError, FsError, FsTimeoutError, PathBlockedError
 from flytekitplugins_safedist.fs import wait_for
 from flytekitplugins_safedist.fs.waiting import LOOKS_PER_S, pauses
 
@@ -80,3 +80,16 @@ def test_pauses_start_short_and_differ(tmp_path):
     first = [next(pauses(8)) for _ in range(20)]
     assert max(first) < 0.01
     assert len(set(first)) > 1
+
+
+def test_an_error_of_the_callers_own_test_of_the_content_is_not_explained_again(tmp_path):
+    # FsAccessError is an OSError too, as is what the file system says.
+    refused = FsAccessError("the licence server refuses this host")
+
+    def refuse(_path):
+        raise refused
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FsAccessError) as caught:
+        wait_for(tmp_path / "file", content=refuse, timeout=5)
+    assert caught.value is refused
