@@ -40,6 +40,7 @@ _ERRORS = (
     "IncompatibleVersionError",
     "JobInterruptedError",
     "LaunchError",
+    "LaunchTimeoutError",
     "MigrationError",
     "MissingDependencyError",
     "MpiLaunchError",

@@ -136,6 +136,10 @@ class LaunchError(SafedistError):
     """The ranks of this node could not be started, or the process that starts them has died."""
 
 
+class LaunchTimeoutError(LaunchError, TimeoutError):
+    """The process that starts the ranks is there, and has not answered in its time. A ``TimeoutError`` too."""
+
+
 class RankFailedError(SafedistError):
     """The job failed in the user's function. The message is the root cause: the first failing rank of the job.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import envvars
-from ..errors import LaunchError
+from ..errors import LaunchError, LaunchTimeoutError
 from . import forkserver, memory
 from .outcome import signal_reason
 from .preload import SAFE_IMPORT_ENVIRONMENT
@@ -28,10 +28,6 @@ SIGNAL_SECONDS = 30.0
 
 _KILLED_SECONDS = 10.0
 """How long a server that was killed is waited for."""
-
-
-class NoAnswerError(LaunchError):
-    """The server is there, and has not answered in its time."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +162,7 @@ class RankServer:
         request = {"pids": list(pids), "number": int(number), "whole_group": whole_group}
         try:
             self._ask("signal", request, timeout=SIGNAL_SECONDS)
-        except NoAnswerError as error:
+        except LaunchTimeoutError as error:
             with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
                 os.kill(self._pid, signal.SIGKILL)
             raise self._lost() from error
@@ -215,7 +211,7 @@ class RankServer:
         while number not in self._replies:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise NoAnswerError(
+                raise LaunchTimeoutError(
                     f"the process that starts ranks did not answer {op!r} in time",
                     where={"pid": self._pid},
                     seen=f"nothing for {timeout:g} s",

@@ -105,7 +105,7 @@ def test_what_is_a_rendezvous_error_can_be_caught_as_one() -> None:
         assert issubclass(getattr(errors, name), errors.RendezvousError)
 
 
-@pytest.mark.parametrize("name", ["FsTimeoutError", "RendezvousTimeoutError"])
+@pytest.mark.parametrize("name", ["FsTimeoutError", "LaunchTimeoutError", "RendezvousTimeoutError"])
 def test_what_is_a_timeout_can_be_caught_as_pythons(name: str) -> None:
     error = an(getattr(errors, name))
     assert isinstance(error, TimeoutError)
