@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from tests.shared import directory_of_all_workers, shared
 # A loaded machine is slow, not wrong: no test of this project fails because of the time that an example took.
 settings.register_profile("safedist", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("safedist")
+
+# torch's store asks for the name of each address that connects. Loopback as IPv6 sees it (::ffff:127.0.0.1) is in no
+# hosts file, so the question goes to a name server, which may not answer: five seconds each without this (resolv.conf).
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ A client can
 
 * show entries that other clients made late (``late``: seconds since they were made) or not until told (``hidden``);
 * answer ``stat`` from a cache that is ``stale_attrs`` seconds old, until the file is opened (close-to-open);
+* remember for ``not_there`` seconds that a name was not found, until the directory it is in is opened;
 * fail an operation with any errno, before it is done or after (``faults``: a lost reply);
 * drop locks, refuse them, or arbitrate them between clients (``locks``); refuse hard links (``links``);
 * run full (``capacity`` in bytes, per client).

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import fnmatch
 import json
+import math
 import os
 import random
 import sys
@@ -24,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "late_match": "*",  # which paths (relative to the mount, fnmatch) are late
     "hidden": [],  # patterns of entries of other clients that stay out of sight until this list changes
     "stale_attrs": 0.0,  # seconds for which stat() answers from what it saw first
+    "not_there": 0.0,  # seconds for which a name that was not found stays so, unless its directory is opened
     "faults": [],  # [{"op", "errno", "when": "before"|"after", "first": n | "every": n | "chance": p, "match": glob}]
     "locks": "local",  # "local" (this kernel), "shared" (between clients), "dropped" (always granted), or an errno
     "links": True,  # False: link() fails with EPERM, as on FAT, SMB or object stores
@@ -93,11 +95,13 @@ class _Sight:
         self.visible_at: dict[str, float] = {}
         self.mine: set[str] = set()
         self.attrs: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.missed: dict[str, float] = {}
 
     def made(self, path: str) -> None:
         """This client made ``path``: it sees it at once; the others count from now."""
         self.mine.add(path)
         self.attrs.pop(path, None)
+        self.missed.pop(path, None)
         with contextlib.suppress(OSError):
             os.setxattr(self.root + path, BORN, repr(time.time()).encode(), follow_symlinks=False)
 
@@ -105,6 +109,22 @@ class _Sight:
         for table in (self.visible_at, self.attrs):
             table.pop(path, None)
         self.mine.discard(path)
+
+    def looked(self, path: str, answer: BaseException | None) -> None:
+        """This client has asked the server for ``path``."""
+        if isinstance(answer, FileNotFoundError):
+            self.missed.setdefault(path, time.monotonic())
+        elif answer is None:
+            self.missed.pop(path, None)
+
+    def opened(self, directory: str) -> None:
+        """Opening a directory makes this client ask again for what it did not find there (close-to-open)."""
+        for path in [path for path in list(self.missed) if os.path.dirname(path) == directory]:
+            self.missed.pop(path, None)
+
+    def remembers_no(self, path: str) -> bool:
+        """Whether this client says "no such file" without asking."""
+        return time.monotonic() < self.missed.get(path, -math.inf) + self.rules.values["not_there"]
 
     def check(self, path: str) -> None:
         """ENOENT unless this client sees ``path`` and every directory above it."""
@@ -176,8 +196,22 @@ class _Operations:
             self.sight.check(os.path.dirname(path))
         elif path is not None and op not in self.BY_HANDLE:
             self.sight.check(path)
-        result = getattr(self, op)(path, *args)
+        result = self._asked(op, path, *args) if op in ("getattr", "open") else getattr(self, op)(path, *args)
         self.rules.fault(op, name, "after")
+        return result
+
+    def _asked(self, op: str, path: str | None, *args: Any) -> Any:
+        """What finds a file by its name, unless this client remembers that there is none."""
+        if path is None or not self.rules.values["not_there"]:
+            return getattr(self, op)(path, *args)
+        if self.sight.remembers_no(path):
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        try:
+            result = getattr(self, op)(path, *args)
+        except OSError as error:
+            self.sight.looked(path, error)
+            raise
+        self.sight.looked(path, None)
         return result
 
     def init(self, path: str) -> None:  # fusepy registers only what exists
@@ -232,6 +266,7 @@ class _Operations:
         self.sight.made(path)
 
     def opendir(self, path: str) -> int:
+        self.sight.opened(path)
         return os.open(self.root + path, os.O_RDONLY | os.O_DIRECTORY)
 
     def readdir(self, path: str | None, handle: int) -> list[str]:

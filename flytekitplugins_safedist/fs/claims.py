@@ -286,6 +286,8 @@ def _write_record(path: Path, owner: Owner) -> int:
         os.write(handle, owner.to_text().encode())
         os.fsync(handle)
     except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
         os.close(handle)
         raise
     return handle

@@ -144,5 +144,4 @@ def test_a_breaker_that_slept_does_not_remove_the_next_owners_lock(tmp_path):
         with claim(lock) as second:
             slow.resume()
             assert isinstance(slow.outcome().error(), FsTimeoutError)
-            assert second._arbitrated() == pytest.approx(second._arbitrated())
             assert claims._read_record(lock).token == second.owner.token

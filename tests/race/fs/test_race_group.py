@@ -46,6 +46,7 @@ from flytekitplugins_safedist.fs import (
     use_group,
     wait_for,
 )
+from flytekitplugins_safedist.ranks import process_tree as descendants
 from tests.fusefs import FuseMount, require
 from tests.procs import until
 from tests.race.fs.ranks import pause, processes, rank_env
@@ -191,10 +192,13 @@ def test_who_waits_on_the_workers_machine_is_woken_and_need_not_look(meet, end):
         once.LOOK_S = LONG
 
         def load():
-            child = os.fork() if end == "works on" else 0  # it holds all that its parent has open
-            if child == 0 and end == "works on":
-                signal.pause()
-            pause(str(child))
+            if end == "works on" and os.fork() == 0:
+                parent = os.getppid()  # the child holds all that its parent has open, and ends with it
+                descendants.die_with_parent(signal.SIGKILL)
+                while os.getppid() == parent:
+                    signal.pause()
+                os._exit(0)
+            pause("at work")
             if end == "fails":
                 raise ValueError("no such bucket")
             return rank
@@ -204,7 +208,7 @@ def test_who_waits_on_the_workers_machine_is_woken_and_need_not_look(meet, end):
         return once_per_node("load", load, timeout=2 * LONG)
 
     with ranks(4, work, meet=meet) as started:
-        child = int(str(started[0].next_message()))
+        started[0].until("at work")
         for other in started[1:]:
             other.until("ready")
             other.resume()
@@ -219,13 +223,25 @@ def test_who_waits_on_the_workers_machine_is_woken_and_need_not_look(meet, end):
             assert {type(one.outcome(within=60).error()) for one in started} == {WorkFailedError}
         else:
             assert _values(started) == [0] * 4
-            os.kill(child, signal.SIGKILL)
+
+
+def test_work_that_kills_three_workers_is_not_begun_by_a_fourth(meet):
+    with ranks(
+        4,
+        lambda rank: once_per_job("load", lambda: _stopping_work(rank), on_death="takeover", timeout=LONG),
+        meet=meet,
+    ) as started:
+        left = list(started)
+        for _ in range(3):
+            worker = next(_whoever_is_at(left, "working"))
+            worker.kill()
+            left.remove(worker)
+        assert isinstance(left[0].outcome(within=60).error(), WorkerLostError)
 
 
 def _until_it_rests(pid: int) -> None:
     """Until a process sleeps in poll(2), as who listens for a bell does (proc(5), wchan)."""
-    while "poll" not in Path(f"/proc/{pid}/wchan").read_text():
-        os.sched_yield()
+    until(lambda: "poll" in Path(f"/proc/{pid}/wchan").read_text(), "a process that listens for a bell")
 
 
 def _whoever_is_at(started, point):
@@ -432,8 +448,10 @@ def test_the_users_word_wins_and_nothing_is_probed(meet, tmp_path):
 def test_one_slow_file_system_is_still_known_as_one(tmp_path):
     require()
     with ExitStack() as stack:
+        # The directory itself is seen at once, so that nobody is kept back until the others' probes are old.
+        late = {"late": [0.5, 2], "late_match": "data/*"}
         mounts = [
-            stack.enter_context(FuseMount(tmp_path / "server", tmp_path / f"node{node}", late=[0.5, 2], seed=node))
+            stack.enter_context(FuseMount(tmp_path / "server", tmp_path / f"node{node}", seed=node, **late))
             for node in range(2)
         ]
         meet = lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))  # noqa: E731
@@ -503,6 +521,30 @@ def test_a_rank_that_dawdles_after_all_are_ready_finds_it_published(meet, tmp_pa
         assert started[0].outcome(within=60).get() == (["meta", "shard-0", "shard-1"], 2)
         started[1].resume()
         assert started[1].outcome(within=60).get() == (["meta", "shard-0", "shard-1"], 2)
+
+
+@pytest.mark.parametrize("exists", ["fail", "replace"])
+def test_a_committer_killed_after_its_rename_has_published_and_its_heir_leaves_it_so(meet, tmp_path, exists):
+    target = tmp_path / "ckpt"
+    if exists == "replace":
+        with atomic_dir(target) as draft:
+            (draft / "old").touch()
+
+    def work(rank):
+        from flytekitplugins_safedist.fs import publishing
+
+        publish_dir = publishing.publish_dir
+        publishing.publish_dir = lambda *args, **how: publish_dir(*args, **how) or pause("renamed")
+        with publish(target, exists=exists, shared="yes", timeout=LONG) as part:
+            (part / str(rank)).touch()
+        return sorted(os.listdir(target))
+
+    with ranks(2, work, meet=meet) as started:
+        committer = next(_whoever_is_at(started, "renamed"))
+        committer.kill()
+        (heir,) = (one for one in started if one is not committer)
+        assert heir.outcome(within=60).get() == ["0", "1"]
+    assert [name for name in os.listdir(tmp_path) if "ckpt" in name] == ["ckpt"]
 
 
 def test_one_failing_rank_keeps_everything_back_and_is_named(meet, tmp_path):

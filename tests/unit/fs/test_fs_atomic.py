@@ -13,6 +13,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError
 from flytekitplugins_safedist.fs import atomic_path, atomic_write
+from flytekitplugins_safedist.fs.stale_files import aside
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EINTR])
@@ -37,6 +38,14 @@ def test_a_rename_whose_reply_is_lost_is_known_as_done_though_the_next_look_fail
         file.write(b"whole")
     assert failures == ["rename", "lstat"]
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_an_earlier_try_has_left_under_the_drafts_name_is_not_mixed_with_the_new(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "00" * size)
+    aside(tmp_path / "file").write_bytes(b"longer than what comes")
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_a_private_file_stays_private_when_it_is_replaced(tmp_path):

@@ -16,7 +16,7 @@ from flytekitplugins_safedist.errors import (
     PathBlockedError,
 )
 from flytekitplugins_safedist.fs import claim
-from flytekitplugins_safedist.fs.claims import Owner
+from flytekitplugins_safedist.fs.claims import Claim, Owner
 from flytekitplugins_safedist.fs.process import ProcessRecord, is_provably_dead, this_process
 from tests.fusefs import FuseMount, require
 
@@ -73,6 +73,15 @@ def test_a_dead_container_on_this_machine_is_known_by_the_lock_it_no_longer_hold
     (tmp_path / "lock").write_text(Owner(other, 0.0, "token", locked=True).to_text())
     with claim(tmp_path / "lock", timeout=5) as held:
         assert held.owner is not None
+
+
+def test_a_lock_that_is_free_on_somebody_elses_record_is_no_proof(tmp_path):
+    """Between the look at the record and the look at its lock, another may have taken the claim, without a lock."""
+    other = replace(this_process(), pid_ns="pid:[1]")
+    dead = Owner(other, 0.0, "of the dead", locked=True)
+    for lies_there, proof in ((dead, True), (replace(dead, token="of the next"), False)):
+        (tmp_path / "lock").write_text(lies_there.to_text())
+        assert Claim(tmp_path / "lock")._is_dead(dead) is proof
 
 
 def test_a_used_pid_with_another_start_time_is_dead():

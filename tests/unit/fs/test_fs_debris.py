@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
-from flytekitplugins_safedist.fs.stale_files import discard
+import pytest
+
+from flytekitplugins_safedist.fs import sweep
+from flytekitplugins_safedist.fs.process import is_provably_dead, this_process
+from flytekitplugins_safedist.fs.stale_files import _stamp, discard
+
+
+@pytest.mark.parametrize("of_group", ["", "-all"])
+def test_sweep_judges_nobody_of_another_machine_container_or_unknown_start(tmp_path, of_group):
+    gone = replace(this_process(), pid=2**22 + 1)  # above the kernel's largest pid
+    assert is_provably_dead(gone)
+    others = [replace(gone, boot_id="0123abcd"), replace(gone, pid_ns="pid:[1]"), replace(gone, started=-1)]
+
+    def draft(record):
+        made = tmp_path / f".ckpt.safedist-{_stamp(record)}-0123456789ab{of_group}"
+        made.mkdir()
+        return made
+
+    theirs, mine = [draft(record) for record in others], draft(gone)
+    assert sweep(tmp_path) == [mine]
+    assert sorted(tmp_path.iterdir()) == sorted(theirs)
 
 
 def test_read_only_directories_go_too_without_root(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -10,13 +11,14 @@ import torch.distributed as dist
 
 from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs import Identity, default_group, use_identity
+from flytekitplugins_safedist.fs import Group, Identity, default_group, use_identity
 
 
 @pytest.fixture(autouse=True)
 def rank_1_of_4_on_2_nodes(monkeypatch) -> Iterator[None]:
     monkeypatch.delenv(envvars.AGENT_STORE, raising=False)
     monkeypatch.delenv(envvars.COORDINATION_DIR, raising=False)
+    monkeypatch.setattr(sys.modules[Group.__module__], "_made", {})  # each test is a process of its own
     use_identity(Identity(1, 4, 1, 2, 0, 2))
     yield
     use_identity(None)
@@ -75,6 +77,26 @@ def test_files_coordinate_where_the_user_names_directory_and_run(monkeypatch, tm
     monkeypatch.setenv(envvars.COORDINATION_DIR, str(tmp_path))
     monkeypatch.setenv(envvars.JOB_ID, "run/7")
     assert default_group().board.where == f"files in {tmp_path}/run-7-0-0"
+
+
+def test_files_of_each_attempt_and_each_round_are_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv(envvars.COORDINATION_DIR, str(tmp_path))
+    monkeypatch.setenv(envvars.JOB_ID, "run")
+    places = set()
+    for attempt, round_ in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        use_identity(Identity(1, 4, 1, 2, 0, 2, round=round_, attempt=attempt))
+        places.add(default_group().board.where)
+    assert places == {f"files in {tmp_path}/run-{launch}" for launch in ("0-0", "0-1", "1-0", "1-1")}
+
+
+def test_a_torchrun_keeps_its_store_over_restarts_and_each_round_finds_its_own_notes(store, monkeypatch):
+    monkeypatch.delenv(envvars.AGENT_STORE)
+    monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")
+    monkeypatch.setenv(envvars.MASTER_ADDR, "127.0.0.1")
+    monkeypatch.setenv(envvars.MASTER_PORT, str(store.port))
+    default_group().board.put("key", "of round 0")
+    use_identity(Identity(1, 4, 1, 2, 0, 2, round=1))
+    assert default_group().board.get("key") is None
 
 
 def test_a_torchrun_started_by_a_rank_has_its_own_launchers_store(store, monkeypatch):

@@ -381,6 +381,22 @@ def test_the_budget_is_for_the_job_and_ends(pair):
     assert second.jobs.spend_restart(2, round_no=2) is None
 
 
+def test_the_loss_of_one_node_more_than_may_be_replaced_ends_the_job_for_all(pair, monkeypatch):
+    first, second = pair
+    limit = first.max_replacements
+    said: list[str] = []
+    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=said.append)
+    monkeypatch.setattr(job._pulse, "due", lambda: True)
+    monkeypatch.setattr(job._pulse, "silent", lambda round_, beats: (1,))
+    for number in range(1, limit + 1):
+        job.watch_nodes()
+        assert f"replacement {number} of {limit}" in said[-1]
+        together(first.next_rendezvous, second.next_rendezvous)
+    with pytest.raises(errors.NodeLostError, match=rf"node\(s\) 1 were lost, and {limit} replacements are used up"):
+        job.watch_nodes()
+    assert second.jobs.end().kind == "replacements"
+
+
 def test_losing_nodes_has_a_budget_of_its_own(pair):
     assert pair[0].jobs.spend_restart(1, round_no=0) == 1
     assert not pair[0].jobs.replaced(1)

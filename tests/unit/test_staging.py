@@ -21,6 +21,7 @@ from flytekitplugins_safedist.container.staging import (
     Progress,
     Retry,
     Store,
+    places,
     stage,
     store,
 )
@@ -339,6 +340,36 @@ def test_a_store_that_others_can_write_is_not_trusted(node):
     node.store.chmod(0o777)
     with pytest.raises(StagingError, match="cannot be trusted"):
         node.stage()
+
+
+def test_a_store_of_another_user_is_not_trusted(node, monkeypatch):
+    node.store.mkdir(mode=0o700)
+    belongs_to_another(node.store, monkeypatch)
+    with pytest.raises(StagingError, match=r"cannot be trusted.*seen: owner \d+, mode drwx------"):
+        node.stage()
+
+
+def test_a_place_that_another_user_could_swap_is_not_chosen(tmp_path, monkeypatch):
+    theirs, open_to_all, ours = (tmp_path / name for name in ("theirs", "open", "ours"))
+    for each in (theirs, open_to_all, ours):
+        each.mkdir(mode=0o755)
+    open_to_all.chmod(0o777)
+    assert places.choose([open_to_all, ours]) == places.Place(ours)
+    assert "no sticky bit" in places.against(open_to_all)
+    open_to_all.chmod(0o1777)
+    assert places.choose([open_to_all, ours]) == places.Place(open_to_all)
+    belongs_to_another(theirs, monkeypatch)
+    assert f"{theirs} belongs to user {theirs.stat().st_uid}" in places.against(theirs / "store")
+    if os.geteuid() == 0:
+        assert places.choose([theirs, ours]) == places.Place(ours)
+
+
+def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's for this process: by chown where that is allowed, else by another idea of who this one is."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
 
 
 def test_a_store_that_is_a_link_is_not_trusted(node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,13 @@ from flytekitplugins_safedist.ranks import memory, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import Ended, Start
-from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe
+from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
 from flytekitplugins_safedist.ranks.rank_set import Ranks, plan_orders
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
 from tests.procs import until
+
+LATER_NS = 8_000_000_000_000_000_000
+"""After anything that a test does."""
 
 
 class Processes:
@@ -30,16 +33,24 @@ class Processes:
         self.to_come: list[Ended] = []
         self.signalled: list[tuple[tuple[int, ...], int, bool]] = []
         self.unkillable: set[int] = set()
+        self.when_told: Callable[[], list[Ended]] = list
+        """What ranks do when they are asked to stop."""
+        self.later: Callable[[], object] = list
+        """What happens while the server is waited for."""
 
     def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
         return [100 + number for number in range(len(starts))]
 
     def ended(self, *, wait: float = 0.0) -> list[Ended]:
+        if wait:
+            self.later()
         coming, self.to_come = self.to_come, []
         return coming
 
     def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
         self.signalled.append((tuple(pids), number, whole_group))
+        if number == signal.SIGTERM:
+            self.to_come += self.when_told()
         if number == signal.SIGKILL:
             killed = [pid for pid in pids if pid not in self.unkillable]
             self.to_come += [Ended(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in killed]
@@ -205,13 +216,68 @@ def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all
 
 
 def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
-    ranks, _, orders, _ = round_
+    ranks, processes, orders, _ = round_
     leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
     ranks.poll()
+
+    def cleans_up() -> list[Ended]:
+        leave(orders[1], Status.RAISED, time_ns=LATER_NS, raised=Raised("SystemExit", "stopped", ""))
+        return [Ended(100, 1, LATER_NS), Ended(101, 1, LATER_NS)]
+
+    processes.when_told = cleans_up
     ranks.stop()
-    leave(orders[1], Status.RAISED, time_ns=8_000_000_000_000_000_000, raised=Raised("SystemExit", "stopped", ""))
+    first, second = ranks.outcomes()
+    assert (first.status, first.raised.message) == (Status.RAISED, "mine")
+    assert (second.status, second.raised.message) == (Status.STOPPED, "stopped")
+    assert root_cause([second]) is None
+
+
+@pytest.mark.parametrize("code", [-15, -9, 1, 0])
+def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round_, code):
+    ranks, processes, _, _ = round_
+    processes.when_told = lambda: [Ended(100, code, LATER_NS), Ended(101, code, LATER_NS)]
+    ranks.stop()
+    assert [outcome.status for outcome in ranks.outcomes()] == [Status.STOPPED] * 2
+    assert not ranks.failed
+
+
+def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_after_it(round_):
+    ranks, processes, orders, _ = round_
+
+    def had_failed() -> list[Ended]:
+        leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
+        return [Ended(100, 1, 2), Ended(101, -11, 3)]
+
+    processes.when_told = had_failed
+    ranks.stop()
+    assert [outcome.status for outcome in ranks.outcomes()] == [Status.RAISED, Status.KILLED]
+
+
+ECHO = Raised("RuntimeError", "Connection closed by peer", "", consequence=True)
+
+
+def test_an_echo_waits_for_the_failure_that_it_echoes(round_):
+    ranks, processes, orders, _ = round_
+    leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
     ranks.poll()
-    assert [outcome.status for outcome in ranks.outcomes()] == [Status.RAISED, Status.STOPPED]
+    processes.later = lambda: leave(orders[1], Status.RAISED, time_ns=2, raised=Raised("ValueError", "mine", ""))
+    ranks.settle()
+    assert root_cause(ranks.outcomes()).raised.message == "mine"
+
+
+def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_):
+    ranks, processes, orders, _ = round_
+    processes.later = lambda: pytest.fail("asked the server once more")
+    leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
+    processes.to_come = [Ended(100, 1, 1)]
+    ranks.poll()
+    ranks.settle()
+    leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
+    ranks._members[0].outcome = None
+    processes.to_come = [Ended(101, -signal.SIGABRT, 1)]
+    ranks.poll()
+    assert all(is_consequence(outcome) for outcome in ranks.outcomes())
+    ranks.settle()
 
 
 def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):

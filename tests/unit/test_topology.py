@@ -117,6 +117,30 @@ def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
     )
 
 
+@dataclass(frozen=True)
+class AskedOf(Asked):
+    backend: str = "torch"
+
+
+@pytest.mark.parametrize(
+    ("registered", "now", "said"),
+    [
+        (pinned(2, 4), Asked(3, 3, 4), r"SAFEDIST_NODES=2\].*nodes=3 in the code, 2 at registration"),
+        (pinned("2:4", 4), Asked(2, 5, 4), r"nodes=2:5 in the code, 2:4 at registration"),
+        (pinned(2, 4), Asked(2, 2, 8), r"nproc_per_node=8 in the code, 4 at registration"),
+        (pinned(2, 4) | {"SAFEDIST_BACKEND": "horovod"}, AskedOf(2, 2, 4), r"backend=torch in the code, horovod at"),
+    ],
+)
+def test_a_pod_whose_code_asks_for_something_else_than_was_registered_does_not_start(registered, now, said) -> None:
+    with pytest.raises(TopologyError, match=said):
+        from_env(pytorchjob(0, 2, 4) | registered, now)
+
+
+def test_a_pod_whose_code_asks_for_what_was_registered_starts() -> None:
+    env = pytorchjob(0, 2, 4) | {"SAFEDIST_BACKEND": "torch"}
+    assert from_env(env, AskedOf(2, 2, 4)).world_size == 8
+
+
 def test_a_local_run_of_a_task_for_many_nodes_says_that_it_is_smaller() -> None:
     topology = from_env({}, Asked(2, 2, 4))
 

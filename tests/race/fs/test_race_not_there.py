@@ -1,0 +1,63 @@
+"""Clients that remember what they did not find, as NFS and parallel file systems do: the helpers make them ask again.
+
+Here a client remembers for an hour. Only opening the directory makes it ask the server, as nfs(5) promises.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from flytekitplugins_safedist.fs import claim, ensure_dir, wait_for
+from tests.fusefs import FuseMount, require
+from tests.race.fs.ranks import pause, processes
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The directory as its maker sees it, and as a client that remembers does."""
+    require()
+    with ExitStack() as stack:
+        maker = stack.enter_context(FuseMount(tmp_path / "server", tmp_path / "maker"))
+        other = stack.enter_context(FuseMount(tmp_path / "server", tmp_path / "other", not_there=3600))
+        yield maker.path, other.path
+
+
+def test_the_client_of_these_tests_does_remember(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    (maker / "made").touch()
+    assert not (other / "made").exists()
+
+
+def test_waiting_ends_though_the_client_has_looked_before(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    (maker / "made").touch()
+    assert not (other / "made").exists()
+    assert wait_for(other / "made", timeout=60) == other / "made"
+
+
+def test_a_directory_that_the_client_takes_for_missing_is_there(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    (maker / "made").mkdir()
+    assert not (other / "made").exists()
+    assert ensure_dir(other / "made", timeout=60).is_dir()
+
+
+def test_a_dead_owners_claim_is_broken_though_the_client_does_not_see_the_lock_file(pair):
+    maker, other = pair
+    assert not (other / "lock").exists()
+
+    def hold() -> None:
+        with claim(maker / "lock"):
+            pause("held")
+
+    with processes([(hold,)]) as (owner,):
+        owner.until("held")
+        owner.kill()
+    assert not (other / "lock").exists()
+    with claim(other / "lock", timeout=60) as held:
+        assert held.owner is not None
