@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +15,12 @@ from typing import Any
 from ..errors import CheckpointError, NotInTaskError
 from ..fs.context import current_identity
 from ..ranks import context
-from . import due, facts, full, places, saves, trees
+from . import due, facts, modes, places, saves
 from .crew import Crew, assemble
 from .finding import Found, find, sources
 from .log import say
 from .saver import Saver
-from .saves import Author, Save
+from .saves import Author, Order, Save
 from .staging import Buffers
 from .stores import Store, open_store
 
@@ -30,6 +30,7 @@ def checkpoints(
     *,
     keep: int | None = 3,
     every: int | timedelta | None = timedelta(minutes=10),
+    sharded: bool | None = None,
     asynchronous: bool = True,
     weights_only: bool = True,
     resume_from: str | None = None,
@@ -43,6 +44,8 @@ def checkpoints(
             all attempts. None: Flyte's checkpoint prefix; attempts then find what those before them saved.
         keep: how many of this place's saves stay; older ones go once a newer one is committed. None: all.
         every: save after this many steps, or this much time. None: only ``save()``.
+        sharded: True: each rank saves its part of the model and the optimizer; False: rank 0 saves everything. None:
+            sharded where the model is (FSDP2, tensor parallel).
         asynchronous: copy the state and write it by a thread beside the training; else the caller waits.
         weights_only: load without unpickling, and refuse at the save what would need it. False: trust whoever can
             write to the place.
@@ -64,6 +67,7 @@ def checkpoints(
         facts.gather(where, attempt=attempt),
         keep=keep,
         every=every,
+        sharded=sharded,
         saver=Saver(asynchronous=asynchronous),
         weights_only=weights_only,
         resume_from=resume_from,
@@ -81,6 +85,7 @@ class Checkpoints:
         *,
         keep: int | None,
         every: int | timedelta | None,
+        sharded: bool | None,
         saver: Saver,
         weights_only: bool,
         resume_from: str | None,
@@ -91,8 +96,9 @@ class Checkpoints:
         self._resume_from, self._round, self._scratch = resume_from, round_, scratch
         self._by_steps = due.EverySteps(every) if isinstance(every, int) else None
         self._by_time = due.EverySeconds(every.total_seconds()) if isinstance(every, timedelta) else None
-        self._saver = saver
+        self._sharded, self._saver = sharded, saver
         self._buffers = Buffers()
+        self._mode: modes.Mode | None = None
         self._store: Store = open_store(place.own)
         self._assembled: Crew | None = None
         self._recorded = False
@@ -122,18 +128,19 @@ class Checkpoints:
                 if crew.rank == 0:
                     say(f"nothing to resume from; saves go to {self._store.url}")
                 return 0
-            trees.distribute(state, full.load(found.path, weights_only=self._weights_only))
+            modes.load(found, state, crew, weights_only=self._weights_only)
         return self._resumed(found, crew, time.monotonic() - began)
 
     def _resumed(self, found: Found, crew: Crew, seconds: float) -> int:
-        step = found.step
+        made = found.save.manifest
+        step = made.step
         if self._by_steps is not None:
             self._by_steps.done = step + 1
         if self._by_time is not None:
             self._by_time.begun()
         self._begun_step = self.last_committed = step
         if crew.rank == 0:
-            say(f"resumed from {found.label} ({found.bytes} bytes) in {seconds:.1f} s; saves go to {self._store.url}")
+            say(f"resumed from {found.save} ({made.size} bytes) in {seconds:.1f} s; saves go to {self._store.url}")
         return step + 1
 
     def step(self, step: int, state: MutableMapping[str, Any]) -> None:
@@ -142,8 +149,19 @@ class Checkpoints:
         Raises:
             CheckpointError: the state holds something that could not be loaded again.
         """
+        if self._mode is None:
+            self._settle(state)
         if self._due(step):
             self.save(step, state)
+
+    def _settle(self, state: Mapping[str, Any]) -> modes.Mode:
+        self._mode = modes.mode_for(state, self._crew(), self._sharded)
+        if self._mode.joint and self._by_time is not None:
+            raise CheckpointError(
+                "sharded saves cannot come due by time: the ranks' clocks do not agree on a step",
+                hint="give a number of steps: checkpoints(every=1000)",
+            )
+        return self._mode
 
     def _due(self, step: int) -> bool:
         if self._by_steps is not None:
@@ -164,8 +182,9 @@ class Checkpoints:
             CheckpointError: the state holds something that could not be loaded again; with ``wait``, the save failed.
         """
         crew = self._crew()
-        if not self._is_saved(step) and crew.rank == 0:
-            self._begin(step, state, crew)
+        mode = self._mode or self._settle(state)
+        if not self._is_saved(step) and (mode.joint or crew.rank == 0):
+            self._begin(step, state, crew, mode)
         self._begun_step = step
         if wait:
             self.wait()
@@ -201,28 +220,32 @@ class Checkpoints:
     def _sources(self) -> list[list[Store]]:
         return sources(self._facts, self._store, self._resume_from)
 
-    def _begin(self, step: int, state: MutableMapping[str, Any], crew: Crew) -> None:
-        skeleton, tensors = trees.split(trees.collect(state), weights_only=self._weights_only)
+    def _begin(self, step: int, state: MutableMapping[str, Any], crew: Crew, mode: modes.Mode) -> None:
+        picked = mode.pick(state, crew, weights_only=self._weights_only)
         # The buffers are of the save in flight until it has ended.
         self._saver.drain(f"step {step}")
         began = time.monotonic()
-        tree = trees.join(skeleton, self._buffers.copy(tensors))
+        write = picked.copied(self._buffers)
         copied = time.monotonic() - began
         if self._by_time is not None:
             self._by_time.begun()
-        author = Author(crew.world_size, self._facts.attempt, self._round)
-        self._saver.start(f"step {step}", lambda: self._write(step, tree, author, copied))
+        self._saver.start(f"step {step}", lambda: self._write(write, step, crew, copied))
 
-    def _write(self, step: int, tree: Any, author: Author, copied: float) -> None:
+    def _write(self, write: modes.Write, step: int, crew: Crew, copied: float) -> None:
         began = time.monotonic()
+        author = Author(crew.world_size, self._facts.attempt, self._round)
+        with _Room(self._scratch) as room:
+            made = write(Order(self._store, step, author, self._weights_only, room, self._leave_record))
+        self.last_committed = step
+        if made is not None:
+            self._committed(made, began, copied)
+
+    def _leave_record(self) -> None:
         if not self._recorded:
             places.leave_record(self._facts, places.known_before(self._facts))
             self._recorded = True
-        made = full.write(self._store, step, tree, author, weights_only=self._weights_only)
-        self._committed(made, began, copied)
 
     def _committed(self, made: Save, began: float, copied: float) -> None:
-        self.last_committed = made.manifest.step
         say(
             f"{made} is committed: {made.manifest.size} bytes; training stood still for {copied:.3f} s, "
             f"written in {time.monotonic() - began:.1f} s"

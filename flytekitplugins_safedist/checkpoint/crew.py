@@ -81,7 +81,7 @@ def assemble() -> Crew:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         _same(identity, dist.get_rank(), dist.get_world_size(), "torch.distributed")
-        return TorchCrew() if dist.get_world_size() > 1 else Alone()
+        return TorchCrew()
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
         _same(identity, hvd.rank(), hvd.size(), "Horovod")

@@ -1,35 +1,33 @@
-"""The newest complete save, found by rank 0 and handed to all ranks."""
+"""The saves that there are, found by rank 0; and the newest of them that every rank finds whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from . import full, places
-from .crew import Crew, broadcast_file, broadcast_json
+from . import full, places, sharded
+from . import manifest as manifests
+from .crew import Crew, broadcast_json
 from .log import say
+from .manifest import Manifest
 from .saves import Save, is_damaged, newest_of
 from .stores import Store, open_store
 
 
 @dataclass(frozen=True)
 class Found:
-    """A whole save, on this rank's disk.
+    """A whole save: what of it this rank will load is on its disk.
 
     Attributes:
-        step: the last step that is in it.
-        label: for the log.
-        bytes: its size.
-        path: its one part.
+        save: which one.
+        room: this rank's directory, where copies of its parts are.
     """
 
-    step: int
-    label: str
-    bytes: int
-    path: Path
+    save: Save
+    room: Path
 
 
 def sources(facts: places.Facts, own: Store, resume_from: str | None) -> list[list[Store]]:
@@ -52,50 +50,26 @@ def sources(facts: places.Facts, own: Store, resume_from: str | None) -> list[li
 
 
 def find(crew: Crew, places_of: Callable[[], list[list[Store]]], room: Path) -> Found | None:
-    """The newest complete save, fetched; None where nothing was ever saved. A collective.
+    """The newest complete save; None where nothing was ever saved. A collective.
 
     Args:
         crew: all ranks.
         places_of: where to look; asked in rank 0 only.
-        room: a directory of this rank for the save.
+        room: a directory of this rank for what it fetches.
 
     Raises:
         CheckpointError: in every rank: there are saves and none is whole, or the store does not answer.
     """
-    answer: dict[str, Any] = {}
-    failure: BaseException | None = None
-    path = room / full.PART
-    if crew.rank == 0:
-        try:
-            best = _best(places_of(), room)
-            if best is not None:
-                save, path = best
-                answer = {"step": save.manifest.step, "label": str(save), "bytes": path.stat().st_size}
-        except Exception as error:  # the others wait for an answer, whatever it is
-            failure, answer = error, {"error": f"{type(error).__name__}: {error}"}
-    answer = broadcast_json(crew, answer)
-    if failure is not None:
-        raise failure
-    if "error" in answer:
-        raise CheckpointError("rank 0 could not find what to resume from", seen=answer["error"])
-    if not answer:
-        return None
-    broadcast_file(crew, path, answer["bytes"])
-    return Found(answer["step"], answer["label"], answer["bytes"], path)
-
-
-def _best(tiers: Sequence[Sequence[Store]], room: Path) -> tuple[Save, Path] | None:
-    faults: list[str] = []
-    for stores in tiers:
-        for save in newest_of(stores):
-            if is_damaged(save):  # said when it was read
-                faults.append(f"{save.store.url}/{save.name}: its manifest cannot be read")
-                continue
-            try:
-                return save, full.fetched(save, room)
-            except CheckpointError as error:
-                say(f"{save} is passed over: {error}")
-                faults.append(str(error))
+    saves, faults = _listed(crew, places_of)
+    for number, save in enumerate(saves):
+        below = room / str(number)
+        below.mkdir()
+        wrong = full.fetched(crew, save, below) if _is_full(save) else sharded.fetched(crew, save, below)
+        if not wrong:
+            return Found(save, below)
+        if crew.rank == 0:
+            say(f"{save} is passed over: {'; '.join(wrong)}")
+        faults += wrong
     if faults:
         raise CheckpointError(
             "there are checkpoints, and none of them is whole",
@@ -103,3 +77,29 @@ def _best(tiers: Sequence[Sequence[Store]], room: Path) -> tuple[Save, Path] | N
             hint="restore one of them, or remove them (or save at another place) to begin anew",
         )
     return None
+
+
+def _is_full(save: Save) -> bool:
+    return save.manifest.kind == manifests.FULL
+
+
+def _listed(crew: Crew, places_of: Callable[[], list[list[Store]]]) -> tuple[list[Save], list[str]]:
+    """The saves that rank 0 sees, the one to take first in front, and what is wrong with others. A collective."""
+    answer: dict[str, Any] = {}
+    failure: BaseException | None = None
+    if crew.rank == 0:
+        try:
+            found = [save for stores in places_of() for save in newest_of(stores)]
+            answer["saves"] = [
+                (save.store.url, save.name, save.manifest.to_bytes().decode()) for save in found if not is_damaged(save)
+            ]
+            answer["faults"] = [f"{save.store.url}/{save.name}: no manifest" for save in found if is_damaged(save)]
+        except Exception as error:  # the others wait for an answer, whatever it is
+            failure, answer = error, {"error": f"{type(error).__name__}: {error}"}
+    answer = broadcast_json(crew, answer)
+    if failure is not None:
+        raise failure
+    if "error" in answer:
+        raise CheckpointError("rank 0 could not find what to resume from", seen=answer["error"])
+    saves = [Save(open_store(url), name, Manifest.from_bytes(text.encode())) for url, name, text in answer["saves"]]
+    return saves, answer["faults"]

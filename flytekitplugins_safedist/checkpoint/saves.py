@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from ..errors import CheckpointError
 from . import manifest as manifests
@@ -37,23 +38,51 @@ class Author:
     round: int
 
 
-def commit(store: Store, name: str, kind: str, parts: Sequence[Part], author: Author, *, weights_only: bool) -> Save:
+@dataclass(frozen=True)
+class Order:
+    """What to write, but for the state itself.
+
+    Attributes:
+        store: where.
+        step: the last step that is in it.
+        author: of the save.
+        weights_only: whether it can be loaded without unpickling.
+        room: a directory of this rank for what is on its way.
+        prepare: called in rank 0 before anything is written.
+    """
+
+    store: Store
+    step: int
+    author: Author
+    weights_only: bool
+    room: Path
+    prepare: Callable[[], object]
+
+    def begin(self) -> str:
+        """Make room for the save in its store; return its name. Rank 0 alone."""
+        self.prepare()
+        name = manifests.new_name(self.step)
+        self.store.make(name)
+        points.reached(points.SAVE_BEGUN)
+        return name
+
+
+def commit(order: Order, name: str, kind: str, parts: Sequence[Part]) -> Save:
     """Make a save of parts that are in the store: from here on it is one.
 
     Raises:
         CheckpointError: a part is not there as it was written, or another writer has committed this save.
     """
-    step = manifests.step_of(name)
-    assert step is not None  # noqa: S101  (the name is ours)
+    author, store = order.author, order.store
     made = Manifest(
-        step=step,
+        step=order.step,
         kind=kind,
         world_size=author.world_size,
         parts=tuple(sorted(parts, key=lambda part: part.name)),
         attempt=author.attempt,
         round=author.round,
         written_at=time.time(),
-        weights_only=weights_only,
+        weights_only=order.weights_only,
         versions=_versions(),
     )
     store.seal(name)

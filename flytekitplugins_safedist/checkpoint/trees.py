@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError
@@ -68,19 +69,38 @@ def bare(value: Any) -> Any:
             return value
 
 
-def split(tree: Any, name: str = "", *, weights_only: bool = True) -> tuple[Any, dict[str, Any]]:
-    """The tree with each tensor replaced by its flat name, and the tensors by that name.
+@dataclass(frozen=True)
+class Split:
+    """A tree and its tensors.
+
+    Attributes:
+        tree: with each tensor replaced by its flat name.
+        tensors: by flat name.
+        owner: flat name -> the name in the state under which the tensor is.
+    """
+
+    tree: dict[str, Any]
+    tensors: dict[str, Any]
+    owner: dict[str, str]
+
+
+def split(tree: Mapping[str, Any], *, weights_only: bool = True) -> Split:
+    """Take the tensors out of a tree.
 
     Args:
-        tree: nested dicts, lists and tuples.
-        name: what the names begin with.
+        tree: by the state's names, nested dicts, lists and tuples.
         weights_only: refuse what ``torch.load(weights_only=True)`` would refuse: now, and not when it is needed.
 
     Raises:
         CheckpointError: it holds something else. The text names it.
     """
     tensors: dict[str, Any] = {}
-    return _split(tree, name, tensors, weights_only), tensors
+    owner: dict[str, str] = {}
+    without: dict[str, Any] = {}
+    for name, value in tree.items():
+        without[name] = _split(value, name, tensors, weights_only)
+        owner.update((flat, name) for flat in tensors.keys() - owner.keys())
+    return Split(without, tensors, owner)
 
 
 def _split(value: Any, name: str, tensors: dict[str, Any], weights_only: bool) -> Any:  # noqa: FBT001
@@ -115,13 +135,6 @@ def _split(value: Any, name: str, tensors: dict[str, Any], weights_only: bool) -
 def join(tree: Any, tensors: Mapping[str, Any]) -> Any:
     """The inverse of :func:`split`."""
     return walk(tree, lambda name: tensors[name])
-
-
-def names(tree: Any) -> set[str]:
-    """The flat names of a tree that :func:`split` has made."""
-    found: set[str] = set()
-    walk(tree, found.add)
-    return found
 
 
 def walk(tree: Any, tensor: Callable[[str], Any]) -> Any:

@@ -1,0 +1,95 @@
+"""The state of sharded models and their optimizers, by names that do not depend on the number of ranks.
+
+torch.distributed.checkpoint.state_dict gives an optimizer's state by the names of the model's parameters, so each
+optimizer goes with the model that it steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from ..errors import CheckpointError
+from . import trees
+
+
+def is_sharded(state: Mapping[str, Any]) -> bool:
+    """Whether a model in it has parameters of which each rank holds a part (DTensor: FSDP2, tensor parallel)."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    modules = [value for value in state.values() if isinstance(value, torch.nn.Module)]
+    return any(isinstance(one, DTensor) for module in modules for one in module.parameters())
+
+
+def collect(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as a tree; the tensors of models and optimizers are the live ones, or DTensors of them."""
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    tree: dict[str, Any] = {}
+    for name, value in state.items():
+        if _is_model(value):
+            tree[name] = dcp.get_model_state_dict(trees.bare(value))
+        elif _is_optimizer(value):
+            tree[name] = dcp.get_optimizer_state_dict(model_of(name, state), value)
+        else:
+            tree[name] = value.state_dict() if trees.has_state(value) else value
+    return tree
+
+
+def distribute(state: MutableMapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """The inverse of :func:`collect`."""
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    for name, value in tree.items():
+        if _is_model(state[name]):
+            dcp.set_model_state_dict(trees.bare(state[name]), value)
+        elif _is_optimizer(state[name]):
+            dcp.set_optimizer_state_dict(model_of(name, state), state[name], value)
+        elif trees.has_state(state[name]):
+            state[name].load_state_dict(value)
+        else:
+            state[name] = value
+
+
+def joint(state: Mapping[str, Any], split: trees.Split) -> dict[str, Any]:
+    """The tensors that all ranks save together: of models, of optimizers, and those of which each rank holds a part."""
+    from torch.distributed.tensor import DTensor
+
+    def is_joint(flat: str, tensor: Any) -> bool:
+        value = state[split.owner[flat]]
+        return _is_model(value) or _is_optimizer(value) or isinstance(tensor, DTensor)
+
+    return {flat: tensor for flat, tensor in split.tensors.items() if is_joint(flat, tensor)}
+
+
+def model_of(name: str, state: Mapping[str, Any]) -> Any:
+    """The model in the state that holds all parameters of the optimizer of that name.
+
+    Raises:
+        CheckpointError: none does.
+    """
+    stepped = {id(one) for group in state[name].param_groups for one in group["params"]}
+    for value in state.values():
+        if _is_model(value):
+            model = trees.bare(value)
+            if stepped <= {id(one) for one in model.parameters()}:
+                return model
+    raise CheckpointError(
+        "an optimizer cannot be saved without the model that it steps",
+        where={"state": name},
+        seen=f"models: {', '.join(key for key, value in state.items() if _is_model(value)) or 'none'}",
+        hint="put the model with all of its parameters into the state, and one optimizer for each",
+    )
+
+
+def _is_model(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def _is_optimizer(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.optim.Optimizer)
