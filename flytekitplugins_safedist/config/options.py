@@ -251,10 +251,10 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
             "task_config", type(config).__name__, "is on a @dynamic workflow, which has no ranks", "use @task"
         )
     if parse_nodes(config.nodes) is None:
-        yield Problem("nodes", config.nodes, "is no number of nodes", 'use 1, a number N, or a range such as "2:4"')
+        yield Problem("nodes", config.nodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"')
     yield from _nproc_problems(config.nproc_per_node, requested)
     if not _is_count(config.max_restarts, least=0):
-        yield Problem("max_restarts", config.max_restarts, "is no number of restarts", "use 0 or more")
+        yield Problem("max_restarts", config.max_restarts, "is not a number of restarts", "use 0 or more")
     if config.start_method not in START_METHODS:
         yield _not_among("start_method", config.start_method, START_METHODS)
     yield from _scratch_problems(config.scratch)
@@ -267,7 +267,9 @@ def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
     if nproc is None:
         return
     if not _is_count(nproc, least=1):
-        yield Problem("nproc_per_node", nproc, "is no number of ranks", "use 1 or more, or None for one rank per GPU")
+        yield Problem(
+            "nproc_per_node", nproc, "is not a number of ranks", "use 1 or more, or None for one rank per GPU"
+        )
     elif requested.gpus is not None and requested.gpus > 0 and int(str(nproc)) > requested.gpus:
         yield Problem(
             "nproc_per_node",
@@ -279,17 +281,17 @@ def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
 
 def _scratch_problems(value: object) -> Iterator[Problem]:
     if not isinstance(value, Scratch):
-        yield Problem("scratch", value, "is no Scratch", "use Scratch(path=..., keep=..., size_limit=...)")
+        yield Problem("scratch", value, "is not a Scratch", "use Scratch(path=..., keep=..., size_limit=...)")
         return
     if value.path is not None and not (isinstance(value.path, str) and PurePosixPath(value.path).is_absolute()):
-        yield Problem("scratch.path", value.path, "is no absolute path", "use one that exists in the task's pod")
+        yield Problem("scratch.path", value.path, "is not an absolute path", "use one that exists in the task's pod")
     if value.keep not in KEEP:
         yield _not_among("scratch.keep", value.keep, KEEP)
     if value.size_limit is not None and not parse_quantity(value.size_limit):
-        yield Problem("scratch.size_limit", value.size_limit, "is no size", 'use bytes or a quantity such as "20Gi"')
+        yield Problem("scratch.size_limit", value.size_limit, "is not a size", 'use bytes or a quantity such as "20Gi"')
     names: object = value.shared_caches
     if isinstance(names, str) or not isinstance(names, Iterable):
-        yield Problem("scratch.shared_caches", value.shared_caches, "is no list of names", 'use ("triton",)')
+        yield Problem("scratch.shared_caches", value.shared_caches, "is not a list of names", 'use ("triton",)')
         return
     for name in names:
         if not isinstance(name, str) or name not in CACHE_NAMES:
@@ -299,26 +301,26 @@ def _scratch_problems(value: object) -> Iterator[Problem]:
 def _timeout_problems(value: object) -> Iterator[Problem]:
     if not isinstance(value, Timeouts):
         yield Problem(
-            "timeouts", value, "is no Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
+            "timeouts", value, "is not a Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
         )
         return
     for each in fields(value):
         seconds = getattr(value, each.name)
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-            yield Problem(f"timeouts.{each.name}", seconds, "is no time to wait", "use seconds, more than 0")
+            yield Problem(f"timeouts.{each.name}", seconds, "is not a time to wait", "use seconds, more than 0")
 
 
 def _log_problems(value: object) -> Iterator[Problem]:
     if not isinstance(value, Logs):
-        yield Problem("logs", value, "is no Logs", "use Logs(show=..., tail_lines=..., prefix=...)")
+        yield Problem("logs", value, "is not a Logs", "use Logs(show=..., tail_lines=..., prefix=...)")
         return
     if value.show is not None and (
         not isinstance(value.show, (tuple, list, set, frozenset, range))
         or not all(_is_count(rank, least=0) for rank in value.show)
     ):
-        yield Problem("logs.show", value.show, "is no list of ranks", "use ranks such as (0,), or None for all")
+        yield Problem("logs.show", value.show, "is not a list of ranks", "use ranks such as (0,), or None for all")
     if not _is_count(value.tail_lines, least=0):
-        yield Problem("logs.tail_lines", value.tail_lines, "is no number of lines", "use 0 or more")
+        yield Problem("logs.tail_lines", value.tail_lines, "is not a number of lines", "use 0 or more")
     try:
         value.prefix.format(rank=0, local_rank=0, node_rank=0)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
@@ -327,14 +329,14 @@ def _log_problems(value: object) -> Iterator[Problem]:
 
 def _environment_problems(value: object) -> Iterator[Problem]:
     if not isinstance(value, Mapping):
-        yield Problem("environment", value, "is no mapping", 'use {"NAME": "value"}')
+        yield Problem("environment", value, "is not a mapping", 'use {"NAME": "value"}')
         return
     for name, text in value.items():
         # Values may be secrets: the message names the variable and the type, never the text.
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Problem("environment", name, "is no name of a variable", "use letters, digits and _")
+            yield Problem("environment", name, "is not a name of a variable", "use letters, digits and _")
         elif not isinstance(text, str):
-            yield Problem(f"environment[{name!r}]", type(text).__name__, "is no text", "use a str")
+            yield Problem(f"environment[{name!r}]", type(text).__name__, "is not text", "use a str")
         elif not _can_be_given(text):
             yield Problem(
                 f"environment[{name!r}]", "str", "cannot be the value of a variable", "remove NUL and lone surrogates"

@@ -51,7 +51,7 @@ def _parse(quantity: object) -> tuple[Fraction, str]:
     text = str(int(quantity)) if isinstance(quantity, float) and quantity.is_integer() else str(quantity)
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise RenderError("this is no Kubernetes quantity", seen=repr(quantity), expected="e.g. 2, 500m or 64Gi")
+        raise RenderError("this is not a Kubernetes quantity", seen=repr(quantity), expected="e.g. 2, 500m or 64Gi")
     sign, digits, suffix = found[1], found[2], found[3] or ""
     number = Fraction(digits if not digits.startswith(".") else f"0{digits}")
     if suffix in _BINARY[1:]:

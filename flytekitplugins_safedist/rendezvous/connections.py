@@ -162,7 +162,7 @@ def allow_open_files(needed: int) -> None:
     """Raise this process's limit of open files to ``needed``, if it is lower.
 
     Raises:
-        RendezvousError: the hard limit is lower. The store would stop accepting nodes, and they would wait in vain.
+        RendezvousError: the hard limit is lower. The store would stop accepting nodes, and they would wait without end.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -284,7 +284,7 @@ class JobStore:
 
     def _in_vain(self, what: str, timeout: float) -> RendezvousTimeoutError:
         return RendezvousTimeoutError(
-            f"waited in vain for {what}",
+            f"waited without success for {what}",
             where={"node": self._node},
             seen=f"nothing for {timeout:g} s",
             hint="look at node 0's log: its upload may hang, or its agent may have died",

@@ -126,7 +126,7 @@ class End:
         kind: what ended it.
         node: the node that said so.
         text: the outcome, for people and for the other agents.
-        missing: nodes that were waited for in vain.
+        missing: nodes that did not come.
     """
 
     kind: EndKind

@@ -338,7 +338,7 @@ class RangeGroup:
         return self._open["rounds"].call("forming the round", lambda _: op())
 
     def _await(self, there: Callable[[], bool]) -> bool | None:
-        """Wait, at most ``silence`` seconds; None if in vain."""
+        """Wait, at most ``silence`` seconds; None if nothing came."""
         deadline, pause = time.monotonic() + self.settings.silence, threading.Event()
         while not self._within(there):
             self._watching().check()

@@ -173,7 +173,7 @@ POD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("container", "finding"),
     [
-        ({"ports": [{"containerPort": 70000}]}, "70000 is no port"),
+        ({"ports": [{"containerPort": 70000}]}, "70000 is not a port"),
         ({"ports": [{"containerPort": 1, "name": "a-name-that-is-long"}]}, "15 characters at most"),
         ({"ports": [{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}]}, "'a' is there 2 times"),
         ({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}, "less than or equal to the limit '1'"),
@@ -181,7 +181,7 @@ POD: dict[str, Any] = {
         ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number"),
         ({"volumeMounts": [{"name": "v", "mountPath": "/a"}] * 2}, "'/a' is there 2 times"),
         ({"volumeMounts": [{"name": "w", "mountPath": "/a"}]}, "there is no volume 'w'"),
-        ({"env": [{"name": "1A", "value": "x"}]}, "'1A' is no name of a variable"),
+        ({"env": [{"name": "1A", "value": "x"}]}, "'1A' is not a name of a variable"),
         ({"image": ""}, ".image: is required"),
         ({"name": "Main"}, "'Main' must be lower-case"),
         ({"restartPolicy": "Always"}, "may only be Always, in an init container"),

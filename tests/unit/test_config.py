@@ -108,27 +108,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"nproc_per_node": value},
-            f"nproc_per_node={value!r} is no number of ranks (use 1 or more, or None for one rank per GPU)",
+            f"nproc_per_node={value!r} is not a number of ranks (use 1 or more, or None for one rank per GPU)",
         )
         for value in (0, -1, "eight", "8", 2.0, True, [1])
     ),
     *(
-        ({"nodes": value}, f'nodes={value!r} is no number of nodes (use 1, a number N, or a range such as "2:4")')
+        ({"nodes": value}, f'nodes={value!r} is not a number of nodes (use 1, a number N, or a range such as "2:4")')
         for value in (0, -2, "0", "4:2", "2:", ":2", "two", "1:2:3", "", " 1", 1.0, True, None, (1, 2), "٣")
     ),
     *(
-        ({"max_restarts": value}, f"max_restarts={value!r} is no number of restarts (use 0 or more)")
+        ({"max_restarts": value}, f"max_restarts={value!r} is not a number of restarts (use 0 or more)")
         for value in (-1, "3", 1.5, None, False)
     ),
     *(
         ({"start_method": value}, f"start_method={value!r} is unknown (use one of: 'preload', 'spawn')")
         for value in ("fork", "", None, "Spawn", ["spawn"])
     ),
-    ({"scratch": "/tmp"}, "scratch='/tmp' is no Scratch (use Scratch(path=..., keep=..., size_limit=...))"),
+    ({"scratch": "/tmp"}, "scratch='/tmp' is not a Scratch (use Scratch(path=..., keep=..., size_limit=...))"),
     *(
         (
             {"scratch": A_SCRATCH(path=value)},
-            f"scratch.path={value!r} is no absolute path (use one that exists in the task's pod)",
+            f"scratch.path={value!r} is not an absolute path (use one that exists in the task's pod)",
         )
         for value in ("scratch", "", "./x", "~/x", 3, b"/x")
     ),
@@ -142,17 +142,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"scratch": A_SCRATCH(size_limit=value)},
-            f'scratch.size_limit={value!r} is no size (use bytes or a quantity such as "20Gi")',
+            f'scratch.size_limit={value!r} is not a size (use bytes or a quantity such as "20Gi")',
         )
         for value in (0, -1, "20 GB", "20gi", "lots", "-1Gi", "1e400", "", 1.5, True, "9" * 400, "0Gi")
     ),
     (
         {"scratch": A_SCRATCH(shared_caches="triton")},
-        "scratch.shared_caches='triton' is no list of names (use (\"triton\",))",
+        "scratch.shared_caches='triton' is not a list of names (use (\"triton\",))",
     ),
     (
         {"scratch": A_SCRATCH(shared_caches=7)},
-        'scratch.shared_caches=7 is no list of names (use ("triton",))',
+        'scratch.shared_caches=7 is not a list of names (use ("triton",))',
     ),
     *(
         (
@@ -163,26 +163,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"timeouts": 60},
-        "timeouts=60 is no Timeouts (use Timeouts(start=..., rendezvous=..., stop=..., exit=...))",
+        "timeouts=60 is not a Timeouts (use Timeouts(start=..., rendezvous=..., stop=..., exit=...))",
     ),
     *(
         (
             {"timeouts": A_TIMEOUTS(**{name: value})},
-            f"timeouts.{name}={value!r} is no time to wait (use seconds, more than 0)",
+            f"timeouts.{name}={value!r} is not a time to wait (use seconds, more than 0)",
         )
         for name in ("start", "rendezvous", "stop", "exit", "upload")
         for value in (0, -1.5, float("inf"), float("nan"), "60", True, None)
     ),
-    ({"logs": "all"}, "logs='all' is no Logs (use Logs(show=..., tail_lines=..., prefix=...))"),
+    ({"logs": "all"}, "logs='all' is not a Logs (use Logs(show=..., tail_lines=..., prefix=...))"),
     *(
         (
             {"logs": SOME_LOGS(show=value)},
-            f"logs.show={value!r} is no list of ranks (use ranks such as (0,), or None for all)",
+            f"logs.show={value!r} is not a list of ranks (use ranks such as (0,), or None for all)",
         )
         for value in (0, "0", (-1,), ("0",), (True,), {0: 1})
     ),
     *(
-        ({"logs": SOME_LOGS(tail_lines=value)}, f"logs.tail_lines={value!r} is no number of lines (use 0 or more)")
+        ({"logs": SOME_LOGS(tail_lines=value)}, f"logs.tail_lines={value!r} is not a number of lines (use 0 or more)")
         for value in (-1, "20", None, 2.0)
     ),
     *(
@@ -192,13 +192,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         )
         for value in ("{host} ", "{0}", "{", "{rank:zz}", "{rank[0]}", "{rank.x}", None, 5)
     ),
-    ({"environment": ["A=1"]}, 'environment=[\'A=1\'] is no mapping (use {"NAME": "value"})'),
+    ({"environment": ["A=1"]}, 'environment=[\'A=1\'] is not a mapping (use {"NAME": "value"})'),
     *(
-        ({"environment": {name: "1"}}, f"environment={name!r} is no name of a variable (use letters, digits and _)")
+        ({"environment": {name: "1"}}, f"environment={name!r} is not a name of a variable (use letters, digits and _)")
         for name in ("", "1A", "A B", "A=B", "A\n", 3)
     ),
-    ({"environment": {"A": 1}}, "environment['A']='int' is no text (use a str)"),
-    ({"environment": {"A": None}}, "environment['A']='NoneType' is no text (use a str)"),
+    ({"environment": {"A": 1}}, "environment['A']='int' is not text (use a str)"),
+    ({"environment": {"A": None}}, "environment['A']='NoneType' is not text (use a str)"),
     *(
         (
             {"environment": {name: "1"}},

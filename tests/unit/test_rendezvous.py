@@ -523,7 +523,9 @@ def test_waiting_for_an_upload_goes_on_past_the_end_until_node_0_says_that_there
 
 
 def test_waiting_for_an_upload_has_a_deadline(pair):
-    with pytest.raises(errors.RendezvousTimeoutError, match=r"in vain for node 0 to upload.*nothing for 0\.05 s"):
+    with pytest.raises(
+        errors.RendezvousTimeoutError, match=r"without success for node 0 to upload.*nothing for 0\.05 s"
+    ):
         pair[1].jobs.wait_uploaded(0.05)
 
 

@@ -122,7 +122,9 @@ def with_pod_templates(cluster: Cluster, files: Sequence[Path]) -> Cluster:
         said = _yaml(file)
         name = (said.get("metadata") or {}).get("name")
         if said.get("kind", "PodTemplate") != "PodTemplate" or not name or "template" not in said:
-            raise RenderError("this is no PodTemplate", where={"file": file}, expected="kind: PodTemplate with a name")
+            raise RenderError(
+                "this is not a PodTemplate", where={"file": file}, expected="kind: PodTemplate with a name"
+            )
         found[name] = said
     return replace(cluster, pod_templates=found)
 

@@ -55,7 +55,7 @@ def _metadata(metadata: Mapping[str, Any], path: str) -> Iterator[str]:
             bad_prefix = bool(slash) and (not _SUBDOMAIN.fullmatch(prefix) or len(prefix) > 253)
             # Annotations' keys are compared in lower case (ValidateAnnotations).
             if bad_prefix or not _QUALIFIED.fullmatch(name) or len(name) > 63:
-                yield f"{path}.{part}: {key!r} is no qualified name"
+                yield f"{path}.{part}: {key!r} is not a qualified name"
             if part == "labels" and value and (not _QUALIFIED.fullmatch(value) or len(value) > 63):
                 yield f"{path}.labels[{key}]: {value!r} must be letters, digits, '-', '_' and '.', 63 at most"
 
@@ -85,7 +85,7 @@ def _container(container: Mapping[str, Any], path: str, volumes: frozenset[str])
     yield from _resources(container.get("resources", {}), f"{path}.resources")
     for one in container.get("env", ()):
         if not _VARIABLE.fullmatch(one.get("name", "")):
-            yield f"{path}.env: {one.get('name')!r} is no name of a variable"
+            yield f"{path}.env: {one.get('name')!r} is not a name of a variable"
         if one.get("value") and one.get("valueFrom"):
             yield f"{path}.env[{one['name']}]: has a value and valueFrom"
     mounts = container.get("volumeMounts", ())
@@ -102,7 +102,7 @@ def _ports(ports: Iterable[Mapping[str, Any]], path: str) -> Iterator[str]:
     for one in ports:
         number, name = one.get("containerPort"), one.get("name")
         if not isinstance(number, int) or not 0 < number < 65536:
-            yield f"{path}: {number!r} is no port"
+            yield f"{path}: {number!r} is not a port"
         if name and (not _PORT_NAME.fullmatch(name) or len(name) > 15):
             yield f"{path}[{number}].name: {name!r} must have a letter, of a-z, 0-9 and '-', 15 characters at most"
 
