@@ -42,8 +42,10 @@ from ..ranks.rank_set import Ranks, plan_orders
 from ..ranks.scratch import JobScratch
 from ..rendezvous.membership import Meeting
 from ..topology import Topology
+from .agreement import Agreement
 from .coordinator import JobWide
 from .policy import Action
+from .preemption import Preemption
 from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1
@@ -135,6 +137,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._say = say
         self._ranks: Ranks | None = None
         self._disk = DiskWatch(plan.limit)
+        self._preemption = Preemption(settings.timeouts.preemption)
         self._job = JobWide(
             handler,
             max_restarts=settings.max_restarts,
@@ -150,7 +153,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             JobInterruptedError: a signal told this process to stop; every rank is gone.
             LaunchError, ScratchError, RendezvousError: the ranks could not be started.
         """
-        with _signals_as_exceptions(self.plan.settings.timeouts.stop), _torch_settings():
+        with _signals_as_exceptions(self.plan.settings.timeouts.stop, self._preemption.defer), _torch_settings():
             started = time.monotonic()
             try:
                 self.run()
@@ -191,10 +194,13 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._ranks = ranks
         self.report.rounds += 1
         self.report.result = None
-        return ranks.start(fork=self.plan.fork)
+        started = ranks.start(fork=self.plan.fork)
+        self._preemption.begin(Agreement(ranks.boards, self._handler.jobs.agreement(group.round), say=self._say))
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if stopping.told():
+        self._preemption.leave_when_saved()
+        if stopping.told() and not self._preemption.pending:
             # The signal's exception was raised where it was swallowed (a finalizer, a callback of the collector).
             raise SignalException("told to stop before", sigval=signal.SIGTERM)
         ranks = self._running()
@@ -228,6 +234,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             # Another node asked for a new round, or this one did: say how it ended here before it is forgotten.
             self._job.report(root_cause(ranks.outcomes()))
             self._job.say_who_left()
+        self._preemption.leave()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
         self._end_round(death_sig)
@@ -261,6 +268,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
 
     def _end_round(self, number: int) -> None:
         ranks, self._ranks = self._ranks, None
+        self._preemption.end()
         try:
             if ranks is not None:
                 ranks.stop(number)
@@ -316,13 +324,14 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
 
 
 @contextmanager
-def _signals_as_exceptions(stop_seconds: float) -> Iterator[None]:
+def _signals_as_exceptions(stop_seconds: float, defer: Callable[[int], float]) -> Iterator[None]:
     """Turn the first SIGTERM, SIGINT or SIGHUP into torch's SignalException; later ones do not disturb the clean-up.
 
     Only the main thread can; a task called from another thread leaves signals to whoever owns them.
 
     Args:
         stop_seconds: how long ranks may take to end. A container's process ends some seconds after that, come what may.
+        defer: told of the signal; returns how many seconds this node stays first, seeing to the exception itself then.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -332,8 +341,11 @@ def _signals_as_exceptions(stop_seconds: float) -> Iterator[None]:
     def stop(number: int, _frame: object) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
+        stays = defer(number)
         if stopping.listening():
-            stopping.note(within=stop_seconds + _END_SECONDS)
+            stopping.note(within=stays + stop_seconds + _END_SECONDS)
+        if stays:
+            return
         raise SignalException(f"agent {os.getpid()} got {signal.Signals(number).name}", sigval=signal.Signals(number))
 
     before = {number: signal.signal(number, stop) for number in numbers}

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import NotInTaskError
+
+if TYPE_CHECKING:
+    from .board import RankBoard
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,44 @@ class RankContext:
     attempt: int
     scratch: Path
 
+    @property
+    def preempted(self) -> bool:
+        """Whether a pod of the job, any of them, was told to stop: save what is worth keeping, and call :meth:`saved`.
+
+        Costs a look at memory. ``checkpoints()`` sees to it by itself; this is for code that saves in its own way. A
+        rank that has looked is waited for, at most ``Timeouts.preemption`` seconds. Ranks may see it at different
+        steps; who saves with a collective agrees on the step first.
+        """
+        return board().preempted
+
+    def saved(self) -> None:
+        """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""
+        board().saved()
+
 
 _current: RankContext | None = None
+_board: RankBoard | None = None
 
 
-def enter(context: RankContext) -> None:
-    """Make ``context`` this process's own. Called once, by the rank, before the user's function."""
-    global _current  # noqa: PLW0603  (a process is one rank for all its life; threads of it are the same rank)
-    _current = context
+def enter(context: RankContext, board: RankBoard) -> None:
+    """Make ``context`` this process's own, and ``board`` what it shares with its agent.
+
+    Called once, by the rank, before the user's function.
+    """
+    global _current, _board  # a process is one rank for all its life; threads of it are the same rank
+    _current, _board = context, board
+
+
+def board() -> RankBoard:
+    """What this rank shares with its agent.
+
+    Raises:
+        NotInTaskError: outside a running SafeHorovod or SafeTorch task.
+    """
+    if _board is None:
+        current_rank()
+        raise NotInTaskError("this rank shares no board with an agent")
+    return _board
 
 
 def current_rank() -> RankContext:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
-from . import log_lines, memory, scratch, worker
+from . import board, log_lines, memory, scratch, worker
+from .board import AgentBoard
 from .context import RankContext
 from .forkserver_client import Ended, RankServer, Start
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
@@ -56,6 +57,7 @@ def plan_orders(
                 environment=dict(environment),
                 job=job_order,
                 log=job.log(context.round, context.rank),
+                board=job.orders / f"{name}.board",
                 outcome=job.orders / f"{name}.outcome.json",
                 result=job.orders / f"{name}.result.pb",
             )
@@ -85,6 +87,8 @@ class Ranks:
         """
         self._server = server
         self._members = [_Member(order) for order in orders]
+        self.boards: list[AgentBoard] = []
+        """What the agent shares with each rank, by local rank, once they are started."""
         self._settings = settings
         self._warn = warn
         self._stopping_since_ns: int | None = None
@@ -113,6 +117,7 @@ class Ranks:
             try:
                 file.write_text(order.to_json())
                 worker.reserve_outcome(order.outcome)
+                self.boards.append(board.make(order.board))
             except OSError as error:
                 raise ScratchError(
                     "the orders for a rank cannot be written",

@@ -30,7 +30,7 @@ from ..errors import (
     SafedistError,
 )
 from ..flyte import storage_clients, task_context, uploads
-from . import context, importer, payload, preload, process_tree
+from . import board, context, importer, payload, preload, process_tree
 from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
@@ -62,6 +62,7 @@ class RankOrder:
         environment: the rank's whole environment; nothing else is inherited.
         job: file with the :class:`~flytekitplugins_safedist.ranks.payload.JobOrder` that all ranks share.
         log: file for standard output and error.
+        board: the few words of memory that it shares with its agent.
         outcome: where the rank leaves its :class:`~flytekitplugins_safedist.ranks.outcome.RankOutcome`.
         result: where rank 0 leaves its outputs.
     """
@@ -70,6 +71,7 @@ class RankOrder:
     environment: dict[str, str]
     job: Path
     log: Path
+    board: Path
     outcome: Path
     result: Path
 
@@ -88,7 +90,7 @@ class RankOrder:
         """The inverse of :meth:`to_json`."""
         data = json.loads(text)
         rank_context = RankContext(**{**data["context"], "scratch": Path(data["context"]["scratch"])})
-        paths = {name: Path(data[name]) for name in ("job", "log", "outcome", "result")}
+        paths = {name: Path(data[name]) for name in ("job", "log", "board", "outcome", "result")}
         return cls(context=rank_context, environment=data["environment"], **paths)
 
 
@@ -118,10 +120,12 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     # By number: sys.stderr may be an object of the user's.
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
-    context.enter(order.context)
+    shared = board.open_board(order.board)
+    context.enter(order.context, shared)
     seconds: dict[str, float] = {}
     try:
         _work(order, seconds)
+        shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = _own_frames_cut(error)
         _leave_outcome(order, Status.RAISED, seconds, record(error, shown))

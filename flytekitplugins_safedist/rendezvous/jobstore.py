@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import GroupClosedError, NodeLostError, RendezvousTimeoutError
 from . import departures
+from .agreement import RoundAgreement
 from .membership import Membership
 from .protocol import End
 
@@ -253,6 +254,12 @@ class JobStore:
         if not uploaded:
             raise GroupClosedError("node 0 uploaded nothing", where={"node": self._node}, seen=text.decode())
         return text.decode()
+
+    # --- saving together ----------------------------------------------------------------------------------------------
+
+    def agreement(self, round_no: int) -> RoundAgreement:
+        """How the nodes of ``round_no`` come to one step at which all ranks save."""
+        return RoundAgreement(self._call, self._keys, round_no=round_no, nodes=self._group.nodes)
 
     # --- notes ---------------------------------------------------------------------------------------------------
 

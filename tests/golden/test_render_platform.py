@@ -78,7 +78,7 @@ def test_quantities_are_written_as_the_api_server_writes_them(said: object, writ
 
 
 def test_what_is_no_quantity_is_said() -> None:
-    with pytest.raises(RenderError, match="no Kubernetes quantity"):
+    with pytest.raises(RenderError, match="not a Kubernetes quantity"):
         canonical("many")
 
 

@@ -37,6 +37,8 @@ class Done:
 class Job:
     """Two pods of one PyTorchJob."""
 
+    module = "job_nodes"
+
     def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
         reserved = ReservedPort()
         weakref.finalize(self, reserved.close)
@@ -50,7 +52,7 @@ class Job:
         self.started += 1
         environment = {**self.pod(node), **self.environment, **(more or {})}
         files = self.directory / f"node-{node}-{self.started}"
-        return self.warm.start(f"job_nodes:{self.task}", files, environment=environment, kind="execute")
+        return self.warm.start(f"{self.module}:{self.task}", files, environment=environment, kind="execute")
 
     def pod(self, node: int) -> dict[str, str]:
         return {
@@ -73,7 +75,7 @@ class Job:
         self.started += 1
         files = self.directory / f"node-{node}-{self.started}"
         environment = {**self.pod(node), **self.environment}
-        call, arguments = f"job_nodes:{self.task}", ["--output-prefix", str(outputs)]
+        call, arguments = f"{self.module}:{self.task}", ["--output-prefix", str(outputs)]
         return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
 
     def run(self) -> tuple[Ended, Ended]:

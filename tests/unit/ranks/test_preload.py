@@ -48,7 +48,7 @@ for _ in range(2):
 
 def run(code: str, directory: Path, *, libraries: list[str] | None = None, modules: list[str] | None = None) -> str:
     arguments = [sys.executable, "-c", code, json.dumps([libraries or [], modules or []])]
-    path = os.pathsep.join([str(directory), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(directory), str(Path(__file__).parents[3])])
     environment = {**os.environ, "PYTHONPATH": path, **SAFE_IMPORT_ENVIRONMENT}
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ import pytest
 from flytekitplugins_safedist.container.mpi import launching, supervisor, worker_agent
 from flytekitplugins_safedist.errors import MpiLaunchError
 
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[3]
 AGENT = """
 import json, os, pathlib, sys
 rank = os.environ["SAFEDIST_MPI_NODE_RANK"]

@@ -33,7 +33,7 @@ from flytekitplugins_safedist.ranks.payload import JobOrder
 
 pytestmark = pytest.mark.processes
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 SNAPSHOT = FlyteSnapshot(
     mode="LOCAL_TASK_EXECUTION",

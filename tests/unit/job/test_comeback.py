@@ -32,7 +32,7 @@ raise SystemExit(7)
 
 
 def waits(verdict: Path, *how: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-c", WAITS, str(verdict), *how]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 

@@ -308,5 +308,5 @@ def test_a_torch_from_the_floor_on_is_taken(version: str) -> None:
 
 
 def test_the_floor_is_the_one_that_the_extras_ask_for() -> None:
-    asked = re.findall(r"(?m)^ +torch>=([\d.]+),", (Path(__file__).parents[2] / "setup.cfg").read_text())
+    asked = re.findall(r"(?m)^ +torch>=([\d.]+),", (Path(__file__).parents[3] / "setup.cfg").read_text())
     assert asked == [".".join(str(part) for part in FLOOR)] * 2

@@ -11,7 +11,7 @@ import pytest
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import NotInTaskError
-from flytekitplugins_safedist.ranks import context
+from flytekitplugins_safedist.ranks import board, context
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 
 RANK = RankContext(
@@ -30,6 +30,7 @@ RANK = RankContext(
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_current", None)
+    monkeypatch.setattr(context, "_board", None)
 
 
 def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
@@ -42,14 +43,33 @@ def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
     )
 
 
-def test_a_rank_finds_itself_also_from_its_threads() -> None:
-    context.enter(RANK)
+def test_a_rank_finds_itself_also_from_its_threads(tmp_path: Path) -> None:
+    board.make(tmp_path / "board")
+    context.enter(RANK, board.open_board(tmp_path / "board"))
     assert current_rank() is RANK
     seen: list[RankContext] = []
     thread = threading.Thread(target=lambda: seen.append(current_rank()))
     thread.start()
     thread.join()
     assert seen == [RANK]
+
+
+def test_a_rank_knows_that_it_is_preempted_and_says_that_it_has_saved(tmp_path: Path) -> None:
+    agents = board.make(tmp_path / "board")
+    context.enter(RANK, board.open_board(tmp_path / "board"))
+    assert not agents.listens
+    assert not current_rank().preempted
+    assert agents.listens
+    agents.preempt()
+    assert current_rank().preempted
+    assert not agents.finished(1, urgent=True)
+    current_rank().saved()
+    assert agents.finished(1, urgent=True)
+
+
+def test_outside_a_task_there_is_nothing_to_be_preempted() -> None:
+    with pytest.raises(NotInTaskError, match="outside a rank"):
+        _ = RANK.preempted
 
 
 def test_the_public_name_is_the_same_function() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "sum_tests.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "sum_tests.py"
 
 
 def summed(tmp_path: Path, tests: str) -> tuple[int, list[str]]:

@@ -20,7 +20,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 def load(name: str) -> ModuleType:

@@ -1,0 +1,172 @@
+"""Which samples a rank takes: each once per epoch, also where a training is resumed, with however many ranks.
+
+torch's ``DistributedSampler`` cannot be resumed within an epoch. torchdata's ``StatefulDistributedSampler`` (0.11) can,
+but keeps one number, how many *this* rank has had: with another number of ranks it skips some samples and repeats
+others, and it does not know the epoch. This one counts what all ranks together have had of the epoch's order, which is
+the same number on every rank, and fits any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import SafedistError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+T = TypeVar("T")
+
+_KEYS = frozenset({"epoch", "taken", "size", "seed", "shuffle"})
+
+
+class ResumableSampler:
+    """Samples of one rank, for a ``DataLoader``; with ``state_dict`` and ``load_state_dict``.
+
+    ::
+
+        sampler = ResumableSampler(dataset, rank=me.rank, world_size=me.world_size)
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+        for epoch in range(sampler.epoch, epochs):
+            for batch in sampler.batches(loader):
+                ...  # a training step; then save, with the sampler in what is saved
+
+    A batch counts from when :meth:`batches` hands it out, not from when a worker of the loader fetches it. So save
+    after the step that used it, never before. The order is that of torch's ``DistributedSampler`` with the same seed
+    and number of ranks. Where the samples that are left do not divide evenly among the ranks, a few are taken twice, so
+    that every rank has the same number of steps; or, with ``drop_last``, left out. That is less than one sample per
+    rank, and at the end of an epoch only.
+
+    Attributes:
+        epoch: the epoch that the samples are of; moved on by :meth:`batches` at its end.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        rank: int,
+        world_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        """
+        Args:
+            dataset: what is sampled; only its length matters.
+            rank: this rank, from 0.
+            world_size: ranks that share the samples.
+            shuffle: another order in each epoch, the same on all ranks.
+            seed: of the orders; the same on all ranks.
+            drop_last: leave out what does not divide evenly among the ranks.
+
+        Raises:
+            ValueError: ``rank`` is not one of ``world_size``.
+        """
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is not in 0..{world_size - 1} (world_size={world_size})")
+        self.epoch = 0
+        self._dataset = dataset
+        self._rank = rank
+        self._world_size = world_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drop_last = drop_last
+        self._taken = 0
+        self._uncounted = False
+
+    def __len__(self) -> int:
+        """Samples that this rank has left in this epoch; the same on every rank."""
+        left = len(self._dataset) - self._taken
+        return left // self._world_size if self._drop_last else -(-left // self._world_size)
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's indices in what is left of the epoch."""
+        left = self._order()[self._taken :]
+        wanted = len(self) * self._world_size
+        # What is repeated is the beginning of what is left, again and again where that is less than the ranks.
+        padded = left * -(-wanted // len(left)) if left else left
+        self._uncounted = True
+        return iter(padded[self._rank : wanted : self._world_size])
+
+    def batches(self, loader: DataLoader[T]) -> Iterator[T]:
+        """The batches of what is left of this epoch, counted as they are handed out; then move on to the next epoch.
+
+        Args:
+            loader: has this sampler, and a batch size of its own.
+
+        Raises:
+            ValueError: the loader takes its samples from elsewhere, or makes no batches.
+        """
+        if loader.sampler is not self or loader.batch_size is None:
+            raise ValueError("the loader needs sampler=(this sampler) and a batch_size: else nothing can be counted")
+        left = len(self)
+        for batch in loader:
+            size = min(loader.batch_size, left)
+            left -= size
+            self.advance(size)
+            yield batch
+        self.next_epoch()
+
+    def advance(self, samples: int) -> None:
+        """Count ``samples`` more of each rank as used, where something other than :meth:`batches` goes through the
+        loader (a trainer's own loop). Call it for each batch, before a save that includes it."""
+        self._uncounted = False
+        self._taken = min(self._taken + samples * self._world_size, len(self._dataset))
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch, with all its samples."""
+        self.epoch += 1
+        self._taken = 0
+        self._uncounted = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the samples are: the same on every rank, after the same number of batches.
+
+        Raises:
+            SafedistError: samples were taken, but none counted: the state would repeat them without a word.
+        """
+        if self._uncounted:
+            raise SafedistError(
+                "the sampler has given samples out, and was not told which of them were used",
+                where={"epoch": self.epoch},
+                expected="iterating over sampler.batches(loader)",
+                hint="the loader fetches ahead, so only its user can count; with a loop that is not yours, call "
+                "sampler.advance(batch size) after each batch",
+            )
+        return {
+            "epoch": self.epoch,
+            "taken": self._taken,
+            "size": len(self._dataset),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another sampler, of however many ranks, was.
+
+        Raises:
+            SafedistError: the state is of another data set, or another order of it.
+        """
+        ours = {"size": len(self._dataset), "seed": self._seed, "shuffle": self._shuffle}
+        theirs = {name: state.get(name) for name in ours}
+        if set(state) != _KEYS or theirs != ours:
+            raise SafedistError(
+                "the state of a sampler does not fit this one: samples would be left out or repeated",
+                seen=dict(state),
+                expected=ours,
+                hint="resume with the same data set, seed and shuffle; or leave the sampler out of what is resumed",
+            )
+        self.epoch, self._taken = int(state["epoch"]), int(state["taken"])
+        self._uncounted = False
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._dataset)))
+        import torch
+
+        generator = torch.Generator()
+        generator.manual_seed(self._seed + self.epoch)
+        order: list[int] = torch.randperm(len(self._dataset), generator=generator).tolist()
+        return order

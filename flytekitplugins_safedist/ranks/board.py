@@ -1,0 +1,237 @@
+"""A few words of memory that one rank shares with its agent: who is told to stop, and at which step all ranks save.
+
+Reading one is a load from a mapped page: nothing to wait for, no lock, no system call; and the agent may write it while
+the rank is in native code, in a compiler or in a collective. Each word has one writer, is 8 bytes and aligned, so that
+the processor never shows half of one; what belongs together is packed into one word, because two words may be seen in
+either order.
+
+How all ranks of a job come to one step (:meth:`RankBoard.at` and ``agreement`` are the two halves):
+
+1. The agents *call*: the number of the call appears on every board of the job.
+2. A rank that reaches a step first writes its *floor*, the earliest step at which it can still save, and then looks for
+   a call. The agent writes the call first, and then reads the floor. So either the rank sees the call and waits for its
+   answer, or the agent sees the floor of the step that the rank has begun. There is no third case, so no rank is ever
+   past the step that comes out.
+3. The answer is the highest floor of all ranks. Nobody waits for a rank to get anywhere, so a rank that is blocked in a
+   collective until a waiting one comes holds nothing up.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+NOWHERE = (1 << 62) - 1
+"""As a step: never reached."""
+
+_SIZE = mmap.PAGESIZE
+_STEP_BITS = 44
+_STEP_MASK = (1 << _STEP_BITS) - 1
+_URGENT = 1 << _STEP_BITS
+_CALL_SHIFT = _STEP_BITS + 1
+_NO_STEP = _STEP_MASK
+"""Written instead of a step: no rank takes part, or the call was given up."""
+
+_PREEMPTED, _CALL, _ANSWER = 0, 1, 2
+_FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT = 8, 9, 10, 11, 12
+"""Words of the agent, and of the rank, on cache lines of their own."""
+
+LATEST_STEP = _STEP_MASK - 2
+ANSWER_SECONDS = 120.0
+"""How long a rank stands still for an answer. The agents need milliseconds; where one is lost, its heartbeat or its
+store ends the round, and the ranks with it."""
+
+_LOOK, _LOOK_STILL = 0.001, 0.05
+"""Seconds between two looks of a rank that waits for an answer, or for its end."""
+
+
+def make(path: Path) -> AgentBoard:
+    """Make a board for a rank that is about to start.
+
+    Raises:
+        OSError: no space for it. Set aside at once: a page that cannot be filled later ends the process (SIGBUS).
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, _SIZE)
+        return AgentBoard(_words(file))
+    finally:
+        os.close(file)
+
+
+def open_board(path: Path) -> RankBoard:
+    """The board of this rank, as its agent made it."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return RankBoard(_words(file))
+    finally:
+        os.close(file)
+
+
+def _words(file: int) -> memoryview:
+    return memoryview(mmap.mmap(file, _SIZE)).cast("q")
+
+
+@dataclass(frozen=True)
+class Save:
+    """What :meth:`RankBoard.at` found: all ranks save at this step.
+
+    Attributes:
+        call: number of the agreement; for :meth:`RankBoard.finish`.
+        urgent: whether it is because a node of the job was told to stop: commit it before anything else. The same on
+            every rank, other than what :attr:`RankBoard.preempted` says at one moment.
+    """
+
+    call: int
+    urgent: bool
+
+
+class AgentBoard:
+    """The agent's end."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def preempt(self) -> None:
+        """Tell the rank that a node of the job was told to stop."""
+        self._words[_PREEMPTED] = 1
+
+    def call(self, number: int) -> None:
+        """From now on the rank stands still when it reaches a step, until this call is answered."""
+        self._words[_CALL] = number
+
+    def answer(self, number: int, step: int | None, *, urgent: bool) -> None:
+        """Tell the rank at which step all save; None: there is nothing to agree on. And whether a node is to stop."""
+        said = _NO_STEP if step is None else step
+        self._words[_ANSWER] = (number << _CALL_SHIFT) | (_URGENT if urgent else 0) | said
+
+    @property
+    def floor(self) -> int | None:
+        """The earliest step at which the rank can still save; None while it takes no part."""
+        floor = self._words[_FLOOR]
+        return None if floor == 0 or self._words[_LEFT] else floor - 1
+
+    @property
+    def asked(self) -> int:
+        """How often the rank has asked for a save."""
+        return int(self._words[_ASKED])
+
+    @property
+    def listens(self) -> bool:
+        """Whether the rank would do something about a preemption: it saves by steps, or looks at the flag itself."""
+        return bool(self._words[_LISTENS]) and not self._words[_LEFT]
+
+    def finished(self, call: int, *, urgent: bool) -> bool:
+        """Whether nothing more is to be expected of the rank for this call, which has been answered.
+
+        Args:
+            call: its number.
+            urgent: as answered. Where no node is to stop, a rank that only looks at that has nothing to do.
+        """
+        words = self._words
+        concerned = words[_LISTENS] if urgent else words[_FLOOR]
+        return not concerned or bool(words[_LEFT]) or words[_FINISHED] >= call
+
+
+class RankBoard:
+    """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._call = 0
+        self._target = NOWHERE
+        self._urgent = False
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a node of the job was told to stop. Looking says that this rank cares: see :meth:`saved`."""
+        words = self._words
+        words[_LISTENS] = 1
+        return words[_PREEMPTED] == 1
+
+    def take_part(self, step: int) -> None:
+        """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""
+        self._words[_FLOOR] = self._floor(step)
+        self._words[_LISTENS] = 1
+
+    def ask(self) -> None:
+        """Ask for a save by all ranks, soon. Asked again before it has come to pass, or by several ranks: once."""
+        self._words[_ASKED] += 1
+
+    def at(self, step: int) -> Save | None:
+        """Between two steps: whether all ranks save now, with ``step`` as the number of the next one.
+
+        Args:
+            step: from 0 to :data:`LATEST_STEP`; the same on each rank for the same state.
+        """
+        words = self._words
+        words[_FLOOR] = step + 2  # first the floor, then the look: see the module's text
+        if words[_CALL] != self._call:
+            self._hear(words[_CALL])
+        if step < self._target:
+            return None
+        return self._due()
+
+    def hold(self, step: int) -> None:
+        """The state of ``step`` stays as it is from now on, until :meth:`at` or :meth:`release`: it can be saved."""
+        self._words[_FLOOR] = self._floor(step)
+        self._words[_LISTENS] = 1
+
+    def held(self, step: int) -> Save | None:
+        """While ``step`` is held, from any one thread: whether to save it now. Never waits."""
+        words = self._words
+        if words[_CALL] != self._call and self._answered(words[_CALL]):
+            self._hear(words[_CALL])
+        return self._due() if step >= self._target else None
+
+    def finish(self, call: int) -> None:
+        """Nothing more will come of this rank for a call: its save is committed, or has failed."""
+        self._words[_FINISHED] = max(call, self._words[_FINISHED])
+
+    def saved(self) -> None:
+        """For who looks at :attr:`preempted`: all worth keeping is kept, and the node need not wait for this rank."""
+        self._words[_LISTENS] = 1
+        self._words[_FINISHED] = NOWHERE
+
+    def leave(self) -> None:
+        """The rank's function has returned or raised: nobody need wait for this rank any more."""
+        self._words[_LEFT] = 1
+
+    def _floor(self, step: int) -> int:
+        if not 0 <= step <= LATEST_STEP:
+            raise ValueError(f"a step is a number from 0 to {LATEST_STEP}, not {step}")
+        return step + 1
+
+    def stand_still(self) -> None:
+        """After an urgent save: do nothing, so that nothing is lost, until the agent ends this rank for the next round.
+
+        Bounded, for the case that the node which was told to stop is kept after all.
+        """
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_STILL)
+
+    def _due(self) -> Save:
+        self._target = NOWHERE
+        return Save(self._call, self._urgent)
+
+    def _answered(self, call: int) -> bool:
+        return bool(self._words[_ANSWER] >> _CALL_SHIFT >= call)
+
+    def _hear(self, call: int) -> None:
+        """Stand still until the call is answered; then know the step."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not self._answered(call):
+            if time.monotonic() > deadline:
+                self._call = call
+                return
+            time.sleep(_LOOK)
+        answer = self._words[_ANSWER]
+        step = answer & _STEP_MASK
+        self._call, self._urgent = answer >> _CALL_SHIFT, bool(answer & _URGENT)
+        self._target = NOWHERE if step == _NO_STEP else step
+        if step == _NO_STEP:
+            self.finish(self._call)

@@ -1,0 +1,85 @@
+"""Tasks whose ranks train until a pod of the job is told to stop; a round after that ends after a few steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist.ranks import context
+from tests.procs import say, wait_for_word
+
+TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=60)
+MORE = 3
+
+
+def train(together) -> str:
+    """Steps that all ranks take together. What is saved is the step, by every rank, in a file of its own."""
+    me, shared = current_rank(), context.board()
+    kept = Path(os.environ["TEST_KEPT"])
+    files = sorted(kept.glob("rank-*"))
+    first = int(files[0].read_text()) if files else 0
+    shared.take_part(first)
+    step = first
+    while me.round == 0 or step < first + MORE:
+        save = shared.at(step)
+        if save is not None:
+            (kept / f"rank-{me.rank}").write_text(str(step))
+            say(f"rank {me.rank} saved {step} urgent {save.urgent} preempted {me.preempted}")
+            shared.finish(save.call)
+            shared.stand_still()
+        together()
+        if step == first:
+            say(f"rank {me.rank} round {me.round} from {first} of {me.world_size}")
+        step += 1
+    return f"from {first} to {step} in round {me.round} with {me.world_size} ranks"
+
+
+def by_torch() -> str:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return train(lambda: dist.all_reduce(torch.ones(1)))
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def torch() -> str:
+    return by_torch()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=TIMEOUTS))
+def torch_alone() -> str:
+    return by_torch()
+
+
+@task(task_config=SafeTorch(nodes="1:2", nproc_per_node=2, timeouts=TIMEOUTS))
+def torch_range() -> str:
+    return by_torch()
+
+
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def horovod() -> str:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    return train(lambda: hvd.allreduce(torch.ones(1)))
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def by_hand() -> str:
+    """No steps: each rank looks, and takes its time to save."""
+    me = current_rank()
+    say(f"rank {me.rank} round {me.round} preempted {me.preempted}")
+    if me.round == 0:
+        while not me.preempted:
+            pass
+        say(f"rank {me.rank} preempted")
+        wait_for_word()
+        say(f"rank {me.rank} has saved")
+        me.saved()
+        context.board().stand_still()
+    return f"round {me.round}"

@@ -1,0 +1,102 @@
+"""A pod is told to stop: every rank of the job knows, all save at one step, and only then does the pod leave.
+
+Real agents and ranks, two nodes over loopback, as in test_nodes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.procs import TERM, Gate, Running, uploaded_output
+from tests.race.test_nodes import Job
+
+BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+
+
+class Preempted(Job):
+    """Two pods whose ranks have begun to train."""
+
+    module = "job_preempted"
+
+    def __init__(self, warm, directory: Path, task: str, gate: Gate) -> None:
+        kept = directory / "kept"
+        kept.mkdir()
+        super().__init__(warm, directory, task, "", {**gate.environment, "TEST_KEPT": str(kept)})
+
+
+def one_step(lines: list[str]) -> int:
+    """The step that all ranks have said they saved."""
+    said = {tuple(line.split()[2:]) for line in lines}
+    assert len(said) == 1, lines
+    ((saved, step, *flags),) = said
+    assert (saved, flags) == ("saved", ["urgent", "True", "preempted", "True"])
+    return int(step)
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_replaced(
+    warm, tmp_path, task, ranks_gate: Gate
+):
+    job = Preempted(warm, tmp_path, task, ranks_gate)
+    first, told = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    told.signal(TERM)
+    step = one_step(ranks_gate.heard(4))
+    gone = told.wait()
+    assert gone.code not in (0, -TERM)
+    assert gone.uploaded == []
+    again = job.start(1)
+    heard = ranks_gate.heard(4)
+    assert all(f"from {step} of 4" in line and "round 0" not in line for line in heard)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert uploaded_output(ended[0]).startswith(f"from {step} to {step + 3} in round ")
+    assert "start again: restart" not in ended[0].err, "no restart of the user's is there to be spent"
+
+
+@pytest.mark.parametrize("nodes", [(0,), (0, 1)])
+def test_node_0_or_all_nodes_told_to_stop_all_ranks_save_first(warm, tmp_path, ranks_gate: Gate, nodes):
+    job = Preempted(warm, tmp_path, "torch", ranks_gate)
+    pods: list[Running] = [job.start(0), job.start(1)]
+    ranks_gate.heard(4)
+    for node in nodes:
+        pods[node].signal(TERM)
+    step = one_step(ranks_gate.heard(4))
+    assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {str(step)}
+    for node in nodes:
+        assert "outputs.pb" not in pods[node].wait().uploaded
+    if len(nodes) == 1:
+        with suppress(ProcessLookupError):
+            pods[1].signal(TERM)
+        assert "outputs.pb" not in pods[1].wait().uploaded
+
+
+def test_a_single_pod_saves_before_it_leaves(warm, tmp_path, ranks_gate: Gate):
+    (tmp_path / "kept").mkdir()
+    environment = {**ranks_gate.environment, "TEST_KEPT": str(tmp_path / "kept")}
+    pod = warm.start("job_preempted:torch_alone", tmp_path / "pod", environment=environment, kind="execute")
+    ranks_gate.heard(2)
+    pod.signal(TERM)
+    one_step(ranks_gate.heard(2))
+    ended = pod.wait()
+    assert "outputs.pb" not in ended.uploaded
+    assert ended.left == []
+    assert ended.scratch == []
+
+
+def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_gate: Gate):
+    job = Preempted(warm, tmp_path, "by_hand", ranks_gate)
+    first, told = job.start(0), job.start(1)
+    assert all(line.endswith("preempted False") for line in ranks_gate.heard(4))
+    told.signal(TERM)
+    assert sorted(ranks_gate.heard(4)) == [f"rank {rank} preempted" for rank in range(4)]
+    ranks_gate.let_go(4)
+    # Not ended by the pod that leaves: each gets to say this, and only then that it has saved.
+    assert sorted(ranks_gate.heard(4)) == [f"rank {rank} has saved" for rank in range(4)]
+    assert told.wait().code not in (0, -TERM)
+    again = job.start(1)
+    assert all("round 0" not in line for line in ranks_gate.heard(4))
+    assert [node.wait().code for node in (first, again)] == [0, 0]
