@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +39,9 @@ class Saver:
         """
         self._label, self._began = label, time.monotonic()
         # Not a daemon: an interpreter that ends in good order waits for the save in flight.
-        self._thread = threading.Thread(target=self._run, args=(label, work), name="safedist-checkpoint")
+        # In the caller's context: flytekit's way to the store, credentials and all, is found through it.
+        inside = contextvars.copy_context()
+        self._thread = threading.Thread(target=inside.run, args=(self._run, label, work), name="safedist-checkpoint")
         self._thread.start()
         if not self._asynchronous:
             self._thread.join()
