@@ -6,6 +6,7 @@ the process and its children from then on.
 
     python benchmarks/staging.py                      # everything; half an hour
     python benchmarks/staging.py --sets i --runs 3    # a look
+    python benchmarks/staging.py --before ../earlier  # beside another checkout, with its own .venv
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from pathlib import Path
 
 from staging_stores import Reads, counted, s3, slow_store
 
+HERE = Path(__file__).resolve().parents[1]
 RANKS = 8
+BEFORE = "before"
 MB = 1_000_000
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, EXT4_TOPDIR_FL = 0x80086601, 0x40086602, 0x20000
 """linux/fs.h, fs/ext4/ext4.h"""
@@ -98,6 +101,13 @@ def work_ours(order: dict[str, str]) -> None:
     stage(order["uri"], Path(order["dest"]), Options(store=Path(order["store"])))
 
 
+def prepare_again(order: dict[str, str]) -> None:
+    """What was there before: the second staging has read it all."""
+    for _ in range(2):
+        work_ours(order)
+        time.sleep(1)  # past the tick of the file system's clock in which files were linked
+
+
 def work_unpack(order: dict[str, str]) -> None:
     """Unpacking alone: no digest, manifest, rename, or destination."""
     from flytekitplugins_safedist.container.archive import Inflate, Limits, unpack_tar
@@ -126,6 +136,7 @@ WORK: dict[str, Callable[[dict[str, str]], None]] = {
     "tar -xzf": work_tar,
     "flytekit": work_flytekit,
     "safedist": work_ours,
+    "found": work_ours,
     "unpack alone": work_unpack,
     "download": work_download,
 }
@@ -133,11 +144,13 @@ WORK: dict[str, Callable[[dict[str, str]], None]] = {
 
 def worker(order: dict[str, str]) -> None:
     """Import what the work needs, say so, wait, work, report."""
-    if order["work"] in ("safedist", "unpack alone", "download"):
+    if order["work"] in ("safedist", "found", "unpack alone", "download"):
         import flytekitplugins_safedist.container.staging.stage  # noqa: F401
     if order["work"] == "flytekit" or "://" in order["uri"]:
         import flytekit.tools.fast_registration  # noqa: F401
         import s3fs  # noqa: F401
+    if order["work"] == "found":
+        prepare_again(order)
     before = _cpu()
     memory = _peak()
     print("ready", flush=True)
@@ -208,8 +221,13 @@ def run(
     processes: int = 1,
     environment: dict[str, str] | None = None,
     prefix: list[str] | None = None,
+    checkout: Path = HERE,
 ) -> Run:
-    """Fresh directories, all processes let go at one moment; wall seconds to the last one's end."""
+    """Fresh directories, all processes let go at one moment; wall seconds to the last one's end.
+
+    Args:
+        checkout: whose code runs.
+    """
     scratch = Path(tempfile.mkdtemp(dir=place.path))
     try:
         started = []
@@ -217,7 +235,9 @@ def run(
             dest = scratch / f"dest{number}"
             dest.mkdir()
             order = {"work": work, "uri": uri, "dest": str(dest), "store": str(scratch / "store")}
-            command = [*(prefix or []), sys.executable, __file__, "--worker", json.dumps(order)]
+            python = sys.executable if checkout == HERE else str(checkout / ".venv" / "bin" / "python")
+            script = str(checkout / "benchmarks" / "staging.py")
+            command = [*(prefix or []), python, script, "--worker", json.dumps(order)]
             started.append(
                 subprocess.Popen(
                     command,
@@ -266,11 +286,27 @@ def show(title: str, value: str, target: str = "") -> None:
     print(f"  {title:<58} {value:<34} {target}", flush=True)
 
 
-def report_single(archive: Path, places: dict[str, Place], runs: int, name: str) -> None:
+def with_before(before: Path | None, variants: dict[str, Callable[..., Run]]) -> dict[str, Callable[[], Run]]:
+    """The variants, and safedist as it is in the checkout *before*, if there is one."""
+    return {**variants, **({BEFORE: partial(variants["safedist"], checkout=before)} if before else {})}
+
+
+def show_before(got: dict[str, Run], what: str) -> None:
+    """What has become of it since."""
+    if BEFORE in got:
+        old, new = got[BEFORE], got["safedist"]
+        seconds = f"{old.wall:.3f} s / {new.wall:.3f} s"
+        show(f"{what}: wall, before / now", f"{old.wall / new.wall:.2f}  ({seconds})", ">= 1")
+        show(f"{what}: CPU, before / now", f"{old.cpu / new.cpu:.2f}  ({old.cpu:.3f} s / {new.cpu:.3f} s)", ">= 1")
+
+
+def report_single(archive: Path, places: dict[str, Place], runs: int, name: str, before: Path | None) -> None:
     """One staging of a local file against GNU tar, and what safety costs of it."""
     for label, place in places.items():
         works = ("tar -xzf", "unpack alone", "safedist")
-        got = interleaved(runs, {work: partial(run, work, str(archive), place) for work in works})
+        variants: dict[str, Callable[..., Run]] = {work: partial(run, work, str(archive), place) for work in works}
+        got = interleaved(runs, with_before(before, variants))
+        show_before(got, f"single staging, {label}")
         ratio = got["safedist"].wall / got["tar -xzf"].wall
         target = {"iii": "<= 0.67 on tmpfs, <= 1.1 on disk", "i-dirs": ""}.get(name, "<= 1.1")
         seconds = f"{got['safedist'].wall:.3f} s / {got['tar -xzf'].wall:.3f} s"
@@ -281,17 +317,22 @@ def report_single(archive: Path, places: dict[str, Place], runs: int, name: str)
         show(f"  memory above the interpreter, {label}", f"{got['safedist'].memory / MB:.0f} MB", "<= 64 MB")
 
 
-def report_node(place: Place, runs: int, uri: str, environment: dict[str, str]) -> None:
+def report_found(archive: Path, place: Place, runs: int) -> None:
+    """What a container that is started again waits for: the code is in the store and in the destination."""
+    got = interleaved(runs, {work: partial(run, work, str(archive), place) for work in ("safedist", "found")})
+    found, new = got["found"].wall, got["safedist"].wall
+    show("found on the node / staged", f"{found / new:.3f}  ({found:.4f} s / {new:.3f} s)")
+
+
+def report_node(place: Place, runs: int, uri: str, environment: dict[str, str], before: Path | None) -> None:
     """One node with 8 ranks against what flytekit does in each of them."""
     store = "S3" if environment else "a file store"
     works = {"flytekit": RANKS, "safedist": 1}
-    got = interleaved(
-        runs,
-        {
-            work: partial(run, work, uri, place, processes=count, environment=environment)
-            for work, count in works.items()
-        },
-    )
+    variants: dict[str, Callable[..., Run]] = {
+        work: partial(run, work, uri, place, processes=count, environment=environment) for work, count in works.items()
+    }
+    got = interleaved(runs, with_before(before, variants))
+    show_before(got, f"one staging from {store}")
     stock, ours = got["flytekit"], got["safedist"]
     show(f"{RANKS} ranks from {store}: CPU, flytekit / safedist", f"{stock.cpu / ours.cpu:.1f}", ">= 8")
     seconds = f"{stock.wall:.3f} s / {ours.wall:.3f} s"
@@ -344,6 +385,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--memory-disk", type=Path, default=Path("/dev/shm"), help="a tmpfs")
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="a real disk")
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit with its .venv")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -357,23 +399,24 @@ def main() -> None:
         for name in options.sets:
             with ExitStack() as stack:
                 memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.memory_disk)))
-                report(DATASETS[name], memory, disk, options.runs)
+                report(DATASETS[name], memory, disk, options.runs, options.before)
 
 
-def report(dataset: Dataset, memory: Path, disk: Place, runs: int) -> None:
+def report(dataset: Dataset, memory: Path, disk: Place, runs: int, before: Path | None) -> None:
     """All that is measured with one set."""
     archive = dataset.make(memory)
     tmpfs = Place(memory, keep=False)
     packed = archive.stat().st_size / MB
     print(f"({dataset.name}) {dataset.files} files, {dataset.size / MB:g} MB, {packed:.1f} MB packed")
-    report_single(archive, {"tmpfs": tmpfs, "disk": disk}, runs, dataset.name)
+    report_single(archive, {"tmpfs": tmpfs, "disk": disk}, runs, dataset.name, before)
     if dataset.name == "i-dirs":
         return
+    report_found(archive, disk, runs)
     report_overlap(archive, tmpfs, runs)
     few = max(runs // 2, 1)
-    report_node(tmpfs, few, str(archive), {})
+    report_node(tmpfs, few, str(archive), {}, before)
     with s3(archive) as (uri, environment):
-        report_node(tmpfs, few, uri, environment)
+        report_node(tmpfs, few, uri, environment, before)
 
 
 if __name__ == "__main__":
