@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument(
         "--pod-template", action="append", default=[], type=Path, help="YAML of a PodTemplate of the cluster"
     )
+    render.add_argument(
+        "--overrides",
+        type=Path,
+        help="YAML or JSON of a call's core.TaskNodeOverrides, or of its core.Node",
+    )
     render.add_argument("--image", action="append", default=[], help="NAME=IMAGE or IMAGE, as for pyflyte")
     render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
     render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
@@ -101,7 +106,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from .render import Cluster, build, created, read_platform, with_pod_templates
+    from .render import Cluster, Execution, build, created, read_node, read_platform, with_pod_templates
     from .render.load import load_task, template_of
     from .render.notes import notes_of, unknown_template
     from .render.summary import summarise
@@ -112,7 +117,8 @@ def _render(options: argparse.Namespace) -> int:
         cluster = read_platform(options.platform, backend=options.backend, pod_templates=options.pod_template)
     else:
         cluster = with_pod_templates(Cluster(backend=options.backend), options.pod_template)
-    built = build(template, cluster=cluster)
+    node = None if options.overrides is None else read_node(options.overrides, template)
+    built = build(template, Execution(node=node), cluster)
     further = created(built.manifest) if built.manifest["kind"] != "Pod" else []
     shown = [built.manifest, *(further if options.pods else ())]
     if options.json:
@@ -127,6 +133,7 @@ def _render(options: argparse.Namespace) -> int:
             clamps=built.clamps,
             further=notes_of(task, template, cluster),
             assumed=options.platform is None,
+            follow=task.task_config.nproc_per_node is None,
         )
         print("\n".join(summary.lines()))
         _print_yaml(shown)

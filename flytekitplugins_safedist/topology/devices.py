@@ -53,9 +53,10 @@ def ranks_here(env: Mapping[str, str], asked: Asked, devices: Collection[str]) -
     if getattr(asked, "nproc_is_open", False):
         if here == registered:
             return registered, None
-        said = f"{pinned} GPUs" if pinned else "no GPUs"
+        said = f"{pinned} GPU{'' if pinned == '1' else 's'}" if pinned else "no GPUs"
+        ranks = f"{here} rank{'' if here == 1 else 's'}"
         return here, (
-            f"{here} ranks on each node, one for each GPU of this pod; the task was registered for {said}, and leaves "
+            f"{ranks} on each node, one for each GPU of this pod; the task was registered for {said}, and leaves "
             "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
         )
     if pinned.isdecimal() and here < min(int(pinned), registered):

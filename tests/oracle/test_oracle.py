@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from oracle_registration import registered
 
 from flytekitplugins_safedist.container.entrypoint import parse
 from flytekitplugins_safedist.errors import ConfigError, RenderError
-from flytekitplugins_safedist.tools.render import Execution, created, job_manifest
+from flytekitplugins_safedist.tools.render import Execution, created, job_manifest, read_node
 from flytekitplugins_safedist.tools.render.rules import refusals
 
 
@@ -60,6 +61,19 @@ def test_what_is_shown_of_a_recorded_template_is_what_go_made_of_it(name: str) -
         return
     manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
     assert faults(one, manifest, NOT_SHOWN) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "job" in case(name) and execution_of(case(name)).overrides])
+def test_overrides_that_are_given_in_a_file_are_shown_as_the_recorded_nodes(name: str, tmp_path: Path) -> None:
+    one = case(name)
+    template, execution, file = recorded_template(one), execution_of(one), tmp_path / "overrides.yaml"
+    file.write_text(yaml.safe_dump(dict(execution.overrides)))
+
+    node = read_node(file, template)
+
+    assert job_manifest(template, replace(execution, node=node), cluster_of(one)) == job_manifest(
+        template, execution, cluster_of(one)
+    )
 
 
 def registered_or_refused(one: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

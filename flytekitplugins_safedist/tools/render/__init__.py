@@ -8,6 +8,7 @@ From the ``TaskTemplate`` that registration sends: :func:`job_manifest` does wha
 from __future__ import annotations
 
 from .backend import Built, build, job_manifest
+from .calls import read_node
 from .execution import Execution
 from .operators import created, pods
 from .platform import BACKENDS, Cluster, read_platform, with_pod_templates
@@ -23,6 +24,7 @@ __all__ = [
     "created",
     "job_manifest",
     "pods",
+    "read_node",
     "read_platform",
     "with_pod_templates",
 ]

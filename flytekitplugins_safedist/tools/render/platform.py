@@ -96,7 +96,7 @@ def read_platform(file: Path, *, backend: Backend = "v1.16", pod_templates: Sequ
     Raises:
         RenderError: the file cannot be read, or says something that Flyte does not know.
     """
-    said = _yaml(file)
+    said = read_yaml(file)
     unknown = sorted(set(said) - {"task_resources", "plugins"})
     if unknown:
         raise RenderError(
@@ -119,7 +119,7 @@ def with_pod_templates(cluster: Cluster, files: Sequence[Path]) -> Cluster:
     """
     found = dict(cluster.pod_templates)
     for file in files:
-        said = _yaml(file)
+        said = read_yaml(file)
         name = (said.get("metadata") or {}).get("name")
         if said.get("kind", "PodTemplate") != "PodTemplate" or not name or "template" not in said:
             raise RenderError(
@@ -135,7 +135,12 @@ def _admin_list(said: Mapping[str, Any] | None) -> dict[str, str]:
     return canonical_list({names.get(name, name): value for name, value in (said or {}).items()})
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a file of YAML, or JSON.
+
+    Raises:
+        RenderError: it cannot be read, or holds something else.
+    """
     import yaml
 
     try:

@@ -44,6 +44,7 @@ def summarise(
     clamps: Sequence[tuple[str, Clamp]] = (),
     further: Sequence[str] = (),
     assumed: bool = True,
+    follow: bool = False,
 ) -> Summary:
     """Sum up the job that :func:`.build` made for *task*.
 
@@ -55,13 +56,15 @@ def summarise(
         clamps: what the platform's limits made smaller, by role.
         further: warnings of others.
         assumed: nobody said what the platform's defaults and limits are.
+        follow: ranks follow the GPUs of a pod: the task names no number.
     """
     cluster = cluster or Cluster()
     roles = _roles(manifest)
     training = {name: role for name, role in roles.items() if name != "Launcher"}
     primary = _primary(next(iter(training.values())))
     pinned = {one["name"]: one.get("value") for one in primary.get("env", ())}
-    nodes, nproc = str(pinned.get(envvars.NODES, "?")), str(pinned.get(envvars.NPROC_PER_NODE, "?"))
+    nodes = str(pinned.get(envvars.NODES, "?"))
+    nproc, changed = _ranks_of_node(pinned, next(iter(training.values())), follow=follow)
     gpus = sum(role["replicas"] * _gpus(_primary(role)) for role in roles.values())
     facts = [
         ("task", task),
@@ -76,7 +79,7 @@ def summarise(
         ),
         ("platform", _platform(cluster, assumed=assumed)),
     ]
-    warnings = [*_warnings(manifest, roles, nproc, cluster.backend), *map(_clamped, clamps), *further]
+    warnings = [*changed, *_warnings(manifest, roles, nproc, cluster.backend), *map(_clamped, clamps), *further]
     return Summary(tuple(facts), tuple(dict.fromkeys(warnings)))
 
 
@@ -118,6 +121,22 @@ def _ranks(nodes: str, nproc: str) -> str:
     if not nproc.isdecimal():
         return "?"
     return " to ".join(str(int(one) * int(nproc)) for one in nodes.split(":") if one.isdecimal())
+
+
+def _ranks_of_node(pinned: Mapping[str, Any], role: Mapping[str, Any], *, follow: bool) -> tuple[str, tuple[str, ...]]:
+    """Ranks of a node, and what there is to say of them: an override, or a platform's limit, may have changed the GPUs
+    (:func:`flytekitplugins_safedist.topology.devices.ranks_here`)."""
+    nproc, registered = str(pinned.get(envvars.NPROC_PER_NODE, "?")), str(pinned.get(envvars.GPUS, "no"))
+    here = _gpus(_primary(role))
+    if not nproc.isdecimal() or not here or _mig(role):
+        return nproc, ()
+    said = f"the pods have {here} GPUs, and the task was registered for {registered}"
+    if follow and here != int(nproc):
+        return str(here), (f"{said}: ranks follow them, {here} on each node",)
+    if not follow and registered.isdecimal() and here < min(int(registered), int(nproc)):
+        repair = "leave nproc_per_node out, so that ranks follow the GPUs"
+        return nproc, (f"{said} and {nproc} ranks: every node fails at once; {repair}",)
+    return nproc, ()
 
 
 def _gpus(container: Mapping[str, Any]) -> int:

@@ -81,7 +81,7 @@ def test_ranks_follow_the_gpus_that_a_pod_really_has(call, ranks_gate):
     assert ended.value == "0 of 2"
     assert len(ranks_gate.heard(2)) == 2
     assert (
-        "warning: 2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPUs" in ended.err
+        "warning: 2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPU," in ended.err
     )
 
 

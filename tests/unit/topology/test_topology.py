@@ -324,6 +324,7 @@ def test_ranks_follow_the_gpus_that_a_pod_really_has(env: dict[str, str], device
 
     assert topology.nproc_per_node == ranks
     assert len(topology.notes) == (ranks != 8)
+    assert all(("1 rank on each node" in one) == (ranks == 1) for one in topology.notes)
 
 
 def test_every_node_of_a_job_follows_and_the_operators_word_is_compared_with_what_was_registered() -> None:
