@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NotInTaskError
+from ..fs.identity import Identity
 
 if TYPE_CHECKING:
     from .board import RankBoard
 
 
-@dataclass(frozen=True)
-class RankContext:
-    """One rank of a running SafeHorovod or SafeTorch task; the same for both backends.
+@dataclass(frozen=True, kw_only=True)
+class RankContext(Identity):
+    """One rank of a running SafeHorovod or SafeTorch task; the same for both backends. What ``fs`` calls an identity,
+    and more.
 
     Attributes:
         rank: this process among all of the job, 0..world_size-1.
@@ -29,14 +31,15 @@ class RankContext:
         scratch: this rank's private directory, mode 0700, gone after success.
     """
 
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    local_world_size: int
-    nnodes: int
-    round: int
-    attempt: int
+    # Again, without the defaults of an identity: those are of a process that nobody has told who it is.
+    rank: int = field()
+    local_rank: int = field()
+    node_rank: int = field()
+    world_size: int = field()
+    local_world_size: int = field()
+    nnodes: int = field()
+    round: int = field()
+    attempt: int = field()
     scratch: Path
 
     @property

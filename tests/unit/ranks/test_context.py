@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import flytekitplugins_safedist
+from flytekitplugins_safedist import fs
 from flytekitplugins_safedist.errors import NotInTaskError
+from flytekitplugins_safedist.fs.context import current_identity
 from flytekitplugins_safedist.ranks import board, context
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 
@@ -94,3 +96,20 @@ def test_it_has_everything_that_was_promised() -> None:
         "attempt",
         "scratch",
     }
+
+
+def test_it_is_the_identity_that_the_file_system_helpers_take() -> None:
+    assert isinstance(RANK, fs.Identity)
+    fs.use_identity(RANK)
+    try:
+        assert current_identity() is RANK
+    finally:
+        fs.use_identity(None)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RankContext)])
+def test_nothing_about_a_rank_has_a_default(name: str) -> None:
+    facts = {field.name: getattr(RANK, field.name) for field in dataclasses.fields(RankContext)}
+    del facts[name]
+    with pytest.raises(TypeError, match=name):
+        RankContext(**facts)

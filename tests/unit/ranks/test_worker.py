@@ -32,7 +32,17 @@ from flytekitplugins_safedist.ranks.worker import RankOrder
 
 def order(directory: Path, **environment: str) -> RankOrder:
     return RankOrder(
-        context=RankContext(5, 1, 2, 6, 2, 3, 4, 7, directory / "rank-5"),
+        context=RankContext(
+            rank=5,
+            local_rank=1,
+            node_rank=2,
+            world_size=6,
+            local_world_size=2,
+            nnodes=3,
+            round=4,
+            attempt=7,
+            scratch=directory / "rank-5",
+        ),
         environment=environment,
         job=directory / "job.json",
         log=directory / "5.log",
