@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .config.cluster import Kubeflow as Kubeflow
     from .config.cluster import ScratchVolume as ScratchVolume
     from .config.options import Logs as Logs
     from .config.options import SafeHorovod as SafeHorovod
@@ -70,6 +71,7 @@ _ERRORS = (
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
+    "Kubeflow": "config.cluster",
     "Logs": "config.options",
     "Problem": "errors",
     "RankContext": "ranks.context",

@@ -1,8 +1,8 @@
 """The shape of the job on the cluster, as the user writes it: which operator, roles, run policy, volumes.
 
-:class:`JobShape` holds fields only; ``SafeHorovod`` and ``SafeTorch`` inherit them. Where Flyte's own Kubeflow plugins
-have a class for something (``RunPolicy``, ``Master``, ``Worker``, ``Launcher``, ``RestartPolicy``, ...) it is theirs,
-from ``flytekitplugins.kfpytorch`` or ``flytekitplugins.kfmpi``, whichever the user already imports.
+:class:`Kubeflow` is what ``SafeHorovod(cluster=...)`` and ``SafeTorch(cluster=...)`` take. Where Flyte's own Kubeflow
+plugins have a class for something (``RunPolicy``, ``Master``, ``Worker``, ``Launcher``, ``RestartPolicy``, ...) it is
+theirs, from ``flytekitplugins.kfpytorch`` or ``flytekitplugins.kfmpi``, whichever the user already imports.
 
 What cannot work is found by :mod:`~flytekitplugins_safedist.config.validate`.
 """
@@ -49,8 +49,8 @@ class ScratchVolume:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobShape:
-    """How the job looks to Kubernetes. Mixed into the task configs.
+class Kubeflow:
+    """How the job looks to Kubernetes: ``SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi"))``.
 
     Attributes:
         operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Problem
-from .cluster import JobShape
+from .cluster import Kubeflow
 from .options import Requested
 
 VENDORS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
@@ -74,7 +74,7 @@ class _Count:
     field: str
 
 
-def gpus_requested(asks: TaskAsks, shape: JobShape, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
+def gpus_requested(asks: TaskAsks, shape: Kubeflow, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
     """GPUs in each pod that runs ranks, and which field says so; ``gpus=None`` where nothing asks for any.
 
     *nodes* are the fewest and the most. Where roles ask for different numbers, the smallest: every node runs the same
@@ -89,7 +89,7 @@ def gpus_requested(asks: TaskAsks, shape: JobShape, *, nodes: tuple[int, int] = 
 
 
 def problems_of_gpus(
-    asks: TaskAsks, shape: JobShape, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
+    asks: TaskAsks, shape: Kubeflow, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
 ) -> Iterator[Problem]:
     """Everything about GPUs that contradicts itself, ranks against GPUs apart (that is the config's own check)."""
     yield from _unreadable(asks, shape)
@@ -106,7 +106,7 @@ def is_partitioned(asks: TaskAsks) -> bool:
     return any(name.startswith(_MIG) for name in _template_resources(asks))
 
 
-def _per_role(asks: TaskAsks, shape: JobShape, nodes: tuple[int, int]) -> Iterator[_Count]:
+def _per_role(asks: TaskAsks, shape: Kubeflow, nodes: tuple[int, int]) -> Iterator[_Count]:
     """What each role that runs ranks gets: its own count, else the task's."""
     task = _of_task(asks)
     for name in _training_roles(shape, nodes):
@@ -116,7 +116,7 @@ def _per_role(asks: TaskAsks, shape: JobShape, nodes: tuple[int, int]) -> Iterat
             yield count
 
 
-def _training_roles(shape: JobShape, nodes: tuple[int, int]) -> tuple[str, ...]:
+def _training_roles(shape: Kubeflow, nodes: tuple[int, int]) -> tuple[str, ...]:
     fewest, most = nodes
     if most == 1 and not shape.one_node_job:
         return ("",)
@@ -129,7 +129,7 @@ def _of_role(role: Any, name: str) -> _Count | None:
     for field in ("limits", "requests"):
         gpu = getattr(getattr(role, field, None), "gpu", None)
         if gpu is not None:
-            return _Count(gpu, f"{name}.{field}.gpu")
+            return _Count(gpu, f"cluster.{name}.{field}.gpu")
     return None
 
 
@@ -157,7 +157,7 @@ def _number(value: object) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _unreadable(asks: TaskAsks, shape: JobShape) -> Iterator[Problem]:
+def _unreadable(asks: TaskAsks, shape: Kubeflow) -> Iterator[Problem]:
     roles = [_of_role(getattr(shape, name), name) for name in ("master", "worker", "launcher")]
     for count in (_of_task(asks), *roles):
         if count is not None and _number(count.value) is None:
@@ -191,7 +191,7 @@ def _lost_from_template(asks: TaskAsks) -> Iterator[Problem]:
             return
 
 
-def _roles(asks: TaskAsks, shape: JobShape, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
+def _roles(asks: TaskAsks, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
     counts = list(_per_role(asks, shape, nodes))
     numbers = {_number(one.value) for one in counts}
     if nproc is None and len(numbers) > 1:
@@ -206,10 +206,12 @@ def _roles(asks: TaskAsks, shape: JobShape, nproc: object, nodes: tuple[int, int
             yield Problem(own.field, own.value, reason, "request GPUs per role only, not on the task")
     if shape.operator == "mpi" and task is not None and task.field.startswith("pod_template"):
         reason = "goes to the launcher too, which runs no ranks"
-        yield Problem(task.field, task.value, reason, "request GPUs in the task's resources, or in worker=")
+        yield Problem(
+            task.field, task.value, reason, "request GPUs in the task's resources, or in Kubeflow(worker=...)"
+        )
 
 
-def _accelerator(asks: TaskAsks, shape: JobShape, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
+def _accelerator(asks: TaskAsks, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
     if asks.accelerator is None and not is_partitioned(asks):
         return
     name = _accelerator_name(asks.accelerator)

@@ -19,7 +19,8 @@ from ..envvars import IDENTITY
 from ..errors import ConfigError, Problem
 from . import reserved
 from .caches import CACHE_NAMES
-from .cluster import JobShape
+from .cluster import Kubeflow
+from .moved import NOTHING_SAID, ReadsMovedFields, takes_moved_fields
 
 Backend = Literal["horovod", "torch"]
 StartMethod = Literal["preload", "spawn"]
@@ -91,12 +92,10 @@ class Logs:
     prefix: str = "[rank {rank}] "
 
 
+@takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
-class SafeDistributed(JobShape):
+class SafeDistributed(ReadsMovedFields):
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
-
-    How the job looks to Kubernetes (operator, roles, run policy, volumes): the attributes of
-    :class:`~flytekitplugins_safedist.config.cluster.JobShape`.
 
     Attributes:
         nodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
@@ -110,6 +109,10 @@ class SafeDistributed(JobShape):
         logs: see :class:`Logs`.
         environment: further variables for every rank; they win over the defaults safedist sets (``OMP_NUM_THREADS``),
             and identity (``RANK``, ``HOROVOD_SIZE``, ...) is refused.
+        cluster: how the job looks to Kubernetes (operator, roles, run policy, volumes), see
+            :class:`~flytekitplugins_safedist.config.cluster.Kubeflow`.
+
+    The fields of ``cluster`` are still taken beside the others, with a warning; the next release drops that.
     """
 
     nodes: int | str = 1
@@ -120,13 +123,16 @@ class SafeDistributed(JobShape):
     timeouts: Timeouts = field(default_factory=Timeouts)
     logs: Logs = field(default_factory=Logs)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    cluster: Kubeflow = NOTHING_SAID
 
 
+@takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
 class SafeHorovod(SafeDistributed):
     """Run the task function on every rank of a Horovod job: ``hvd.init()`` just works, no horovodrun, ssh or MPI."""
 
 
+@takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
 class SafeTorch(SafeDistributed):
     """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works."""
@@ -261,6 +267,9 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     yield from _timeout_problems(config.timeouts)
     yield from _log_problems(config.logs)
     yield from _environment_problems(config.environment)
+    cluster: object = config.cluster
+    if not isinstance(cluster, Kubeflow):
+        yield Problem("cluster", cluster, "is not a Kubeflow", "use Kubeflow(operator=..., worker=..., ...)")
 
 
 def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..errors import Problem
-from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
+from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
 from .gpus import TaskAsks, problems_of_gpus
 from .reserved import problem_of
 
@@ -25,12 +25,12 @@ CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
 
 
 def problems_of_job(
-    shape: JobShape, asks: TaskAsks, *, min_nodes: int, max_nodes: int, nproc_per_node: object
+    shape: Kubeflow, asks: TaskAsks, *, min_nodes: int, max_nodes: int, nproc_per_node: object
 ) -> Iterator[Problem]:
     """Check *shape* against the size of the job and what the task asks for."""
     if shape.operator not in OPERATORS:
         repair = "use " + " or ".join(repr(name) for name in OPERATORS)
-        yield Problem("operator", shape.operator, "is not an operator that Flyte has a plugin for", repair)
+        yield Problem("cluster.operator", shape.operator, "is not an operator that Flyte has a plugin for", repair)
         return
     yield from _size(shape, min_nodes, max_nodes)
     yield from _roles(shape, min_nodes, max_nodes)
@@ -55,35 +55,44 @@ def problems_of_environment(environment: Iterable[str], where: str) -> Iterator[
             yield problem
 
 
-def _size(shape: JobShape, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
+def _size(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
     elastic = min_nodes != max_nodes
     if elastic and shape.operator == "mpi":
         reason = "is a range, which an MPIJob cannot have: its launcher starts a fixed list of workers"
-        yield Problem("nodes", f"{min_nodes}:{max_nodes}", reason, "use operator='pytorch', or a fixed number of nodes")
+        yield Problem(
+            "nodes", f"{min_nodes}:{max_nodes}", reason, "use the operator 'pytorch', or a fixed number of nodes"
+        )
     if shape.one_node_job and max_nodes > 1:
         yield Problem(
-            "one_node_job", shape.one_node_job, f"has no meaning with {max_nodes} nodes", "drop it, or use nodes=1"
+            "cluster.one_node_job",
+            shape.one_node_job,
+            f"has no meaning with {max_nodes} nodes",
+            "drop it, or use nodes=1",
         )
 
 
-def _roles(shape: JobShape, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
+def _roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
     allowed = _allowed_roles(shape, min_nodes, max_nodes)
     for name, class_name in _ROLES.items():
         role = getattr(shape, name)
         if role is None:
             continue
         if type(role).__name__ != class_name:
-            yield Problem(name, role, f"is not a {class_name}", f"import {class_name} from kfpytorch or kfmpi")
+            yield Problem(
+                f"cluster.{name}", role, f"is not a {class_name}", f"import {class_name} from kfpytorch or kfmpi"
+            )
         elif name not in allowed:
             have = " and ".join(allowed) or "no roles: it is an ordinary pod"
             job = "elastic" if min_nodes != max_nodes else f"{max_nodes}-node"
             reason = f"has no effect: this {job} {shape.operator} job has {have}"
-            yield Problem(name, "set", reason, f"drop {name}" + (f" or use {allowed[0]}" if allowed else ""))
+            yield Problem(
+                f"cluster.{name}", "set", reason, f"drop {name}" + (f" or use {allowed[0]}" if allowed else "")
+            )
         else:
             yield from _role(name, role, _replicas(name, shape, min_nodes, max_nodes))
 
 
-def _allowed_roles(shape: JobShape, min_nodes: int, max_nodes: int) -> tuple[str, ...]:
+def _allowed_roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> tuple[str, ...]:
     if max_nodes == 1 and not shape.one_node_job:
         return ()
     if shape.operator == "mpi":
@@ -93,7 +102,7 @@ def _allowed_roles(shape: JobShape, min_nodes: int, max_nodes: int) -> tuple[str
     return ("master",) if max_nodes == 1 else ("master", "worker")
 
 
-def _replicas(name: str, shape: JobShape, min_nodes: int, max_nodes: int) -> int:
+def _replicas(name: str, shape: Kubeflow, min_nodes: int, max_nodes: int) -> int:
     if name != "worker":
         return 1
     return max_nodes if shape.operator == "mpi" or min_nodes != max_nodes else max_nodes - 1
@@ -103,32 +112,34 @@ def _role(name: str, role: Any, replicas: int) -> Iterator[Problem]:
     said = getattr(role, "replicas", None)
     if said is not None and said != replicas:
         reason = f"contradicts nodes, which makes {replicas}"
-        yield Problem(f"{name}.replicas", said, reason, "leave replicas out; nodes decides")
+        yield Problem(f"cluster.{name}.replicas", said, reason, "leave replicas out; nodes decides")
     command = getattr(role, "command", None)
     if command:
         reason = "would replace the command that stages the code and starts the agent"
         yield Problem(
-            f"{name}.command", command, reason, "drop it; put preparations into the image or an init container"
+            f"cluster.{name}.command", command, reason, "drop it; put preparations into the image or an init container"
         )
     policy = role.restart_policy
     if policy is not None and type(policy).__name__ != "RestartPolicy":
         repair = "use RestartPolicy of kfpytorch or kfmpi"
-        yield Problem(f"{name}.restart_policy", policy, "is not a RestartPolicy", repair)
+        yield Problem(f"cluster.{name}.restart_policy", policy, "is not a RestartPolicy", repair)
 
 
-def _run_policy(shape: JobShape, max_nodes: int) -> Iterator[Problem]:
+def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
     policy = shape.run_policy
     if policy is None:
         return
     if type(policy).__name__ != "RunPolicy":
-        yield Problem("run_policy", policy, "is not a RunPolicy", "import RunPolicy from kfpytorch or kfmpi")
+        yield Problem("cluster.run_policy", policy, "is not a RunPolicy", "import RunPolicy from kfpytorch or kfmpi")
         return
     if max_nodes == 1 and not shape.one_node_job:
         reason = "has no effect: nodes=1 is an ordinary pod, not a job"
-        yield Problem("run_policy", "set", reason, "use timeout= and retries= of @task, or one_node_job=True")
+        yield Problem(
+            "cluster.run_policy", "set", reason, "use timeout= and retries= of @task, or Kubeflow(one_node_job=True)"
+        )
     clean = policy.clean_pod_policy
     if clean is not None and type(clean).__name__ != "CleanPodPolicy":
-        yield Problem("run_policy.clean_pod_policy", clean, "is not a CleanPodPolicy", "use that class")
+        yield Problem("cluster.run_policy.clean_pod_policy", clean, "is not a CleanPodPolicy", "use that class")
     for name in ("ttl_seconds_after_finished", "active_deadline_seconds", "backoff_limit"):
         value = getattr(policy, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -136,18 +147,18 @@ def _run_policy(shape: JobShape, max_nodes: int) -> Iterator[Problem]:
             repair = (
                 "leave it out for no limit" if name != "ttl_seconds_after_finished" else "leave it out to keep the job"
             )
-            yield Problem(f"run_policy.{name}", value, f"{_POSITIVE} (the backend drops 0)", repair)
+            yield Problem(f"cluster.run_policy.{name}", value, f"{_POSITIVE} (the backend drops 0)", repair)
 
 
-def _shared_memory(shape: JobShape, asks: TaskAsks) -> Iterator[Problem]:
+def _shared_memory(shape: Kubeflow, asks: TaskAsks) -> Iterator[Problem]:
     value = shape.shared_memory
     if not isinstance(value, bool) and not is_quantity(value):
-        yield Problem("shared_memory", value, "is not True, False or a quantity", "write e.g. '64Gi'")
+        yield Problem("cluster.shared_memory", value, "is not True, False or a quantity", "write e.g. '64Gi'")
     if not asks.shared_memory:
         return
     if isinstance(value, str):
         reason = f"and @task(shared_memory={asks.shared_memory!r}) both size /dev/shm"
-        yield Problem("shared_memory", value, reason, "keep one of them")
+        yield Problem("cluster.shared_memory", value, reason, "keep one of them")
     if SHARED_MEMORY_MOUNT in mounted_paths(asks):
         reason = "and the pod template both mount /dev/shm, which the backend refuses"
         yield Problem("@task shared_memory", asks.shared_memory, reason, "keep one of them")
@@ -157,20 +168,20 @@ def _scratch(volume: ScratchVolume | None, asks: TaskAsks) -> Iterator[Problem]:
     if volume is None:
         return
     if volume.medium not in MEDIUMS:
-        yield Problem("scratch_volume.medium", volume.medium, "is unknown", "use 'disk' or 'memory'")
+        yield Problem("cluster.scratch_volume.medium", volume.medium, "is unknown", "use 'disk' or 'memory'")
     if volume.size_limit is not None and not is_quantity(volume.size_limit):
-        yield Problem("scratch_volume.size_limit", volume.size_limit, "is not a quantity", "write e.g. '200Gi'")
+        yield Problem("cluster.scratch_volume.size_limit", volume.size_limit, "is not a quantity", "write e.g. '200Gi'")
     if volume.claim is not None and (volume.medium != "disk" or volume.size_limit is not None):
         reason = "brings its own medium and size"
-        yield Problem("scratch_volume.claim", volume.claim, reason, "drop medium and size_limit, or the claim")
+        yield Problem("cluster.scratch_volume.claim", volume.claim, reason, "drop medium and size_limit, or the claim")
     path = PurePosixPath(volume.mount_path)
     if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
         reason = "is not an absolute path below /"
-        yield Problem("scratch_volume.mount_path", volume.mount_path, reason, "use e.g. '/scratch'")
+        yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, "use e.g. '/scratch'")
     elif str(path) in mounted_paths(asks):
         reason = "is where the pod template mounts something already"
-        repair = "set Scratch(path=...) to use that mount, and scratch_volume=None"
-        yield Problem("scratch_volume.mount_path", volume.mount_path, reason, repair)
+        repair = "set Scratch(path=...) to use that mount, and Kubeflow(scratch_volume=None)"
+        yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, repair)
 
 
 def _environment(asks: TaskAsks) -> Iterator[Problem]:
@@ -179,7 +190,7 @@ def _environment(asks: TaskAsks) -> Iterator[Problem]:
     yield from problems_of_environment([one.name for one in listed], "pod_template env")
 
 
-def _pod_template(shape: JobShape, asks: TaskAsks, max_nodes: int) -> Iterator[Problem]:
+def _pod_template(shape: Kubeflow, asks: TaskAsks, max_nodes: int) -> Iterator[Problem]:
     template = asks.pod_template
     if template is None or template.pod_spec is None:
         return
@@ -199,7 +210,7 @@ def _pod_template(shape: JobShape, asks: TaskAsks, max_nodes: int) -> Iterator[P
             yield Problem("pod_template volume", volume.name, reason, "name it differently")
 
 
-def problems_of_template(shape: JobShape, asks: TaskAsks, *, max_nodes: int) -> Iterator[Problem]:
+def problems_of_template(shape: Kubeflow, asks: TaskAsks, *, max_nodes: int) -> Iterator[Problem]:
     """Check the pod template of *asks* alone."""
     yield from _scratch(shape.scratch_volume, asks)
     listed = getattr(asks.primary_container(), "env", None) or ()

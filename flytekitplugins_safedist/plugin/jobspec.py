@@ -7,7 +7,7 @@ v1.16.8.
 - ``nodes=N``: task type ``pytorch``, Master and N-1 Workers, no elastic policy: every pod knows its node rank, and the
   job succeeds when the master does.
 - ``nodes="2:4"``: task type ``pytorch`` with an elastic policy, Workers only.
-- ``operator="mpi"``: task type ``mpi``, a launcher and N workers.
+- ``Kubeflow(operator="mpi")``: task type ``mpi``, a launcher and N workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import envvars
-from ..config.cluster import JobShape
+from ..config.cluster import Kubeflow
 from ..config.gpus import TaskAsks, gpus_requested
 from ..config.options import Resolved, Timeouts
 from ..config.registered import timeouts_text
@@ -68,7 +68,7 @@ class JobSpec:
     workers_of_mpi: int | None = None
 
 
-def plan_job(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> JobSpec:
+def plan_job(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> JobSpec:
     """Decide the job. *shape* and *asks* must be free of problems (:func:`.problems_of_job`)."""
     environment = _pinned(shape, resolved, asks)
     if resolved.max_nodes == 1 and not shape.one_node_job:
@@ -126,7 +126,7 @@ def task_resources(asks: TaskAsks) -> tuple[dict[str, object], dict[str, object]
     return requests, limits
 
 
-def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[str, str], ...]:
+def _pinned(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[str, str], ...]:
     low, high = resolved.min_nodes, resolved.max_nodes
     pinned = {
         envvars.NODES: str(high) if low == high else f"{low}:{high}",
@@ -146,7 +146,7 @@ def _pinned(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
     return tuple(pinned.items())
 
 
-def _pytorch(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
+def _pytorch(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     from flyteidl.plugins.kubeflow import pytorch_pb2 as pb
     from google.protobuf.json_format import MessageToDict
 
@@ -174,7 +174,7 @@ def _pytorch(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, A
     return dict(MessageToDict(job))
 
 
-def _mpi(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
+def _mpi(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     from flyteidl.plugins.kubeflow import mpi_pb2 as pb
     from flytekit import Resources
     from google.protobuf.json_format import MessageToDict
@@ -230,7 +230,7 @@ def _restart_policy(name: str, role: Any) -> str:
     return "ON_FAILURE" if said.name == "FAILURE" else str(said.name)
 
 
-def _run_policy(shape: JobShape, roles: Iterable[str]) -> Any:
+def _run_policy(shape: Kubeflow, roles: Iterable[str]) -> Any:
     from flyteidl.plugins.kubeflow import common_pb2 as pb
 
     policy = shape.run_policy

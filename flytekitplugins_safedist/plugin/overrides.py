@@ -104,7 +104,7 @@ def _pod_template(serialized: Serialized, asks: TaskAsks, said: Mapping[str, Any
 
 def _mounted_twice(field: str, value: object) -> Problem:
     reason = f"and the task both bring {SHARED_MEMORY_MOUNT}, which the backend refuses"
-    repair = "keep one: size it with shared_memory=, or set shared_memory=False in the task's config"
+    repair = "keep one: size it with shared_memory=, or Kubeflow(shared_memory=False) in the task's config"
     return Problem(field, value, reason, repair)
 
 

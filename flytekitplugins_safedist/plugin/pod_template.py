@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 from .. import envvars
-from ..config.cluster import SHARED_MEMORY_MOUNT, JobShape, ScratchVolume
+from ..config.cluster import SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
 from ..config.gpus import TaskAsks
 from ..config.options import Resolved
 from ..config.validate import SCRATCH_VOLUME, mounted_paths
@@ -19,7 +19,7 @@ OPERATORS_PORT = "pytorchjob-port"
 """What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 
 
-def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
+def merged_template(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> Any:
     """A new flytekit ``PodTemplate``: the user's with the scratch volume, the end of the log as the termination
     message where the user's says nothing else, and what the cluster would refuse for want of it: names of ports, limits
     of sidecars.
@@ -51,7 +51,7 @@ def merged_template(shape: JobShape, resolved: Resolved, asks: TaskAsks) -> Any:
     return template
 
 
-def shared_memory(shape: JobShape, asks: TaskAsks) -> bool | str | None:
+def shared_memory(shape: Kubeflow, asks: TaskAsks) -> bool | str | None:
     """What the task asks of the backend for ``/dev/shm``: True or a quantity; None where nothing is asked, or the pod
     template mounts something there.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
-from ..config.cluster import JobShape
+from ..config.cluster import Kubeflow
 from ..config.gpus import TaskAsks, gpus_requested
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
 from ..config.validate import problems_of_environment, problems_of_job
@@ -38,7 +38,7 @@ else:
 class Serialized:
     """What registration needs to know of a task: what the user wrote, what was decided, and the job it makes."""
 
-    shape: JobShape
+    shape: Kubeflow
     resolved: Resolved
     asks: TaskAsks
     job: JobSpec
@@ -60,12 +60,13 @@ def plan_task(
     nodes = parse_nodes(config.nodes)
     low, high = nodes or (1, 1)
     problems: Iterable[Problem] = ()
+    shape = config.cluster if isinstance(config.cluster, Kubeflow) else Kubeflow()  # resolve says so
     if nodes is not None:  # else the size is the problem, and the shape depends on it
         nproc = config.nproc_per_node
-        problems = problems_of_job(config, asks, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
-    requested = gpus_requested(asks, config, nodes=(low, high))
+        problems = problems_of_job(shape, asks, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
+    requested = gpus_requested(asks, shape, nodes=(low, high))
     resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
-    return resolved, Serialized(config, resolved, asks, plan_job(config, resolved, asks))
+    return resolved, Serialized(shape, resolved, asks, plan_job(shape, resolved, asks))
 
 
 class SerializesToKubeflow(_Base):

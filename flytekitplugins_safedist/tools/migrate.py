@@ -10,10 +10,10 @@ What has no counterpart, or means something else here, is said in notes, never d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
-from ..config.cluster import Operator
+from ..config.cluster import Kubeflow, Operator
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch, Timeouts, parse_nodes
 from ..errors import MigrationError
 
@@ -65,7 +65,9 @@ def migrate(config: object, *, operator: Operator = "pytorch") -> Migration:
     arguments = known[name](config, notes)
     _fit_to_size(arguments, notes)
     kind = SafeHorovod if name == "HorovodJob" else SafeTorch
-    return Migration(kind(**{key: value for key, value in arguments.items() if value is not None}), tuple(notes))
+    given = {key: value for key, value in arguments.items() if value is not None}
+    cluster = {one.name: given.pop(one.name) for one in fields(Kubeflow) if one.name in given}
+    return Migration(kind(**given, cluster=Kubeflow(**cluster)), tuple(notes))
 
 
 def _from_horovod(job: Any, operator: Operator, notes: list[str]) -> dict[str, Any]:
@@ -181,13 +183,16 @@ def _without(role: Any, *names: str) -> Any:
     return type(role)(**kept)
 
 
+def _default(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def _text(value: Any) -> str:
     """Python for *value*, with only what was set of the dataclasses that flytekit's plugins use."""
     if type(value).__name__ in ("RestartPolicy", "CleanPodPolicy"):
         return f"{type(value).__name__}.{value.name}"
     if hasattr(value, "__dataclass_fields__"):
         said = {one.name: getattr(value, one.name) for one in fields(value)}
-        default = {one.name: one.default for one in fields(value)}
-        kept = {name: one for name, one in said.items() if one is not None and one != default[name]}
+        kept = {one.name: said[one.name] for one in fields(value) if said[one.name] not in (None, _default(one))}
         return f"{type(value).__name__}({', '.join(f'{name}={_text(one)}' for name, one in kept.items())})"
     return repr(value)

@@ -23,7 +23,7 @@ from kubernetes.client import (
     V1VolumeMount,
 )
 
-from flytekitplugins_safedist.config.cluster import ScratchVolume
+from flytekitplugins_safedist.config.cluster import Kubeflow, ScratchVolume
 from flytekitplugins_safedist.config.options import SafeHorovod, Scratch
 from flytekitplugins_safedist.plugin.task import SafeTask
 
@@ -122,8 +122,11 @@ CASES: dict[str, Case] = {
     "one-node-8-gpu": (lambda: make(SafeHorovod(), **GPU8), FAST),
     "one-node-packaged": (lambda: make(SafeHorovod(nproc_per_node=2)), PACKAGED),
     "one-node-resources-pair": (lambda: make(SafeHorovod(), resources=Resources(cpu=("4", "8"), gpu="2")), BAKED),
-    "one-node-as-job": (lambda: make(SafeHorovod(one_node_job=True), **GPU8), FAST),
-    "one-node-as-mpi-job": (lambda: make(SafeHorovod(one_node_job=True, operator="mpi"), **GPU8), FAST),
+    "one-node-as-job": (lambda: make(SafeHorovod(cluster=Kubeflow(one_node_job=True)), **GPU8), FAST),
+    "one-node-as-mpi-job": (
+        lambda: make(SafeHorovod(cluster=Kubeflow(one_node_job=True, operator="mpi")), **GPU8),
+        FAST,
+    ),
     "one-node-retries-accelerator": (
         lambda: make(SafeHorovod(), accelerator=A100, limits=Resources(gpu="4", cpu="8", mem="32Gi")),
         FAST,
@@ -146,15 +149,20 @@ CASES: dict[str, Case] = {
             SafeHorovod(
                 nodes=2,
                 nproc_per_node=1,
-                master=PT.Master(image="registry.example/master:1"),
-                worker=PT.Worker(image="registry.example/worker:1"),
+                cluster=Kubeflow(
+                    master=PT.Master(image="registry.example/master:1"),
+                    worker=PT.Worker(image="registry.example/worker:1"),
+                ),
             )
         ),
         FAST,
     ),
     "per-role-resources": (
         lambda: make(
-            SafeHorovod(nodes=3, master=PT.Master(requests=Resources(mem="400Gi")), worker=PT.Worker(replicas=2)),
+            SafeHorovod(
+                nodes=3,
+                cluster=Kubeflow(master=PT.Master(requests=Resources(mem="400Gi")), worker=PT.Worker(replicas=2)),
+            ),
             **GPU8,
         ),
         FAST,
@@ -163,14 +171,20 @@ CASES: dict[str, Case] = {
         lambda: make(
             SafeHorovod(
                 nodes=2,
-                master=PT.Master(requests=Resources(cpu="8", gpu="4")),
-                worker=PT.Worker(requests=Resources(cpu="8", gpu="4")),
+                cluster=Kubeflow(
+                    master=PT.Master(requests=Resources(cpu="8", gpu="4")),
+                    worker=PT.Worker(requests=Resources(cpu="8", gpu="4")),
+                ),
             )
         ),
         FAST,
     ),
     "restart-on-failure": (
-        lambda: make(SafeHorovod(nodes=2, worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE), nproc_per_node=2)),
+        lambda: make(
+            SafeHorovod(
+                nodes=2, nproc_per_node=2, cluster=Kubeflow(worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE))
+            )
+        ),
         FAST,
     ),
     "restart-always": (
@@ -178,16 +192,25 @@ CASES: dict[str, Case] = {
             SafeHorovod(
                 nodes=2,
                 nproc_per_node=2,
-                master=PT.Master(restart_policy=PT.RestartPolicy.ALWAYS),
-                worker=PT.Worker(restart_policy=PT.RestartPolicy.NEVER),
+                cluster=Kubeflow(
+                    master=PT.Master(restart_policy=PT.RestartPolicy.ALWAYS),
+                    worker=PT.Worker(restart_policy=PT.RestartPolicy.NEVER),
+                ),
             )
         ),
         FAST,
     ),
-    "every-policy": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, run_policy=ALL_POLICIES)), FAST),
+    "every-policy": (
+        lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(run_policy=ALL_POLICIES))),
+        FAST,
+    ),
     "keep-pods": (
         lambda: make(
-            SafeHorovod(nodes=2, nproc_per_node=2, run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE))
+            SafeHorovod(
+                nodes=2,
+                nproc_per_node=2,
+                cluster=Kubeflow(run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE)),
+            )
         ),
         FAST,
     ),
@@ -197,23 +220,28 @@ CASES: dict[str, Case] = {
             SafeHorovod(
                 nodes="1:3",
                 nproc_per_node=2,
-                run_policy=ALL_POLICIES,
-                worker=PT.Worker(replicas=3, restart_policy=PT.RestartPolicy.FAILURE),
+                cluster=Kubeflow(
+                    run_policy=ALL_POLICIES, worker=PT.Worker(replicas=3, restart_policy=PT.RestartPolicy.FAILURE)
+                ),
             )
         ),
         BAKED,
     ),
-    "mpi": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi")), FAST),
-    "mpi-8-gpu": (lambda: make(SafeHorovod(nodes=4, operator="mpi"), **GPU8), FAST),
-    "mpi-packaged": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi")), PACKAGED),
+    "mpi": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi"))), FAST),
+    "mpi-8-gpu": (lambda: make(SafeHorovod(nodes=4, cluster=Kubeflow(operator="mpi")), **GPU8), FAST),
+    "mpi-packaged": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi"))), PACKAGED),
     "mpi-roles": (
         lambda: make(
             SafeHorovod(
                 nodes=2,
-                operator="mpi",
-                launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
-                worker=MPI.Worker(requests=Resources(gpu="2", cpu="8"), restart_policy=MPI.task.RestartPolicy.FAILURE),
-                run_policy=MPI.task.RunPolicy(clean_pod_policy=MPI.CleanPodPolicy.ALL, backoff_limit=2),
+                cluster=Kubeflow(
+                    operator="mpi",
+                    launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
+                    worker=MPI.Worker(
+                        requests=Resources(gpu="2", cpu="8"), restart_policy=MPI.task.RestartPolicy.FAILURE
+                    ),
+                    run_policy=MPI.task.RunPolicy(clean_pod_policy=MPI.CleanPodPolicy.ALL, backoff_limit=2),
+                ),
             )
         ),
         FAST,
@@ -221,20 +249,28 @@ CASES: dict[str, Case] = {
     "sidecars-one-node": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=sidecar_template()), FAST),
     "sidecars-two-nodes": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), FAST),
     "sidecars-mpi": (
-        lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi"), pod_template=sidecar_template()),
+        lambda: make(
+            SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi")), pod_template=sidecar_template()
+        ),
         FAST,
     ),
     "template-gpus": (lambda: make(SafeHorovod(nodes=2), pod_template=gpu_template()), FAST),
     "template-brings-shm": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=own_shm_template()), FAST),
     "task-asks-for-shm": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2), shared_memory="16Gi"), FAST),
-    "shm-limited": (lambda: make(SafeHorovod(nproc_per_node=2, shared_memory="4Gi")), BAKED),
-    "no-volumes": (lambda: make(SafeHorovod(shared_memory=False, scratch_volume=None)), BAKED),
+    "shm-limited": (lambda: make(SafeHorovod(nproc_per_node=2, cluster=Kubeflow(shared_memory="4Gi"))), BAKED),
+    "no-volumes": (lambda: make(SafeHorovod(cluster=Kubeflow(shared_memory=False, scratch_volume=None))), BAKED),
     "scratch-in-memory": (
-        lambda: make(SafeHorovod(nproc_per_node=2, scratch_volume=ScratchVolume(medium="memory", size_limit="8Gi"))),
+        lambda: make(
+            SafeHorovod(
+                nproc_per_node=2, cluster=Kubeflow(scratch_volume=ScratchVolume(medium="memory", size_limit="8Gi"))
+            )
+        ),
         BAKED,
     ),
     "scratch-claim": (
-        lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, scratch_volume=ScratchVolume(claim="team-scratch"))),
+        lambda: make(
+            SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(scratch_volume=ScratchVolume(claim="team-scratch")))
+        ),
         BAKED,
     ),
     "scratch-elsewhere": (lambda: make(SafeHorovod(scratch=Scratch(path="/data/scratch"))), BAKED),

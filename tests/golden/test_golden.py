@@ -14,7 +14,7 @@ import yaml
 from golden_cases import BAKED, CASES, SafeHorovod, make, sidecar_template, template_of
 from google.protobuf.json_format import MessageToDict
 
-from flytekitplugins_safedist import Timeouts
+from flytekitplugins_safedist import Kubeflow, Timeouts
 from flytekitplugins_safedist.tools.render import job_manifest, pods
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -67,7 +67,7 @@ def test_tasks_that_share_a_pod_template_do_not_affect_each_other() -> None:
     shared = sidecar_template()
     alone = template_of(make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), BAKED)
 
-    make(SafeHorovod(nproc_per_node=2, shared_memory="1Gi"), pod_template=shared)
+    make(SafeHorovod(nproc_per_node=2, cluster=Kubeflow(shared_memory="1Gi")), pod_template=shared)
     second = template_of(make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=shared), BAKED)
 
     assert second == alone

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.client import V1PodSpec
 
+from flytekitplugins_safedist.config.cluster import Kubeflow
 from flytekitplugins_safedist.config.options import SafeHorovod
 from flytekitplugins_safedist.errors import RenderError
 from flytekitplugins_safedist.tools.render import Cluster, Execution, job_manifest, pods
@@ -90,7 +91,9 @@ def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> Non
 
 
 def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:
-    launcher, *_ = pods(job_manifest(template_of(make(SafeHorovod(nodes=64, operator="mpi"), **GPU8), FAST)))
+    launcher, *_ = pods(
+        job_manifest(template_of(make(SafeHorovod(nodes=64, cluster=Kubeflow(operator="mpi")), **GPU8), FAST))
+    )
 
     assert launcher["spec"]["containers"][0]["resources"]["limits"]["memory"] == "4608Mi"
 
@@ -132,7 +135,7 @@ def test_a_lost_worker_comes_back_and_a_lost_node_0_ends_the_attempt(name: str) 
 
 def test_workers_that_may_not_restart_need_no_limit() -> None:
     worker = kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER)
-    spec = job_manifest(template_of(make(SafeHorovod(nodes=2, worker=worker)), FAST))["spec"]
+    spec = job_manifest(template_of(make(SafeHorovod(nodes=2, cluster=Kubeflow(worker=worker))), FAST))["spec"]
 
     assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == NEVER
     assert "backoffLimit" not in spec["runPolicy"]
@@ -236,7 +239,11 @@ WARNED = {
     ),
     "sidecars": (lambda: make(SafeHorovod(), pod_template=sidecar_template()), "metrics must end by themselves"),
     "workers that stay away": (
-        lambda: make(SafeHorovod(nodes="1:2", worker=kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER))),
+        lambda: make(
+            SafeHorovod(
+                nodes="1:2", cluster=Kubeflow(worker=kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER))
+            )
+        ),
         "a lost worker fails the job",
     ),
     "host network": (lambda: make(SafeHorovod(nodes=2), pod_template=host_network()), "meet at the same port 23456"),
@@ -246,7 +253,10 @@ WARNED = {
     ),
     "launcher with GPUs": (
         lambda: make(
-            SafeHorovod(nodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))), **GPU8
+            SafeHorovod(
+                nodes=2, cluster=Kubeflow(operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1")))
+            ),
+            **GPU8,
         ),
         "the launcher holds 1 GPUs and runs no ranks",
     ),

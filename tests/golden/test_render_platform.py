@@ -10,6 +10,7 @@ from flytekit import ImageSpec, Resources
 from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
 from golden_cases import FAST, GPU8, MPI, make, template_of
 
+from flytekitplugins_safedist.config.cluster import Kubeflow
 from flytekitplugins_safedist.config.options import SafeHorovod, SafeTorch
 from flytekitplugins_safedist.config.quantities import canonical
 from flytekitplugins_safedist.errors import RenderError
@@ -99,7 +100,7 @@ def test_the_platforms_defaults_fill_and_its_limits_bound(platform: Path) -> Non
 
 
 def test_gpus_in_a_role_are_bounded_too_and_that_is_said(platform: Path) -> None:
-    task = make(SafeHorovod(nodes=2, operator="mpi", worker=MPI.Worker(requests=Resources(gpu="4"))))
+    task = make(SafeHorovod(nodes=2, cluster=Kubeflow(operator="mpi", worker=MPI.Worker(requests=Resources(gpu="4")))))
 
     built = build(template_of(task, FAST), cluster=read_platform(platform))
 

@@ -94,7 +94,7 @@ def _pytorchjob(run: Run) -> Built:
         raise RenderError(
             "Flyte 2 refuses a PyTorchJob without workers",
             where={"task": run.name},
-            hint="drop one_node_job=True (nodes=1 is an ordinary pod then)",
+            hint="drop Kubeflow(one_node_job=True) (nodes=1 is an ordinary pod then)",
         )
     roles = {} if elastic is not None else {"Master": (custom.get("masterReplicas", {}), 1)}
     if workers:

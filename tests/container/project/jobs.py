@@ -9,7 +9,7 @@ import signal
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch, Timeouts, current_rank
 
 TIMEOUTS = Timeouts(
     stop=1,
@@ -156,11 +156,11 @@ def torch_range(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi", timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS, cluster=Kubeflow(operator="mpi")))
 def horovod_mpi(steps: int) -> str:
     return with_horovod(steps)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, operator="mpi", timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS, cluster=Kubeflow(operator="mpi")))
 def torch_mpi(steps: int) -> str:
     return with_torch(steps)

@@ -13,7 +13,7 @@ from flytekitplugins import kfmpi
 from flytekitplugins import kfpytorch as kf
 from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, ScratchVolume
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch, ScratchVolume
 from flytekitplugins_safedist.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ def gpus(value: str) -> V1ResourceRequirements:
 
 
 def run_policy(**kwargs: Any) -> Callable[[], Any]:
-    return lambda: declare(SafeTorch(nodes=2, run_policy=kf.RunPolicy(**kwargs)))
+    return lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(run_policy=kf.RunPolicy(**kwargs))))
 
 
 def mount(path: str) -> list[V1VolumeMount]:
@@ -47,98 +47,114 @@ def mount(path: str) -> list[V1VolumeMount]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "cluster as text": (
+        lambda: declare(SafeTorch(nodes=2, cluster="mpi")),  # type: ignore[arg-type]
+        "cluster='mpi' is not a Kubeflow (use Kubeflow(operator=..., worker=..., ...))",
+    ),
     "unknown operator": (
-        lambda: declare(SafeTorch(operator="slurm")),
-        "operator='slurm' is not an operator that Flyte has a plugin for (use 'pytorch' or 'mpi')",
+        lambda: declare(SafeTorch(cluster=Kubeflow(operator="slurm"))),
+        "cluster.operator='slurm' is not an operator that Flyte has a plugin for (use 'pytorch' or 'mpi')",
     ),
     "elastic mpi": (
-        lambda: declare(SafeTorch(operator="mpi", nodes="2:4")),
+        lambda: declare(SafeTorch(nodes="2:4", cluster=Kubeflow(operator="mpi"))),
         "nodes='2:4' is a range, which an MPIJob cannot have",
     ),
     "one-node job of two": (
-        lambda: declare(SafeTorch(nodes=2, one_node_job=True)),
-        "one_node_job=True has no meaning with 2 nodes (drop it, or use nodes=1)",
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(one_node_job=True))),
+        "cluster.one_node_job=True has no meaning with 2 nodes (drop it, or use nodes=1)",
     ),
     "role of a pod": (
-        lambda: declare(SafeTorch(master=kf.Master())),
-        "master='set' has no effect: this 1-node pytorch job has no roles: it is an ordinary pod (drop master)",
+        lambda: declare(SafeTorch(cluster=Kubeflow(master=kf.Master()))),
+        "cluster.master='set' has no effect: this 1-node pytorch job has no roles: it is an ordinary pod (drop master)",
     ),
     "launcher of a PyTorchJob": (
-        lambda: declare(SafeTorch(nodes=2, launcher=kfmpi.Launcher())),
-        "launcher='set' has no effect: this 2-node pytorch job has master and worker (drop launcher or use master)",
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(launcher=kfmpi.Launcher()))),
+        "cluster.launcher='set' has no effect: this 2-node pytorch job has master and worker "
+        "(drop launcher or use master)",
     ),
     "master of an MPIJob": (
-        lambda: declare(SafeTorch(nodes=2, operator="mpi", master=kf.Master())),
-        "master='set' has no effect: this 2-node mpi job has launcher and worker",
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi", master=kf.Master()))),
+        "cluster.master='set' has no effect: this 2-node mpi job has launcher and worker",
     ),
     "master of an elastic job": (
-        lambda: declare(SafeTorch(nodes="2:3", master=kf.Master())),
-        "master='set' has no effect: this elastic pytorch job has worker (drop master or use worker)",
+        lambda: declare(SafeTorch(nodes="2:3", cluster=Kubeflow(master=kf.Master()))),
+        "cluster.master='set' has no effect: this elastic pytorch job has worker (drop master or use worker)",
     ),
     "role of another class": (
-        lambda: declare(SafeTorch(nodes=2, worker={"image": "x"})),
-        "worker={'image': 'x'} is not a Worker (import Worker from kfpytorch or kfmpi)",
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker={"image": "x"}))),
+        "cluster.worker={'image': 'x'} is not a Worker (import Worker from kfpytorch or kfmpi)",
     ),
     "replicas against nodes": (
-        lambda: declare(SafeTorch(nodes=4, worker=kf.Worker(replicas=4))),
-        "worker.replicas=4 contradicts nodes, which makes 3 (leave replicas out; nodes decides)",
+        lambda: declare(SafeTorch(nodes=4, cluster=Kubeflow(worker=kf.Worker(replicas=4)))),
+        "cluster.worker.replicas=4 contradicts nodes, which makes 3 (leave replicas out; nodes decides)",
     ),
     "two launchers": (
-        lambda: declare(SafeTorch(nodes=4, operator="mpi", launcher=kfmpi.Launcher(replicas=2))),
-        "launcher.replicas=2 contradicts nodes, which makes 1",
+        lambda: declare(SafeTorch(nodes=4, cluster=Kubeflow(operator="mpi", launcher=kfmpi.Launcher(replicas=2)))),
+        "cluster.launcher.replicas=2 contradicts nodes, which makes 1",
     ),
     "command of a role": (
-        lambda: declare(SafeTorch(nodes=4, operator="mpi", worker=kfmpi.Worker(command=["/usr/sbin/sshd", "-De"]))),
-        "worker.command=['/usr/sbin/sshd', '-De'] would replace the command that stages the code",
+        lambda: declare(
+            SafeTorch(nodes=4, cluster=Kubeflow(operator="mpi", worker=kfmpi.Worker(command=["/usr/sbin/sshd", "-De"])))
+        ),
+        "cluster.worker.command=['/usr/sbin/sshd', '-De'] would replace the command that stages the code",
     ),
     "restart policy as text": (
-        lambda: declare(SafeTorch(nodes=2, worker=kf.Worker(restart_policy="OnFailure"))),
-        "worker.restart_policy='OnFailure' is not a RestartPolicy",
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(restart_policy="OnFailure")))),
+        "cluster.worker.restart_policy='OnFailure' is not a RestartPolicy",
     ),
-    "run policy as dict": (lambda: declare(SafeTorch(nodes=2, run_policy={})), "run_policy={} is not a RunPolicy"),
+    "run policy as dict": (
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(run_policy={}))),
+        "cluster.run_policy={} is not a RunPolicy",
+    ),
     "run policy of a pod": (
-        lambda: declare(SafeTorch(run_policy=kf.RunPolicy())),
-        "run_policy='set' has no effect: nodes=1 is an ordinary pod, not a job",
+        lambda: declare(SafeTorch(cluster=Kubeflow(run_policy=kf.RunPolicy()))),
+        "cluster.run_policy='set' has no effect: nodes=1 is an ordinary pod, not a job",
     ),
     "clean pod policy as text": (run_policy(clean_pod_policy="All"), "clean_pod_policy='All' is not a CleanPodPolicy"),
-    "no backoff": (run_policy(backoff_limit=0), "run_policy.backoff_limit=0 must be a whole number, 1 or more"),
-    "no deadline": (run_policy(active_deadline_seconds=0), "run_policy.active_deadline_seconds=0 must be"),
-    "negative ttl": (run_policy(ttl_seconds_after_finished=-1), "run_policy.ttl_seconds_after_finished=-1 must be"),
-    "shm as number": (
-        lambda: declare(SafeTorch(shared_memory=64)),
-        "shared_memory=64 is not True, False or a quantity",
+    "no backoff": (run_policy(backoff_limit=0), "cluster.run_policy.backoff_limit=0 must be a whole number, 1 or more"),
+    "no deadline": (run_policy(active_deadline_seconds=0), "cluster.run_policy.active_deadline_seconds=0 must be"),
+    "negative ttl": (
+        run_policy(ttl_seconds_after_finished=-1),
+        "cluster.run_policy.ttl_seconds_after_finished=-1 must be",
     ),
-    "shm nonsense": (lambda: declare(SafeTorch(shared_memory="a lot")), "shared_memory='a lot' is not True, False"),
+    "shm as number": (
+        lambda: declare(SafeTorch(cluster=Kubeflow(shared_memory=64))),
+        "cluster.shared_memory=64 is not True, False or a quantity",
+    ),
+    "shm nonsense": (
+        lambda: declare(SafeTorch(cluster=Kubeflow(shared_memory="a lot"))),
+        "cluster.shared_memory='a lot' is not True, False",
+    ),
     "shm twice": (
-        lambda: declare(SafeTorch(shared_memory="1Gi"), shared_memory="2Gi"),
-        "shared_memory='1Gi' and @task(shared_memory='2Gi') both size /dev/shm (keep one of them)",
+        lambda: declare(SafeTorch(cluster=Kubeflow(shared_memory="1Gi")), shared_memory="2Gi"),
+        "cluster.shared_memory='1Gi' and @task(shared_memory='2Gi') both size /dev/shm (keep one of them)",
     ),
     "shm mounted twice": (
         lambda: declare(SafeTorch(), shared_memory=True, pod_template=template(volume_mounts=mount("/dev/shm/"))),
         "@task shared_memory=True and the pod template both mount /dev/shm, which the backend refuses",
     ),
     "scratch medium": (
-        lambda: declare(SafeTorch(scratch_volume=ScratchVolume(medium="tape"))),
-        "scratch_volume.medium='tape' is unknown (use 'disk' or 'memory')",
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(medium="tape")))),
+        "cluster.scratch_volume.medium='tape' is unknown (use 'disk' or 'memory')",
     ),
     "scratch size": (
-        lambda: declare(SafeTorch(scratch_volume=ScratchVolume(size_limit="big"))),
-        "scratch_volume.size_limit='big' is not a quantity",
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(size_limit="big")))),
+        "cluster.scratch_volume.size_limit='big' is not a quantity",
     ),
     "sized claim": (
-        lambda: declare(SafeTorch(scratch_volume=ScratchVolume(claim="c", size_limit="1Gi"))),
-        "scratch_volume.claim='c' brings its own medium and size",
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(claim="c", size_limit="1Gi")))),
+        "cluster.scratch_volume.claim='c' brings its own medium and size",
     ),
     "scratch path": (
-        lambda: declare(SafeTorch(scratch_volume=ScratchVolume(mount_path="scratch"))),
-        "scratch_volume.mount_path='scratch' is not an absolute path below /",
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path="scratch")))),
+        "cluster.scratch_volume.mount_path='scratch' is not an absolute path below /",
     ),
     "scratch over a mount": (
         lambda: declare(
-            SafeTorch(scratch_volume=ScratchVolume(mount_path="/data")),
+            SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path="/data"))),
             pod_template=template(volume_mounts=mount("/data")),
         ),
-        "scratch_volume.mount_path='/data' is where the pod template mounts something already",
+        "cluster.scratch_volume.mount_path='/data' is where the pod template mounts something already",
     ),
     "identity in the environment": (
         lambda: declare(SafeTorch(nodes=2), environment={"RANK": "0"}),
@@ -188,10 +204,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "ranks above a role": (
         lambda: declare(
-            SafeTorch(nodes=2, nproc_per_node=8, worker=kf.Worker(limits=Resources(gpu="4"))),
+            SafeTorch(nodes=2, nproc_per_node=8, cluster=Kubeflow(worker=kf.Worker(limits=Resources(gpu="4")))),
             requests=Resources(gpu="8"),
         ),
-        "nproc_per_node=8 exceeds worker.limits.gpu=4",
+        "nproc_per_node=8 exceeds cluster.worker.limits.gpu=4",
     ),
     "part of a GPU": (
         lambda: declare(SafeTorch(), requests=Resources(gpu="0.5")),
@@ -210,18 +226,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "pod_template nvidia.com/gpu='4' is lost: the task's own resources replace those",
     ),
     "roles differ": (
-        lambda: declare(SafeTorch(nodes=2, worker=kf.Worker(requests=Resources(gpu="4"))), requests=Resources(gpu="8")),
-        "nproc_per_node=None is not decided by requests.gpu=8 and worker.requests.gpu=4",
+        lambda: declare(
+            SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(requests=Resources(gpu="4")))),
+            requests=Resources(gpu="8"),
+        ),
+        "nproc_per_node=None is not decided by requests.gpu=8 and cluster.worker.requests.gpu=4",
     ),
     "role without GPUs": (
         lambda: declare(
-            SafeTorch(nodes=2, nproc_per_node=1, master=kf.Master(requests=Resources(gpu="0"))),
+            SafeTorch(nodes=2, nproc_per_node=1, cluster=Kubeflow(master=kf.Master(requests=Resources(gpu="0")))),
             requests=Resources(gpu="8"),
         ),
-        "master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a count of zero",
+        "cluster.master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a count of zero",
     ),
     "launcher with the template's GPUs": (
-        lambda: declare(SafeTorch(nodes=2, operator="mpi"), pod_template=template(resources=gpus("4"))),
+        lambda: declare(
+            SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi")), pod_template=template(resources=gpus("4"))
+        ),
         "pod_template nvidia.com/gpu='4' goes to the launcher too, which runs no ranks",
     ),
     "accelerator without a GPU": (
@@ -254,12 +275,17 @@ def test_a_job_that_cannot_work_is_refused_with_its_reason(case: str) -> None:
 def test_problems_of_size_and_shape_are_reported_together() -> None:
     with pytest.raises(ConfigError, match="4 problems") as caught:
         declare(
-            SafeHorovod(nodes=2, nproc_per_node=8, max_restarts=-1, shared_memory="x", worker=kf.Worker(replicas=3)),
+            SafeHorovod(
+                nodes=2,
+                nproc_per_node=8,
+                max_restarts=-1,
+                cluster=Kubeflow(shared_memory="x", worker=kf.Worker(replicas=3)),
+            ),
             requests=Resources(gpu="4"),
         )
 
     fields = {problem.field for problem in caught.value.problems}
-    assert fields == {"nproc_per_node", "max_restarts", "shared_memory", "worker.replicas"}
+    assert fields == {"nproc_per_node", "max_restarts", "cluster.shared_memory", "cluster.worker.replicas"}
 
 
 def test_values_of_variables_stay_out_of_messages() -> None:
@@ -280,25 +306,27 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
         lambda: declare(
             SafeTorch(
                 nodes=2,
-                master=kf.Master(requests=Resources(gpu="2")),
-                worker=kf.Worker(requests=Resources(gpu="2")),
+                cluster=Kubeflow(
+                    master=kf.Master(requests=Resources(gpu="2")), worker=kf.Worker(requests=Resources(gpu="2"))
+                ),
             )
         ),
         2,
     ),
     "worker of an elastic job": (
-        lambda: declare(SafeTorch(nodes="1:2", worker=kf.Worker(requests=Resources(gpu="2")))),
+        lambda: declare(SafeTorch(nodes="1:2", cluster=Kubeflow(worker=kf.Worker(requests=Resources(gpu="2"))))),
         2,
     ),
     "an elastic job has no master to differ": (
         lambda: declare(
-            SafeTorch(nodes="1:2", worker=kf.Worker(requests=Resources(gpu="2"))), requests=Resources(gpu="8")
+            SafeTorch(nodes="1:2", cluster=Kubeflow(worker=kf.Worker(requests=Resources(gpu="2")))),
+            requests=Resources(gpu="8"),
         ),
         2,
     ),
     "launcher's GPUs do not count": (
         lambda: declare(
-            SafeTorch(nodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))),
+            SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1")))),
             requests=Resources(gpu="4"),
         ),
         4,

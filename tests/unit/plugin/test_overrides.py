@@ -16,7 +16,7 @@ from flytekitplugins import kfmpi, kfpytorch
 from google.protobuf.json_format import MessageToDict
 from kubernetes.client import V1Container, V1PodSpec, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
 
@@ -93,9 +93,9 @@ def test_shared_memory_replaces_what_the_task_asks_for() -> None:
     ("config", "kwargs", "size"),
     [
         (SafeTorch(), {}, ""),
-        (SafeTorch(shared_memory="4Gi"), {}, "4Gi"),
+        (SafeTorch(cluster=Kubeflow(shared_memory="4Gi")), {}, "4Gi"),
         (SafeTorch(), {"shared_memory": "16Gi"}, "16Gi"),
-        (SafeTorch(shared_memory=False), {}, None),
+        (SafeTorch(cluster=Kubeflow(shared_memory=False)), {}, None),
         (SafeTorch(), {"pod_template": shm_template()}, None),
     ],
 )
@@ -105,7 +105,7 @@ def test_shared_memory_is_asked_of_the_backend(config: Any, kwargs: dict[str, An
     assert (None if found is None else found.shared_memory.size_limit) == size
 
 
-MPI = {"operator": "mpi", "nodes": 2}
+MPI: dict[str, Any] = {"cluster": Kubeflow(operator="mpi"), "nodes": 2}
 REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
     "another config": (make(SafeTorch(nodes=2)), {"task_config": SafeTorch(nodes=4)}, "never reaches the cluster"),
     "GPUs of an MPIJob": (
@@ -114,12 +114,12 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
         "GPUs stand in the worker role of an MPIJob",
     ),
     "resources that a role names": (
-        make(SafeTorch(nodes="2:4", worker=kfpytorch.Worker(requests=Resources(cpu="8")))),
+        make(SafeTorch(nodes="2:4", cluster=Kubeflow(worker=kfpytorch.Worker(requests=Resources(cpu="8"))))),
         {"limits": Resources(cpu="16")},
         "the job's worker names its own resources, which win",
     ),
     "GPUs of some nodes": (
-        make(SafeTorch(nodes=2, worker=kfpytorch.Worker(requests=Resources(gpu="8"))), requests=GPU8),
+        make(SafeTorch(nodes=2, cluster=Kubeflow(worker=kfpytorch.Worker(requests=Resources(gpu="8")))), requests=GPU8),
         {"requests": Resources(gpu="4")},
         "changes the GPUs of some nodes only: worker",
     ),
@@ -181,7 +181,7 @@ def test_a_role_that_keeps_what_is_its_own_is_named(
     monkeypatch.setattr(logger, "warning", lambda text, *_: texts.append(text))
     role = kfpytorch.Worker(image="w:1", requests=Resources(cpu="2"))
 
-    overrides_of(make(SafeTorch(nodes=2, worker=role)), **said)
+    overrides_of(make(SafeTorch(nodes=2, cluster=Kubeflow(worker=role))), **said)
 
     assert any(warning in one for one in texts)
 
@@ -204,7 +204,10 @@ def test_a_mapped_tasks_node_is_left_to_flytekit() -> None:
 
 
 def test_roles_of_an_mpi_job_that_the_user_names_keep_the_tasks_other_resources() -> None:
-    task = make(SafeHorovod(**MPI, worker=kfmpi.Worker(requests=Resources(gpu="2"))), requests=Resources(cpu="8"))
+    task = make(
+        SafeHorovod(nodes=2, cluster=Kubeflow(operator="mpi", worker=kfmpi.Worker(requests=Resources(gpu="2")))),
+        requests=Resources(cpu="8"),
+    )
 
     entries = task.get_custom(SETTINGS)["workerReplicas"]["resources"]["requests"]
 

@@ -9,7 +9,7 @@ from flytekit import Resources, task
 from flytekitplugins import kfmpi
 from flytekitplugins import kfpytorch as kf
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch, Timeouts
 from flytekitplugins_safedist.errors import MigrationError
 from flytekitplugins_safedist.tools.migrate import migrate
 
@@ -34,17 +34,18 @@ CASES: dict[str, tuple[Any, str, str]] = {
             verbose=True,
             elastic_timeout=900,
         ),
-        "SafeHorovod(run_policy=RunPolicy(backoff_limit=2), nodes=2, nproc_per_node=2)",
+        "SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(run_policy=RunPolicy(backoff_limit=2)))",
         "worker.command; verbose, log_level; launcher is gone; pods that still run are removed",
     ),
     "PyTorch": (
         kf.PyTorch(worker=kf.Worker(replicas=3, image="w:1"), master=kf.Master(requests=GPUS)),
-        "SafeTorch(master=Master(requests=Resources(gpu='8')), worker=Worker(image='w:1'), nodes=4, nproc_per_node=1)",
+        "SafeTorch(nodes=4, nproc_per_node=1, "
+        "cluster=Kubeflow(master=Master(requests=Resources(gpu='8')), worker=Worker(image='w:1')))",
         "here it runs in every rank; a worker that fails comes back",
     ),
     "PyTorch without workers": (
         kf.PyTorch(worker=kf.Worker(replicas=0), increase_shared_mem=False, run_policy=kf.RunPolicy()),
-        "SafeTorch(shared_memory=False, nproc_per_node=1)",
+        "SafeTorch(nproc_per_node=1, cluster=Kubeflow(shared_memory=False))",
         "run_policy is gone: one node is an ordinary pod",
     ),
     "Elastic": (
@@ -82,8 +83,8 @@ def test_a_stock_config_has_a_counterpart_that_can_be_registered(case: str) -> N
     migration = migrate(config)
 
     if case == "HorovodJob with everything":
-        assert migration.config.master == kf.Master(requests=GPUS, restart_policy=kf.RestartPolicy.FAILURE)
-        assert migration.config.worker == kf.Worker(requests=GPUS, restart_policy=kf.RestartPolicy.FAILURE)
+        assert migration.config.cluster.master == kf.Master(requests=GPUS, restart_policy=kf.RestartPolicy.FAILURE)
+        assert migration.config.cluster.worker == kf.Worker(requests=GPUS, restart_policy=kf.RestartPolicy.FAILURE)
     else:
         assert migration.source() == text
     assert all(part in "\n".join(migration.notes) for part in notes.split("; "))
@@ -105,20 +106,26 @@ def test_a_horovod_job_can_stay_with_its_operator() -> None:
     assert migration.config == SafeHorovod(
         nodes=2,
         nproc_per_node=8,
-        operator="mpi",
-        worker=kfmpi.Worker(requests=GPUS),
-        launcher=kfmpi.Launcher(replicas=1, image="l:1"),
         timeouts=Timeouts(rendezvous=1200.0),
+        cluster=Kubeflow(
+            operator="mpi", worker=kfmpi.Worker(requests=GPUS), launcher=kfmpi.Launcher(replicas=1, image="l:1")
+        ),
     )
 
 
 def test_the_source_is_python_that_makes_the_same_config() -> None:
     for config, _, _ in CASES.values():
         migration = migrate(config)
-        names = {**vars(kf), "SafeTorch": SafeTorch, "SafeHorovod": SafeHorovod, "Timeouts": Timeouts}
+        names = {
+            **vars(kf),
+            "SafeTorch": SafeTorch,
+            "SafeHorovod": SafeHorovod,
+            "Timeouts": Timeouts,
+            "Kubeflow": Kubeflow,
+        }
         again = eval(migration.source(), {**names, "Resources": Resources})  # our own text
         assert again.nodes == migration.config.nodes
-        assert again.worker == migration.config.worker
+        assert again.cluster.worker == migration.config.cluster.worker
         assert migration.source() == type(migration)(again, ()).source()
 
 

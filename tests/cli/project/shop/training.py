@@ -2,7 +2,7 @@
 
 from flytekit import task
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
 
 from .settings import GPUS, POOL
 
@@ -22,6 +22,6 @@ def evaluate(score: float) -> float:
     return score
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, operator="mpi"))
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi")))
 def legacy(size: int) -> float:
     return size / 4
