@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.test_payload import SNAPSHOT
 
 from flytekitplugins_safedist.job.arrival import run_id
+from tests.unit.ranks.test_payload import SNAPSHOT
 
 
 def test_each_attempt_of_each_execution_has_a_name_of_its_own():
