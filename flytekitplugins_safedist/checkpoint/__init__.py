@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import Checkpoints as Checkpoints
     from .api import checkpoints as checkpoints
+    from .sampler import ResumableSampler as ResumableSampler
 
-_PUBLIC = {"Checkpoints": "api", "checkpoints": "api"}
+_PUBLIC = {"Checkpoints": "api", "ResumableSampler": "sampler", "checkpoints": "api"}
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)
 

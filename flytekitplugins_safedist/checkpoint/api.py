@@ -23,6 +23,7 @@ from .saver import Saver
 from .saves import Author, Order, Save
 from .staging import Buffers
 from .stores import Store, open_store
+from .together import Holding, Together
 
 
 def checkpoints(
@@ -105,6 +106,7 @@ class Checkpoints:
         self._begun_step: int | None = None
         self.last_committed: int | None = None
         """The last step that this process knows to be in a committed save, its own or the one it resumed from."""
+        self._together = Together()
         context.at_end(self.wait)
 
     # --- what a training loop calls -----------------------------------------------------------------------------------
@@ -144,22 +146,41 @@ class Checkpoints:
         return step + 1
 
     def step(self, step: int, state: MutableMapping[str, Any]) -> None:
-        """Say that ``step`` is done; save where that is due.
+        """Say that ``step`` is done; save where that is due, or where a pod of the job is told to stop.
+
+        Then all ranks save at the same step, and this does not return before they are ended to go on elsewhere.
 
         Raises:
             CheckpointError: the state holds something that could not be loaded again.
         """
         if self._mode is None:
             self._settle(state)
-        if self._due(step):
+        if not self._together.at(step, lambda urgent: self.save(step, state, wait=urgent)) and self._due(step):
             self.save(step, state)
+
+    def holding(self, step: int, state: MutableMapping[str, Any]) -> Holding:
+        """Around what takes long and changes nothing of the state, such as an evaluation, after :meth:`step`.
+
+        ::
+
+            ckpt.step(step, state)
+            with ckpt.holding(step, state):
+                evaluate(model)
+
+        A pod that is told to stop meanwhile need not wait for the end of it: ``state`` is saved, as it is after
+        ``step``, by a thread. Where not every rank holds that step, the next one is saved.
+        """
+        if self._mode is None:
+            self._settle(state)  # collectives, which the thread must not come to
+        return self._together.holding(step, lambda urgent: self.save(step, state, wait=urgent))
 
     def _settle(self, state: Mapping[str, Any]) -> modes.Mode:
         self._mode = modes.mode_for(state, self._crew(), self._sharded)
-        if self._mode.joint and self._by_time is not None:
+        if self._mode.joint and self._by_time is not None and not self._together.possible:
             raise CheckpointError(
-                "sharded saves cannot come due by time: the ranks' clocks do not agree on a step",
-                hint="give a number of steps: checkpoints(every=1000)",
+                "sharded saves cannot come due by time here: the ranks' clocks do not agree on a step, and there is no "
+                "agent to ask",
+                hint="give a number of steps: checkpoints(every=1000); in a task, a time is fine",
             )
         return self._mode
 
@@ -168,7 +189,12 @@ class Checkpoints:
             return self._by_steps.due(step)
         if self._by_time is None or not self._by_time.passed() or self._crew().rank != 0:
             return False
-        return not self._saver.busy  # by time: not while the one before is being written, but as soon as it is
+        if self._saver.busy:  # by time: not while the one before is being written, but as soon as it is
+            return False
+        if self._mode is not None and self._mode.joint:
+            self._together.ask()  # only rank 0 knows the time, and all save
+            return False
+        return True
 
     def save(self, step: int, state: MutableMapping[str, Any], *, wait: bool = False) -> None:
         """Save after ``step`` whether or not that is due.

@@ -9,14 +9,9 @@ the same number on every rank, and fits any number of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from ..errors import SafedistError
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-T = TypeVar("T")
 
 _KEYS = frozenset({"epoch", "taken", "size", "seed", "shuffle"})
 
@@ -90,11 +85,11 @@ class ResumableSampler:
         self._uncounted = True
         return iter(padded[self._rank : wanted : self._world_size])
 
-    def batches(self, loader: DataLoader[T]) -> Iterator[T]:
+    def batches(self, loader: Any) -> Iterator[Any]:
         """The batches of what is left of this epoch, counted as they are handed out; then move on to the next epoch.
 
         Args:
-            loader: has this sampler, and a batch size of its own.
+            loader: a ``DataLoader`` with this sampler, and a batch size of its own.
 
         Raises:
             ValueError: the loader takes its samples from elsewhere, or makes no batches.

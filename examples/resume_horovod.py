@@ -1,0 +1,37 @@
+"""The same as ``resume_ddp.py``, with Horovod: ``pyflyte run examples/resume_horovod.py train --where /tmp/run-2``."""
+
+from __future__ import annotations
+
+import resume_common as common
+from flytekit import Resources, task
+
+from flytekitplugins_safedist import SafeHorovod
+from flytekitplugins_safedist.checkpoint import ResumableSampler, checkpoints
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
+def train(where: str = "", epochs: int = 4) -> float:
+    """The loss at the end. Saves go to ``where``, or, without it, to Flyte's checkpoint prefix."""
+    import horovod.torch as hvd
+    import torch
+    from torch.utils.data import DataLoader
+
+    hvd.init()
+    model = common.new_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    together = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    data = common.points()
+    sampler = ResumableSampler(data, rank=hvd.rank(), world_size=hvd.size())
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+    ckpt = checkpoints(where or None, every=5)
+    state = {"model": model, "optimizer": together, "sampler": sampler}
+    step = ckpt.resume(state)
+    while sampler.epoch < epochs:
+        for x, y in sampler.batches(loader):
+            together.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            together.step()
+            ckpt.step(step, state)
+            step += 1
+    return common.loss_on(model)

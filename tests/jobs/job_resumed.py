@@ -1,0 +1,77 @@
+"""The examples of checkpoints, unbroken, or killed at a step of their first round, or held there until the pod is told.
+
+``$TEST_HOW`` is ``unbroken``, ``killed`` (rank 1 dies once rank 0 has committed what it saved) or ``told`` (each rank
+says that it is there, and goes on when it knows of the preemption).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist.checkpoint import Checkpoints
+from tests.procs import say, wait_for_word
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+STEP = 13
+"""In the middle of the second epoch of eight steps, three after a save."""
+
+TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=60)
+
+
+def run(module: str) -> float:
+    how = os.environ["TEST_HOW"]
+    me = current_rank()
+    original = Checkpoints.step
+    resume = Checkpoints.resume
+
+    def resumed(self: Checkpoints, state: Any) -> int:
+        step = resume(self, state)
+        if me.round > 0:
+            say(f"rank {me.rank} goes on with {step}")
+        return step
+
+    def step(self: Checkpoints, step: int, state: Any) -> None:
+        original(self, step, state)
+        if step == STEP and me.round == 0 and how == "killed":
+            if me.rank == 0:
+                self.wait()
+                say(f"rank 0 has committed {self.last_committed}")
+            else:
+                wait_for_word()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if step == STEP and me.round == 0 and how == "told":
+            say(f"rank {me.rank} is there")
+            while not me.preempted:
+                pass
+
+    Checkpoints.step, Checkpoints.resume = step, resumed
+    trained: float = importlib.import_module(module).train.task_function(where=os.environ["TEST_WHERE"], epochs=4)
+    return trained
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def torch(module: str) -> float:
+    return run(module)
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+def horovod(module: str) -> float:
+    return run(module)
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def torch_nodes() -> str:
+    return repr(run("resume_ddp"))
+
+
+@task(task_config=SafeHorovod(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def horovod_nodes() -> str:
+    return repr(run("resume_horovod"))

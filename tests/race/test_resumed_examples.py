@@ -1,0 +1,76 @@
+"""The examples of checkpoints come to one loss: unbroken, with a rank killed, and with a pod that is told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.procs import TERM, Gate, Running, uploaded_output
+from tests.race.test_nodes import Job
+
+EXAMPLES = [
+    ("torch", "resume_ddp"),
+    pytest.param("horovod", "resume_horovod", marks=pytest.mark.horovod),
+]
+
+
+def start(warm, directory: Path, task: str, module: str, how: str, environment: dict[str, str]) -> Running:
+    more = {**environment, "TEST_HOW": how, "TEST_WHERE": str(directory / "saves")}
+    started: Running = warm.start(f"job_resumed:{task}", directory, inputs={"module": module}, environment=more)
+    return started
+
+
+def trained(running: Running) -> float:
+    ended = running.wait()
+    assert ended.code == 0, ended.err
+    value: float = ended.value
+    return value
+
+
+@pytest.mark.parametrize(("task", "module"), EXAMPLES)
+def test_killed_in_the_middle_and_resumed_it_has_the_loss_of_the_unbroken_run(
+    warm, tmp_path, ranks_gate: Gate, task, module
+):
+    unbroken = trained(start(warm, tmp_path / "unbroken", task, module, "unbroken", ranks_gate.environment))
+    broken = start(warm, tmp_path / "broken", task, module, "killed", ranks_gate.environment)
+    assert ranks_gate.heard(1) == ["rank 0 has committed 9"]
+    ranks_gate.let_go(1)
+    assert sorted(ranks_gate.heard(2)) == ["rank 0 goes on with 10", "rank 1 goes on with 10"]
+    assert trained(broken) == pytest.approx(unbroken, rel=1e-5)
+    assert unbroken < 1.5, "it has learnt something"
+
+
+@pytest.mark.parametrize(
+    ("task", "alone", "module"),
+    [
+        ("torch_nodes", "torch", "resume_ddp"),
+        pytest.param("horovod_nodes", "horovod", "resume_horovod", marks=pytest.mark.horovod),
+    ],
+)
+def test_told_to_stop_in_the_middle_not_one_step_is_lost(warm, tmp_path, ranks_gate: Gate, task, alone, module):
+    unbroken = trained(start(warm, tmp_path / "unbroken", alone, module, "unbroken", ranks_gate.environment))
+    directory = tmp_path / "told"
+    environment = {**ranks_gate.environment, "TEST_WHERE": str(directory / "saves")}
+    job = Resumed(warm, directory, task, "told", environment)
+    first, told = job.start(0), job.start(1)
+    ranks_gate.heard(2)
+    told.signal(TERM)
+    assert told.wait().code not in (0, -TERM)
+    again = job.start(1)
+    goes_on = {int(line.split()[-1]) for line in ranks_gate.heard(2)}
+    assert len(goes_on) == 1
+    assert min(goes_on) in (15, 16), "every rank had done step 13, and what was saved is step 14 or the one after"
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert float(uploaded_output(ended[0])) == pytest.approx(unbroken, rel=1e-5)
+    assert "start again: restart" not in ended[0].err
+
+
+class Resumed(Job):
+    """Two pods with one rank each."""
+
+    module = "job_resumed"
+
+    def pod(self, node: int) -> dict[str, str]:
+        return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}

@@ -1,0 +1,105 @@
+"""What a rank saves because a pod of the job is told to stop: at a step, and while it holds a state."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint.together import Together
+from flytekitplugins_safedist.ranks import board, context
+from flytekitplugins_safedist.ranks.board import AgentBoard, RankBoard
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentBoard:
+    """The agent's end of this process's board."""
+    made = board.make(tmp_path / "board")
+    monkeypatch.setattr(context, "_board", board.open_board(tmp_path / "board"))
+    return made
+
+
+def answered(agent: AgentBoard, call: int, step: int, *, urgent: bool) -> None:
+    agent.call(call)
+    agent.answer(call, step, urgent=urgent)
+
+
+@pytest.fixture
+def stood_still(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Filled when a rank would stand still."""
+    found: list[str] = []
+    monkeypatch.setattr(RankBoard, "stand_still", lambda _: found.append("still"))
+    return found
+
+
+def test_a_save_that_is_asked_for_is_taken_at_its_step_and_training_goes_on(agent, stood_still):
+    together, saved = Together(), []
+    for step in range(4):
+        if step == 1:
+            answered(agent, 1, 2, urgent=False)
+        assert together.at(step, lambda _, step=step: saved.append(step)) == (step == 2)
+    assert saved == [2]
+    assert agent.finished(1, urgent=True)
+    assert stood_still == []
+
+
+def test_an_urgent_save_is_the_last_thing_a_rank_does(agent, stood_still):
+    together, saved = Together(), []
+    answered(agent, 1, 0, urgent=True)
+    assert together.at(0, saved.append)
+    assert (saved, stood_still) == ([True], ["still"])
+
+
+def test_a_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_still, capsys):
+    def fail(_: bool) -> None:
+        raise OSError("the store is away")
+
+    answered(agent, 1, 0, urgent=True)
+    assert Together().at(0, fail)
+    assert agent.finished(1, urgent=True)
+    assert "the save that all ranks agreed on failed; an earlier one stays: OSError: the store is away" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_held_state_is_saved_by_a_thread_while_the_rank_does_something_else(agent, stood_still):
+    together, saved = Together(), threading.Event()
+    together.at(3, print)
+    with together.holding(3, lambda _: saved.set()):
+        answered(agent, 1, 3, urgent=True)
+        assert saved.wait(60)
+        assert stood_still == []
+    assert stood_still == ["still"], "what follows would be lost"
+
+
+def test_who_calls_at_the_end_of_holding_is_served_before_the_state_changes(agent, stood_still, monkeypatch):
+    together, saved = Together(), []
+    monkeypatch.setattr(Together, "look", lambda *_: None)  # the thread comes too late
+    with together.holding(3, lambda _: saved.append(3)):
+        answered(agent, 1, 3, urgent=True)
+    assert (saved, stood_still) == ([3], ["still"])
+
+
+def test_an_error_while_holding_is_not_held_up(agent, stood_still):
+    with pytest.raises(ValueError, match="mine"), Together().holding(3, print):
+        raise ValueError("mine")
+
+
+def test_outside_a_task_nothing_is_agreed_on(monkeypatch):
+    monkeypatch.setattr(context, "_board", None)
+    together = Together()
+    assert not together.at(0, print)
+    with together.holding(0, print):
+        pass
+
+
+def test_a_save_is_asked_for_once_until_it_has_come(agent, stood_still):
+    together = Together()
+    together.ask()
+    together.ask()
+    assert agent.asked == 1
+    answered(agent, 1, 0, urgent=False)
+    assert together.at(0, lambda _: None)
+    together.ask()
+    assert agent.asked == 2
