@@ -249,6 +249,11 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
     ``TimeoutError`` too."""
 
 
+class NotReplacedError(RendezvousTimeoutError):
+    """A node of a job that had begun was lost, and none took its place in time. Every node that survived raises it;
+    where node 0 is the one, no two of them can talk to each other any more."""
+
+
 class GroupClosedError(RendezvousError):
     """The group is over: a node ended the job, and said why. Nobody can join a closed group."""
 

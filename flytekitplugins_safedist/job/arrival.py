@@ -113,7 +113,11 @@ def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapsho
         exit_order.stay(handler)
         return True
     _say(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
-    exit_order.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
+    try:
+        exit_order.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
+    except BaseException:
+        handler.leave()
+        raise
     return False
 
 

@@ -102,9 +102,9 @@ class JobWide:
     def leave(self, why: str) -> None:
         """This node is told to stop: tell the others before its ranks are ended, so that they act at once.
 
-        Where it holds the store, the job's attempt ends with it, for all. Else a new round is asked for, which begins
-        when this node's place is taken; or, in a range, when the others are there. A node whose ranks have succeeded
-        already leaves in silence: its part is done, unless it holds rank 0's outputs.
+        A new round is asked for, which begins when this node's place is taken; or, in a range, when the others are
+        there. A node whose ranks have succeeded already leaves in silence: its part is done, unless it holds rank 0's
+        outputs. Where it holds the store of a range, the job's attempt ends with it, for all.
 
         Args:
             why: for the others' logs.
@@ -120,13 +120,24 @@ class JobWide:
             round_, jobs = handler.round, handler.jobs
             if handler.nodes == 1 and handler.node_0_holds_store:
                 return
+            if handler.holds_store and handler.node_0_holds_store:
+                # The others count the loss themselves, with that of the store; it stays until they know the reason.
+                jobs.leave_round(round_, why)
+                handler.request_round()
+                jobs.wait_reports(round_, LEAVE_SECONDS)
+                return
             if handler.holds_store:
                 jobs.close("stopped", f"node {handler.node_rank}, which holds the job's store, was {why}")
                 return
             if self._done == round_ and handler.node_rank != 0:
                 return
             jobs.leave_round(round_, why)
-            if jobs.spend_replacement(handler.max_replacements, round_no=round_) is None:
+            if (
+                jobs.spend_replacement(
+                    handler.max_replacements, round_no=round_, why=f"node {handler.node_rank} was {why}"
+                )
+                is None
+            ):
                 jobs.close("replacements", f"node {handler.node_rank} was {why}, and {_spent(handler)}")
                 return
             handler.request_round()
@@ -171,6 +182,8 @@ class JobWide:
         self.say_who_left()
         if found is not None:
             cause = RankOutcome.from_json(found.text)
+        if silent and is_consequence(cause) and self._handler.node_0_holds_store and 0 in silent:
+            return Decision(Action.RESTART, "node 0 has left, and its store goes with it")
         if silent and is_consequence(cause):
             seen = f"no word from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
             return self._replace(round_, silent, seen)
@@ -180,11 +193,16 @@ class JobWide:
         if is_consequence(cause) and jobs.made_room(round_):
             # In a range: the ranks of another node were ended for the newcomer first, and these have lost their peers.
             return Decision(Action.RESTART, "the round was ended for a node that joins")
-        granted = None if would_repeat(cause) else jobs.spend_restart(self._max_restarts, round_no=round_)
+        granted = (
+            None
+            if would_repeat(cause)
+            else jobs.spend_restart(
+                self._max_restarts, round_no=round_, why=f"rank {cause.rank} on node {cause.node_rank}: {_name(cause)}"
+            )
+        )
         decision = decide(self._max_restarts, cause=cause, granted=granted)
         if decision.action is Action.RESTART:
-            name = cause.raised.type if cause.raised is not None else cause.status.value
-            self._say(f"rank {cause.rank} failed ({name}); all ranks start again: {decision.reason}")
+            self._say(f"rank {cause.rank} failed ({_name(cause)}); all ranks start again: {decision.reason}")
         else:
             jobs.close("failed", Ended(cause, decision, disk).to_json())
         return decision
@@ -192,7 +210,7 @@ class JobWide:
     def _replace(self, round_: int, lost: tuple[int, ...], seen: str) -> Decision:
         limit = self._handler.max_replacements
         names = ", ".join(map(str, lost))
-        granted = self._handler.jobs.spend_replacement(limit, round_no=round_)
+        granted = self._handler.jobs.spend_replacement(limit, round_no=round_, why=f"node(s) {names} lost ({seen})")
         if granted is None:
             text = f"node(s) {names} were lost, and {_spent(self._handler)}"
             self._handler.jobs.close("replacements", text)
@@ -255,6 +273,10 @@ class JobWide:
 
 def _spent(handler: Meeting) -> str:
     return f"{handler.max_replacements} replacements are used up"
+
+
+def _name(cause: RankOutcome) -> str:
+    return cause.raised.type if cause.raised is not None else cause.status.value
 
 
 def _failure(cause: RankOutcome) -> Failure:

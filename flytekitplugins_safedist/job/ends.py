@@ -28,7 +28,7 @@ TURN_SECONDS = 5.0
 LAST_TURN_SECONDS = 60.0
 """The longest that a node waits for its turn, however many are before it."""
 
-_DECIDED = ("timeout", "replacements")
+_DECIDED = ("timeout", "lost", "replacements")
 """Ends in the job's store that are the job's end; after the others somebody's place is taken by a new process."""
 
 _EXIT_UNDECIDED = 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import NodeLostError, RendezvousError
+from ..errors import NodeLostError, RendezvousError, StoreLostError
 from ..flyte.storage_errors import one_line
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> N
         exists: whether the uploaded object can be seen; asked only when node 0 cannot be.
 
     Raises:
-        NodeLostError: node 0 is gone or too slow, and no upload can be seen. Infrastructure: the attempt is lost.
+        StoreLostError: node 0 is gone, and no upload can be seen: this node has not left, for the job may go on.
+        NodeLostError: node 0 is too slow, or says that there is no upload. Infrastructure: the attempt is lost.
     """
     try:
         handler.jobs.wait_uploaded(timeout)
@@ -63,6 +64,9 @@ def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> N
             there = exists()
         except Exception as unreachable:  # whatever the store's client raises: this node's end is the same
             seen += f"; storage cannot be asked: {one_line(unreachable)}"
+        if not there and isinstance(error, StoreLostError):
+            raise
+        handler.leave()
         if there:
             return
         raise NodeLostError(
@@ -72,5 +76,4 @@ def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> N
             expected="outputs.pb or error.pb at the output prefix",
             hint="look at node 0's pod and log: killed before its upload, or storage refused it or hangs",
         ) from error
-    finally:
-        handler.leave()
+    handler.leave()

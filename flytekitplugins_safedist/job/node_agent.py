@@ -232,8 +232,9 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._end_round(signal.SIGTERM)
         if ranks is not None:
             # Another node asked for a new round, or this one did: say how it ended here before it is forgotten.
-            self._job.report(root_cause(ranks.outcomes()))
+            # A node 0 that leaves waits for these reports: what it said is read before.
             self._job.say_who_left()
+            self._job.report(root_cause(ranks.outcomes()))
         self._preemption.leave()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:

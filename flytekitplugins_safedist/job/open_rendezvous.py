@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from .. import rendezvous
@@ -25,7 +25,7 @@ _LAST_CALL = 30.0
 (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py)."""
 
 
-def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
+def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], object]) -> Meeting:
     """This node's handler; before each round, node 0 opens there what the ranks meet at.
 
     Raises:
@@ -46,6 +46,7 @@ def open_handler(plan: NodePlan, backend: RankBackend) -> Meeting:
         return {**offered, STORE_PORT: str(held[0].port)}
 
     handler.lead = lead
+    handler.tell(say)
     return handler
 
 

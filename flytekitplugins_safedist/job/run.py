@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import envvars, lastwords, topology
 from ..config.options import Resolved
-from ..errors import RendezvousError, SafedistError, ScratchError
+from ..errors import RendezvousError, SafedistError, ScratchError, StoreLostError
 from ..flyte import task_context, uploads
 from ..flyte.output_limits import OutputLimits, limits_from
 from ..ranks import backends, disk_limit, main_module, memory, payload, scratch
@@ -164,13 +164,21 @@ def _attend(
     from .node_agent import NodeAgent, to_stdout
     from .open_rendezvous import open_handler
 
-    opened = open_handler(plan, backend)
+    opened = open_handler(plan, backend, say)
     try:
         agent = NodeAgent(plan, server=server, backend=backend, handler=opened, show=to_stdout, say=say)
-        with _leaving_when_decided(plan, agent, flyte):
-            report, part = _driven(agent, opened)
-        summary = _end_line(report, preparing, opened.node_rank)
-        uploads, open_still = _in_order(plan, part, opened, flyte)
+        while True:
+            try:
+                with _leaving_when_decided(plan, agent, flyte, opened):
+                    report, part = _driven(agent, opened)
+                summary = _end_line(report, preparing, opened.node_rank)
+                uploads, open_still = _in_order(plan, part, opened, flyte)
+                break
+            except StoreLostError as lost:
+                # Wherever that was found out: this node's ranks have ended, and nothing is uploaded.
+                if not opened.outlive(lost):
+                    raise
+                say(f"the node with the job's store is lost ({lost.what}: {lost.seen}); waiting for its replacement")
     except BaseException:
         # Not shutdown, which ends the job for every node: this place stays free for the pod that takes it.
         with contextlib.suppress(SafedistError):
@@ -199,12 +207,12 @@ def _driven(agent: NodeAgent, handler: Meeting) -> tuple[Report, Part]:
 
 
 def _leaving_when_decided(
-    plan: NodePlan, agent: NodeAgent, flyte: task_context.FlyteSnapshot
+    plan: NodePlan, agent: NodeAgent, flyte: task_context.FlyteSnapshot, handler: Meeting
 ) -> contextlib.AbstractContextManager[None]:
     if plan.topology.max_nodes == 1:
         return contextlib.nullcontext()
     return comeback.leaving_when_decided(
-        lambda: task_context.uploaded(flyte), say, begun=lambda: agent.report.rounds > 0
+        lambda: task_context.uploaded(flyte), say, begun=lambda: agent.report.rounds > 0 and not handler.searching
     )
 
 

@@ -22,6 +22,7 @@ from ..errors import (
     JobInterruptedError,
     LaunchError,
     NodeLostError,
+    NotReplacedError,
     RankFailedError,
     RankKilledError,
     RendezvousError,
@@ -79,6 +80,7 @@ _PLATFORM_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, si
 """Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
 
 _CODES: tuple[tuple[type[SafedistError], Code], ...] = (
+    (NotReplacedError, Code.NODE_LOST),
     (RendezvousTimeoutError, Code.RENDEZVOUS),
     (NodeLostError, Code.NODE_LOST),
     (StoreLostError, Code.NODE_LOST),

@@ -81,15 +81,11 @@ class Connection:
         _await_name(host, deadline, self._where)
         left = max(0.1, deadline - time.monotonic())
 
-        def connect(_: Any) -> None:
-            # Refused connections are retried inside, with backoff, and quietly: node 0 may be the last to come.
-            limit = timedelta(seconds=left)
-            store = TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-            store.set_timeout(FOREVER)
-            self._store.append(store)
-
+        limit = timedelta(seconds=left)
+        # Refused connections are retried inside, with backoff, and quietly: node 0 may be the last to come.
+        opening = self.open(lambda: TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False))
         try:
-            self.submit(connect).result(left + 1.0)
+            opening.result(left + 1.0)
         except (DistError, FutureTimeoutError) as error:
             raise RendezvousTimeoutError(
                 "node 0 is missing: its store accepts no connection",
@@ -98,6 +94,16 @@ class Connection:
                 expected="node 0's agent listening there",
                 hint="see whether node 0's pod was scheduled, and whether a network policy blocks the port",
             ) from error
+
+    def open(self, connect: Callable[[], Any]) -> Future[None]:
+        """Connect on this connection's own thread, which may hang in it; the future is done when that has worked."""
+
+        def opened(_: Any) -> None:
+            store = connect()
+            store.set_timeout(FOREVER)
+            self._store.append(store)
+
+        return self.submit(opened)
 
     def submit(self, op: Callable[[Any], T]) -> Future[T]:
         """Queue a call; its future may never be done. Calls run one after the other."""

@@ -8,11 +8,14 @@ import socket
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ..errors import RendezvousError
+from ..errors import RendezvousError, RendezvousTimeoutError, StoreLostError
 from .client import FOREVER, Connection, Server
 from .protocol import VERSION, Hello, Keys
+from .search import Search, addresses
 from .settings import GroupSettings
+from .vigil import Vigil
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +27,19 @@ _OWN_FILES = 256
 """Open files that node 0's agent needs besides the group's connections."""
 
 
+@dataclass(frozen=True)
+class Older:
+    """A store that this node has left for another.
+
+    Attributes:
+        store: its id.
+        addresses: where it was, as far as that is not where the new one is.
+    """
+
+    store: str
+    addresses: tuple[str, ...]
+
+
 class Links:
     """The connections of one node: one for short calls, one for the blocking wait, one for torch elastic's agent."""
 
@@ -32,6 +48,10 @@ class Links:
         self._keys = keys
         self._server: Server | None = None
         self._open: dict[str, Connection] = {}
+        self.store = ""  # the id of the store in use, or of the last one
+        self.older: Older | None = None
+        self._left: set[str] = set()
+        self._addresses: tuple[str, ...] = ()
 
     @property
     def hosting(self) -> bool:
@@ -57,18 +77,35 @@ class Links:
         """Every open connection."""
         return tuple(self._open.values())
 
-    def open(self, deadline: float) -> None:
+    def open(self, deadline: float, vigil: Vigil | None = None) -> None:
         """Start the server on node 0; connect; check that this is the right group.
 
+        Args:
+            deadline: when to give up (``time.monotonic``).
+            vigil: where node 0 was lost before, and is looked for.
+
         Raises:
-            RendezvousTimeoutError: node 0 could not be reached before ``deadline`` (``time.monotonic``).
+            RendezvousTimeoutError: node 0 could not be reached before ``deadline``.
+            StoreLostError: it was reached, and is gone again.
             RendezvousError: node 0 leads another group, or its port is taken.
         """
         try:
-            self._connect(deadline)
+            if vigil is None:
+                self._connect(deadline)
+            else:
+                self._connect_again(deadline, vigil)
         except RendezvousError:
             self.close()
             raise
+
+    @property
+    def connected(self) -> bool:
+        """Whether this node is on a store."""
+        return bool(self._open)
+
+    def never_again(self) -> None:
+        """The store that is in use, or was last, has been superseded."""
+        self._left.add(self.store)
 
     def close(self) -> None:
         """Drop every connection and stop listening. Calls that hang are abandoned with their thread."""
@@ -99,11 +136,45 @@ class Links:
         self._dial("control", host, port, deadline)
         if self.hosting:
             self._greet()
-        self._check_hello(deadline)
+        left = max(1.0, deadline - time.monotonic())
+        key = self._keys.hello
+        hello = Hello.parse(self.control.call("waiting for node 0's greeting", lambda s: bytes(s.get(key)), left))
+        self._enter(hello, host, port, addresses(host))
+
+    def _connect_again(self, deadline: float, vigil: Vigil) -> None:
+        """To the store that node 0 has now: the one before, where it was only cut off, or a new one."""
+        settings = self._settings
+        search = Search(
+            settings.host, settings.port, self._keys.hello, settings.silence, deadline, vigil, frozenset(self._left)
+        )
+        found = search.run()
+        self._open["control"] = found.connection
+        before, elsewhere = self.store, tuple(one for one in self._addresses if one != found.address)
+        # By number: all connections lead to one store, whatever becomes of the name meanwhile.
+        self._enter(found.hello, found.address, settings.port, (found.address,))
+        if before and before != self.store:
+            self._left.add(before)
+            self.older = Older(before, elsewhere)
+
+    def _enter(self, hello: Hello, host: str, port: int, at: tuple[str, ...]) -> None:
+        self._check(hello)
         started = time.monotonic()
         for label in self._labels[1:]:
-            self._dial(label, host, port, deadline)
+            self._dial_further(label, host, port)
         self._warn_if_slow(host, time.monotonic() - started)
+        self.store, self._addresses = hello.store, at
+
+    def _dial_further(self, label: str, host: str, port: int) -> None:
+        settings = self._settings
+        try:
+            self._dial(label, host, port, time.monotonic() + settings.silence)
+        except RendezvousTimeoutError as error:
+            raise StoreLostError(
+                "the job's store went away while this node connected",
+                where={"node": settings.node_rank, "store": f"{host}:{port}"},
+                seen=error.seen,
+                hint="look at node 0's pod first",
+            ) from error
 
     @property
     def _labels(self) -> tuple[str, ...]:
@@ -144,10 +215,8 @@ class Links:
             self._settings.nodes,
         )
 
-    def _check_hello(self, deadline: float) -> None:
-        settings, key = self._settings, self._keys.hello
-        left = max(1.0, deadline - time.monotonic())
-        hello = Hello.parse(self.control.call("waiting for node 0's greeting", lambda s: bytes(s.get(key)), left))
+    def _check(self, hello: Hello) -> None:
+        settings = self._settings
         if (hello.version, hello.nodes) != (VERSION, settings.nodes):
             raise RendezvousError(
                 "node 0 leads another group than this node wants to join",

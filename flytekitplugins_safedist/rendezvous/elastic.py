@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from ..errors import RendezvousError
+from ..errors import RendezvousError, StoreLostError
 from .addresses import own_address
+from .carried import Carried
 from .client import ReservedPort
 from .handler import MASTER_ADDR, MASTER_PORT
 from .jobstore import JobStore
@@ -90,6 +91,23 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
     def jobs(self) -> JobStore:
         """Counters and notes of the whole job, on the same store. Usable after the first round, until shutdown."""
         return JobStore(self._group)
+
+    @property
+    def known(self) -> Carried:
+        """This node's copy of what the job knows of its restarts and losses."""
+        return self._group.carried
+
+    @property
+    def searching(self) -> bool:
+        """Whether the store is lost, and no round has come together since."""
+        return False
+
+    def outlive(self, error: StoreLostError) -> bool:
+        """The store is lost: see :class:`~.membership.Meeting`."""
+        return False
+
+    def tell(self, say: Callable[[str], object]) -> None:
+        """Where to tell who is waited for."""
 
     def get_backend(self) -> str:
         """Name in torch elastic's registry."""

@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RendezvousError, StoreLostError
-from . import departures
+from . import departures, slots
+from .carried import Carried, change
 from .client import Connection
 from .connections import Links
-from .protocol import FIRST, End, EndKind, Go, Keys, State
+from .fence import Fence
+from .outliving import Outliving
+from .protocol import FIRST, SUPERSEDED, End, EndKind, Go, Keys, Slot, State, supersede
 from .settings import GroupSettings
+from .vigil import NOT_THERE, Vigil
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -53,10 +57,12 @@ class Group:
     def __init__(self, settings: GroupSettings, lead: Callable[[int], Mapping[str, str]]) -> None:
         self.settings = settings
         self.keys = Keys(settings.run_id)
+        self.kept = Outliving(settings.describe((0,)), settings.timeout)
         self._lead = lead
         self.links = Links(settings, self.keys)
         self._ringing: Future[None] | None = None
         self._incarnation = 0
+        self._claimed = ""  # the store on which it was claimed
         self._arrived = -1
         self.expected = 0  # nodes that node 0 waits for when it leaves, also those that have not come yet
         self._finished_before: int | None = None
@@ -109,10 +115,35 @@ class Group:
         Raises:
             RendezvousTimeoutError: node 0 could not be reached.
             GroupClosedError: the job has ended, or this node was replaced too often.
+            FencedError: a newer process is in this node's place.
         """
-        if self._incarnation == 0:
-            self.links.open(deadline)
+        if self.links.connected:
+            return
+        self.links.open(deadline, self.kept.vigil)
+        if self._incarnation == 0 or self._claimed != self.links.store:
             self._claim()
+        else:
+            # Node 0 was only cut off: its store knows this process, and all that it has told.
+            self.watch = Watch(self.control, self.keys, self.settings, self._incarnation)
+
+    def outlive(self, error: StoreLostError) -> bool:
+        """The store is lost: let go of it, and look for node 0 when joining the next time. False where there is nobody
+        to look for: this is node 0."""
+        if self.settings.node_rank == 0:
+            return False
+        self.kept.lose(error, max(self._arrived, -1 if self.watch is None else self.watch.generation))
+        if self.watch is not None:
+            self.watch.stop()
+            self.watch = None
+        self._ringing = None
+        if error.seen == SUPERSEDED:
+            self.links.never_again()
+        self.links.close()
+        return True
+
+    def learn(self, known: Carried) -> None:
+        """Keep what a store knew."""
+        self.kept.learn(known)
 
     def join(self) -> Round:
         """Arrive in the next generation and wait until every node has.
@@ -123,7 +154,7 @@ class Group:
             FencedError: another process took this node's place.
             StoreLostError: node 0 is gone or frozen.
         """
-        deadline = time.monotonic() + self.settings.timeout
+        deadline = self.kept.deadline()
         self.connect(deadline)
         generation = self._stand_by(self._current())
         if generation <= self._arrived:
@@ -135,6 +166,7 @@ class Group:
                 self._ringing = self.links.bell.wait_for_key(self.keys.bell(generation))
                 if self.watch is not None:
                     self.watch.settle(generation, self._ringing)
+                self.kept.settle(Carried.parse(go.carried.encode()))
                 return Round(generation, go.values)
             generation = self._current()
 
@@ -180,37 +212,71 @@ class Group:
         with suppress(RendezvousError):
             self.control.call("leaving", say, timeout=2.0)
             if self.links.hosting:
-                self._await_byes()
+                # Where the job goes on, the others go over to the next node 0's store, and say goodbye to none.
+                if self.read_end() is not None:
+                    self._await_byes()
             elif self.settings.nodes == 1:
                 # No server goes away under the waiting thread, so it must be woken to end.
                 self._wake(self._arrived)
         self.links.close()
 
+    def _await_byes(self) -> None:
+        """Node 0: the others read the end from this process. Wait for them, but not for the dead."""
+        deadline, pause = time.monotonic() + self.settings.linger, 0.01
+        while time.monotonic() < deadline:
+            said = self.control.call("waiting for the others to leave", lambda s: slots.farewells(s, self.keys), 2.0)
+            if said.all_left(self.expected):
+                return
+            time.sleep(pause)
+            pause = min(0.2, pause * 1.5)
+
     # --- joining -------------------------------------------------------------------------------------------------
 
     def _claim(self) -> None:
-        keys, node = self.keys, self.settings.node_rank
+        keys, node, survived = self.keys, self.settings.node_rank, self._incarnation
 
-        def claim(store: Any) -> int:
+        def claim(store: Any) -> tuple[Slot, Slot]:
+            claimed = slots.claim(store, keys.incarnation(node), survived)
             store.add(keys.claims, 1)
-            return int(store.add(keys.incarnation(node), 1))
+            return claimed
 
-        self._incarnation = self.control.call("claiming this node's slot", claim)
+        before, after = self.control.call("claiming this node's slot", claim)
+        self._incarnation, self._claimed = after.number, self.links.store
         self.watch = Watch(self.control, keys, self.settings, self._incarnation)
-        if self._incarnation > 1:
-            self._replace()
+        if survived:
+            self._bring()
+        elif before.number:
+            self._replace(before.number)
 
-    def _replace(self) -> None:
+    def _bring(self) -> None:
+        """This process was on a store that is lost, and so is its holder: tell the new one what the job knows."""
+        settings, older = self.settings, self.links.older
+        keys, me = self.keys, settings.node_rank
+        if older is not None:
+            self.kept.left(older.store)
+            Fence(older, settings.port, keys, settings.timeout, lambda store: supersede(store, keys, me)).start()
+        known = self.control.call("telling what the job knows", lambda store: self.kept.bring(store, keys.carried))
+        if known.lost > settings.max_replacements:
+            text = f"{settings.describe((0,))} was lost, and {settings.max_replacements} replacements are used up"
+            self.close("replacements", text)
+        if self.kept.failed is not None:
+            self.close("failed", self.kept.failed.text)
+        # Before this node arrives in any: so no round that may have begun on the store before gets its number again.
+        while (now := self._read_state()).end is None and now.generation <= known.round:
+            self._replace_generation(now.generation, str(known.round + 1))
+
+    def _replace(self, before: int) -> None:
         """This process takes a dead one's place: everyone must start over, and that costs the replacement budget."""
-        settings = self.settings
-        said = self.keys.bye(settings.node_rank, self._incarnation - 1)
+        settings, key = self.settings, self.keys.carried
+        said = self.keys.bye(settings.node_rank, before)
 
         def replace(store: Any) -> int:
             # A process that was stopped in good order has said goodbye, and now counts among the replaced as well.
             if store.check([said]):
                 store.add(self.keys.byes, -1)
             self._finished_before = departures.succeed(store, self.keys, settings.node_rank)
-            return int(store.add(self.keys.replacements, 1))
+            store.add(self.keys.replacements, 1)
+            return change(store, key, Carried.taken_again).retaken
 
         count: int = self.control.call("replacing", replace)
         logger.info("this is process %d of node %d", self._incarnation, settings.node_rank)
@@ -255,9 +321,13 @@ class Group:
 
     def _complete(self, generation: int) -> Go:
         """Last to arrive: everyone may go, unless the generation moved on meanwhile."""
-        key = self.keys.lead(generation)
-        offered = json.loads(self.control.call("completing the round", lambda store: bytes(store.get(key))))
-        return self._decide(generation, Go(go=True, values=offered))
+        lead, key = self.keys.lead(generation), self.keys.carried
+
+        def read(store: Any) -> tuple[bytes, Carried]:
+            return bytes(store.get(lead)), change(store, key, lambda now: now.reached(generation))
+
+        offered, known = self.control.call("completing the round", read)
+        return self._decide(generation, Go(go=True, values=json.loads(offered), carried=known.text()))
 
     def _decide(self, generation: int, wanted: Go) -> Go:
         """Take the decision about ``generation``, once for all nodes, and wake those who wait for it."""
@@ -272,7 +342,7 @@ class Group:
         return Go.parse(self.control.call("deciding about the round", decide))
 
     def _await_go(self, generation: int, deadline: float) -> Go:
-        key = self.keys.go(generation)
+        key, vigil = self.keys.go(generation), Vigil("", self.settings.timeout, self.kept.say)
         came = self.links.bell.submit(lambda store: bytes(store.get(key)))
         while True:
             left = deadline - time.monotonic()
@@ -282,6 +352,9 @@ class Group:
                 self.watch.check()
                 if self.watch.generation > generation:
                     self._wake(generation)
+            if self.settings.node_rank == 0 and vigil.due():
+                # Only here, where the store is: N nodes need not look at N keys each.
+                vigil.look(*NOT_THERE, who=self.settings.describe(self._missing(generation)))
             # The bell's connection may be broken without a sign while this one works: look, once per beat.
             decided = self._peek(key)
             if decided is not None:
@@ -327,21 +400,13 @@ class Group:
             return decided
         missing = self._missing(generation)
         text = f"{settings.describe(missing)} of {settings.nodes} did not arrive within {settings.timeout:g} s"
-        self.close("timeout", text, missing)
+        known = self.control.call("asking what was", lambda store: bytes(store.compare_set(keys.carried, "", "")))
+        self.close("lost" if Carried.parse(known).round >= 0 else "timeout", text, missing)
         return Go(go=False)
 
     def _missing(self, generation: int) -> tuple[int, ...]:
-        keys = self.keys
-
-        def look(store: Any) -> tuple[int, ...]:
-            there = []
-            for node in range(self.settings.nodes):
-                key = keys.arrived(node)
-                present = store.check([key]) and int(store.get(key)) >= generation
-                there.append(present)
-            return tuple(node for node, present in enumerate(there) if not present)
-
-        return self.control.call("finding out who is missing", look)
+        keys, nodes = self.keys, self.settings.nodes
+        return self.control.call("finding out who is missing", lambda s: slots.missing(s, keys, nodes, generation))
 
     # --- small things --------------------------------------------------------------------------------------------
 
@@ -354,7 +419,9 @@ class Group:
             store.compare_set(keys.generation, "", FIRST)
             return State.parse(*store.multi_get([keys.generation, keys.incarnation(node)]))
 
-        return self.control.call("reading the generation", read)
+        state = self.control.call("reading the generation", read)
+        self.kept.note(state.end)
+        return state
 
     def _current(self) -> int:
         return self._read_state().check(self.settings.node_rank, self._incarnation)
@@ -369,17 +436,3 @@ class Group:
         self._decide(generation, Go(go=False))
         bell = self.keys.bell(generation)
         self.control.call("waking the others", lambda store: store.set(bell, "1"))
-
-    def _await_byes(self) -> None:
-        """Node 0: the others read the end from this process. Wait for them, but not for the dead."""
-        keys, deadline, pause = self.keys, time.monotonic() + self.settings.linger, 0.01
-        while time.monotonic() < deadline:
-            byes, claims, dead = self.control.call(
-                "waiting for the others to leave",
-                lambda store: [store.add(key, 0) for key in (keys.byes, keys.claims, keys.replacements)],
-                timeout=2.0,
-            )
-            if byes >= max(claims - dead, self.expected):
-                return
-            time.sleep(pause)
-            pause = min(0.2, pause * 1.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError
+from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError, StoreLostError
 from . import BACKEND
+from .carried import Carried
 from .client import ReservedPort
 from .group import Group
 from .jobstore import JobStore
@@ -104,6 +105,24 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
     def jobs(self) -> JobStore:
         """Counters and notes of the whole job, on the same store. Usable after the first round, until shutdown."""
         return JobStore(self._group)
+
+    @property
+    def known(self) -> Carried:
+        """This node's copy of what the job knows of its restarts and losses."""
+        return self._group.kept.carried
+
+    @property
+    def searching(self) -> bool:
+        """Whether the store is lost, and no round has come together since."""
+        return self._group.kept.vigil is not None
+
+    def outlive(self, error: StoreLostError) -> bool:
+        """The store is lost, and with it node 0: see :class:`~.membership.Meeting`."""
+        return self._group.outlive(error)
+
+    def tell(self, say: Callable[[str], object]) -> None:
+        """Where to tell who is waited for; default: this package's logger."""
+        self._group.kept.say = say
 
     def get_backend(self) -> str:
         """Name in torch elastic's registry."""

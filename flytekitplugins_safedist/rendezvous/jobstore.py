@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from ..errors import GroupClosedError, NodeLostError, RendezvousTimeoutError
 from . import departures
 from .agreement import RoundAgreement
+from .carried import Budget, Carried, Unit, change
 from .membership import Membership
 from .protocol import End
 
@@ -74,22 +75,26 @@ class JobStore:
 
     # --- budgets -------------------------------------------------------------------------------------------------
 
-    def spend_restart(self, limit: int, *, round_no: int) -> int | None:
+    def spend_restart(self, limit: int, *, round_no: int, why: str = "") -> int | None:
         """Take one of ``limit`` restarts of the job, for the failure of ``round_no``.
 
         Nodes that see the same round fail spend once together. Returns the number of the restart (from 1), or None
         when the budget is used up.
         """
-        return self._spend("restarts", limit, round_no)
+        return self._spend("restarts", limit, round_no, why)
 
-    def spend_replacement(self, limit: int, *, round_no: int) -> int | None:
+    def spend_replacement(self, limit: int, *, round_no: int, why: str = "") -> int | None:
         """The same when ``round_no`` failed because a node was lost: a budget of its own."""
-        return self._spend("losses", limit, round_no)
+        return self._spend("losses", limit, round_no, why)
 
     def replaced(self, round_no: int) -> bool:
         """Whether ``round_no`` was ended because a node was lost."""
-        raw = self._read(self._keys.job("losses"))
-        return raw is not None and int(json.loads(raw)[1]) == round_no
+        return round_no in self.known().losses
+
+    def known(self) -> Carried:
+        """What the job knows of its restarts and losses so far."""
+        key = self._keys.carried
+        return Carried.parse(self._call("asking what was", lambda store: bytes(store.compare_set(key, "", ""))))
 
     def made_room(self, round_no: int) -> bool:
         """Whether ``round_no`` was ended because a node wants to join."""
@@ -97,27 +102,19 @@ class JobStore:
 
     def restarts(self) -> int:
         """Restarts spent so far."""
-        raw = self._read(self._keys.job("restarts"))
-        return 0 if raw is None else int(json.loads(raw)[0])
+        return len(self.known().restarts)
 
-    def _spend(self, name: str, limit: int, round_no: int) -> int | None:
-        key = self._keys.job(name)
+    def _spend(self, budget: Budget, limit: int, round_no: int, why: str) -> int | None:
+        unit, granted = Unit(time.time_ns(), why), None
 
-        def spend(store: Any) -> int | None:
-            before = ""
-            while True:
-                spent, paid_round = json.loads(before) if before else (0, -1)
-                if paid_round >= round_no:
-                    return int(spent)
-                if spent >= limit:
-                    return None
-                after = json.dumps([spent + 1, round_no])
-                found = store.compare_set(key, before, after).decode()
-                if found == after:
-                    return int(spent) + 1
-                before = found
+        def spent(now: Carried) -> Carried:
+            nonlocal granted
+            after, granted = now.spend(budget, limit, round_no, unit)
+            return after
 
-        return self._call("spending a restart", spend)
+        key = self._keys.carried
+        self._group.learn(self._call("spending a restart", lambda store: change(store, key, spent)))
+        return granted
 
     # --- failures ------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from .carried import Carried
 from .client import Connection
 from .protocol import End, EndKind, Keys
 
 if TYPE_CHECKING:
+    from ..errors import StoreLostError
     from .jobstore import JobStore
 
 Lead = Callable[[int], Mapping[str, str]]
@@ -47,6 +49,9 @@ class Membership(Protocol):
     def gone(self) -> tuple[int, ...]:
         """Nodes of the current round that are known to be gone, without asking anybody."""
 
+    def learn(self, known: Carried) -> None:
+        """Keep a copy of what the job's store knows, for the store that comes after it."""
+
     def finish(self, round_no: int) -> bool:
         """End the job as done, if ``round_no`` is still the round that counts; whether the job has ended as done."""
 
@@ -61,6 +66,24 @@ class Meeting(Protocol):
     """A rendezvous handler, as agents and those around them need it."""
 
     lead: Lead | None
+
+    def outlive(self, error: StoreLostError) -> bool:
+        """The job's store is lost: let go of it, and keep what the job knows. The next rendezvous looks for the process
+        that takes the place of the one that held it, for as long as a rendezvous may take.
+
+        Returns False where there is nothing to look for: this node held it.
+        """
+
+    @property
+    def searching(self) -> bool:
+        """Whether the store is lost, and no round has come together since."""
+
+    def tell(self, say: Callable[[str], object]) -> None:
+        """Where to say who is waited for."""
+
+    @property
+    def known(self) -> Carried:
+        """This node's copy of what the job knows."""
 
     @property
     def node_0_holds_store(self) -> bool:

@@ -11,15 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import FencedError, GroupClosedError, RendezvousError, RendezvousTimeoutError
+from ..errors import (
+    FencedError,
+    GroupClosedError,
+    NotReplacedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    StoreLostError,
+)
 
-VERSION = 1
+VERSION = 2
 FIRST = "0"
 
 _END = "end "
 """Starts the value of ``generation`` when the group is over."""
 
-EndKind = Literal["done", "failed", "timeout", "replacements", "stopped"]
+EndKind = Literal["done", "failed", "timeout", "lost", "replacements", "stopped", "superseded"]
+"""``timeout``: nodes never came; ``lost``: nodes of a job that had begun did not come back; ``replacements``: that
+happened too often; ``superseded``: the other nodes have gone over to a newer node 0."""
+
+SUPERSEDED = "a newer node 0 has taken the place of the one that holds this store"
 
 NAMED_AT_MOST = 16
 """Missing nodes named one by one in a message; the rest are counted."""
@@ -59,12 +70,17 @@ class Keys:
         return self._key(f"bye/{node}/{incarnation}")
 
     @property
+    def carried(self) -> str:
+        """What survives of the job when this store is lost (:class:`~.carried.Carried`)."""
+        return self._key("carried")
+
+    @property
     def replacements(self) -> str:
         """How many times a node's place was taken by a new process."""
         return self._key("replaced")
 
     def incarnation(self, node: int) -> str:
-        """How many processes claimed this node's slot; the latest one owns it."""
+        """What has claimed this node's slot (:class:`~.slots.Slot`); the latest owns it."""
         return self._key(f"inc/{node}")
 
     def arrived(self, node: int) -> str:
@@ -102,20 +118,26 @@ class Keys:
 
 @dataclass(frozen=True)
 class Go:
-    """Whether a generation came together: ``go`` with node 0's ``values``, or not (it moved on, or ended)."""
+    """Whether a generation came together: ``go`` with node 0's ``values``, or not (it moved on, or ended).
+
+    ``carried`` is the copy of :class:`~.carried.Carried`, as text, that every node keeps from then on.
+    """
 
     go: bool
     values: Mapping[str, str] = field(default_factory=dict)
+    carried: str = ""
 
     def text(self) -> str:
         """As stored."""
-        return json.dumps({"go": self.go, "values": dict(self.values)})
+        return json.dumps({"go": self.go, "values": dict(self.values), "carried": self.carried}, ensure_ascii=False)
 
     @classmethod
     def parse(cls, raw: bytes) -> Go:
         """Read a stored value."""
         found = _fields(raw)
-        return cls(bool(found["go"]), {str(key): str(value) for key, value in found["values"].items()})
+        return cls(
+            bool(found["go"]), {str(key): str(value) for key, value in found["values"].items()}, found["carried"]
+        )
 
 
 @dataclass(frozen=True)
@@ -149,8 +171,11 @@ class End:
 
     def error(self, node: int) -> RendezvousError:
         """The error for ``node``, which finds the group over."""
-        if self.kind == "timeout":
-            return RendezvousTimeoutError(
+        if self.kind == "superseded":
+            return self._superseded(node)
+        if self.kind in ("timeout", "lost"):
+            kind = NotReplacedError if self.kind == "lost" else RendezvousTimeoutError
+            return kind(
                 self.text,
                 where={"node": node, "found by node": self.node},
                 seen=f"missing: {', '.join(map(str, self.missing)) or 'none'}",
@@ -161,6 +186,52 @@ class End:
         return GroupClosedError(
             "the group is closed", where={"node": node, "closed by node": self.node}, seen=f"{self.kind}: {self.text}"
         )
+
+    def _superseded(self, node: int) -> RendezvousError:
+        where = {"node": node, "told by node": self.node}
+        if node == 0:
+            hint = "nothing, if the pod was recreated; otherwise two pods carry the same node rank"
+            return FencedError("another process has taken node 0's place", where=where, seen=SUPERSEDED, hint=hint)
+        return StoreLostError("this store is left for a newer one", where=where, seen=SUPERSEDED)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What has claimed a place on this store.
+
+    Attributes:
+        new: how many processes did that had been on no store before.
+        brought: the highest number that a survivor of another store brought; 0 for none.
+    """
+
+    new: int = 0
+    brought: int = 0
+
+    @property
+    def number(self) -> int:
+        """The number of the process that owns the place: higher with every claim. 0: nobody does."""
+        return self.new + self.brought
+
+    def claimed(self, brought: int) -> Slot | None:
+        """The place after a claim; None where the process that claims is the older one.
+
+        Args:
+            brought: the process's number on the store before; 0 for a process that was on none.
+        """
+        if brought == 0:
+            return Slot(self.new + 1, self.brought)
+        return Slot(0, brought) if self.new == 0 and brought > self.brought else None
+
+    def text(self, claim: str) -> str:
+        """As stored, with a name for the claim: two processes that claim at once would else write the same text, and
+        both take it for their own."""
+        return f"{self.new} {self.brought} {claim}"
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Slot:
+        """Read a stored value."""
+        new, brought, *_ = raw.decode().split() or ("0", "0")
+        return cls(int(new), int(brought))
 
 
 @dataclass(frozen=True)
@@ -182,8 +253,8 @@ class State:
         """Read the values of ``generation`` and ``incarnation``."""
         text = generation.decode()
         if text.startswith(_END):
-            return cls(-1, End.parse(text[len(_END) :].encode()), int(owner))
-        return cls(int(text), None, int(owner))
+            return cls(-1, End.parse(text[len(_END) :].encode()), Slot.parse(owner).number)
+        return cls(int(text), None, Slot.parse(owner).number)
 
     def check(self, node: int, incarnation: int) -> int:
         """The generation, if the group lives and this process still owns its slot.
@@ -222,6 +293,17 @@ class Hello:
         """Read a stored value."""
         found = _fields(raw)
         return cls(int(found["nodes"]), str(found["store"]), int(found["version"]))
+
+
+def supersede(store: Any, keys: Keys, node: int) -> None:
+    """End a group of fixed size for a newer one, unless it has ended; ``node`` is who says so."""
+    before = bytes(store.compare_set(keys.generation, "", FIRST))
+    end = End("superseded", node, SUPERSEDED).text_value()
+    while not before.decode().startswith(_END):
+        found = bytes(store.compare_set(keys.generation, before.decode(), end))
+        if found.decode() == end:
+            store.set(keys.bell(int(before)), "1")
+        before = found
 
 
 def describe_nodes(nodes: Sequence[int], names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ..errors import FencedError, NodeLostError, RendezvousError
 from .addresses import is_here, own_address
 from .c10d import open_dynamic, step_down
+from .carried import Carried
 from .client import Connection, Server
 from .gathering import Gathering, too_few
 from .job_state import Standing, change
@@ -76,6 +77,7 @@ class RangeGroup:
         self.settings = settings
         self.keys = Keys(settings.run_id)
         self.silence = settings.silence
+        self.carried = Carried()
         self._lead = lead
         self._server: Server | None = None
         self._open: dict[str, Connection] = {}
@@ -111,6 +113,10 @@ class RangeGroup:
     def holds_store(self) -> bool:
         """Whether the store lives in this process."""
         return self._server is not None
+
+    def learn(self, known: Carried) -> None:
+        """Keep what the store knew."""
+        self.carried = self.carried.merge(known)
 
     def gone(self) -> tuple[int, ...]:
         """Nodes of the latest round that have shown no sign of life for ``silence`` seconds."""

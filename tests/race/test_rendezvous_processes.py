@@ -171,6 +171,38 @@ def how_it_ended(handler, pipe):
     return handler.jobs.end()
 
 
+def outlive(handler, pipe, say=False):
+    """What an agent does whose node 0 is lost: notice it while its ranks run, and join the next round."""
+    try:
+        while True:
+            handler.num_nodes_waiting()
+            threading.Event().wait(0.01)
+    except errors.StoreLostError as lost:
+        go_over(handler, lost)
+    if say:
+        pipe.send((True, "node 0 is lost"))
+    return join_outliving(handler, pipe)
+
+
+def join_outliving(handler, pipe):
+    """Join, however often node 0 is lost meanwhile."""
+    while True:
+        try:
+            return join(handler, pipe)
+        except errors.StoreLostError as lost:
+            go_over(handler, lost)
+
+
+def go_over(handler, lost):
+    if not handler.outlive(lost):
+        raise lost
+
+
+def told(handler, pipe):
+    known = handler.jobs.known()
+    return known.round, sorted(known.restarts), known.lost, known.retaken
+
+
 def spend(handler, pipe, limit, number):
     return handler.jobs.spend_restart(limit, round_no=number)
 
@@ -462,6 +494,129 @@ def test_a_whole_group_forms_again_after_node_0_came_back_with_everyone(cluster)
     assert type(second.start(until_moved).error()) is errors.StoreLostError
     second.kill()
     assert same_round(joined([cluster.again(first), cluster.again(second)])) == 0
+
+
+def test_those_who_outlive_node_0_meet_its_replacement_in_a_later_round_and_it_knows_the_budgets(cluster):
+    first, second, third = nodes = cluster.nodes(3)
+    number = same_round(joined(nodes))
+    assert second.do(spend, 2, number) == 1
+    first.do(until_beats, 0, 1)
+    for node in (second, third):
+        node.start(outlive)
+    first.kill()
+    again = cluster.again(first).start(join)
+    after = same_round([again.answer(), second.answer(), third.answer()])
+    assert after > number
+    # The restart that was spent, one loss of node 0 although two nodes tell of it, and no place taken by a worker.
+    assert [node.do(told) for node in (again, second, third)] == [(after, [number], 1, 0)] * 3
+    assert again.do(spend, 2, after) == 2
+    assert again.do(spend, 2, after + 1) is None
+
+
+def test_node_0_that_is_lost_again_and_again_is_waited_for_each_time(cluster):
+    first, second, third = nodes = cluster.nodes(3)
+    number = same_round(joined(nodes))
+    for losses in (1, 2, 3):
+        for node in (second, third):
+            node.start(outlive)
+        first.kill()
+        first = cluster.again(first).start(join)
+        after = same_round([first.answer(), second.answer(), third.answer()])
+        assert after > number
+        number = after
+        assert first.do(told) == (number, [], losses, 0)
+
+
+def test_node_0_that_is_lost_while_the_others_wait_for_its_round_is_waited_for(cluster):
+    first, second, third = nodes = cluster.nodes(3)
+    number = same_round(joined(nodes))
+    for node in (second, third):
+        node.start(outlive)
+    first.kill()
+    between = cluster.again(first).start(join_stopping_before_arrival)
+    assert between.answer() == "about to arrive"
+    second.kill()  # the round cannot come together
+    between.kill()
+    last = [cluster.again(first).start(join), cluster.again(second).start(join_outliving)]
+    assert same_round([last[0].answer(), last[1].answer(), third.answer()]) > number
+
+
+def test_another_node_that_is_lost_with_node_0_comes_back_with_it(cluster):
+    first, second, third = nodes = cluster.nodes(3)
+    number = same_round(joined(nodes))
+    third.start(outlive)
+    second.kill()
+    first.kill()
+    back = [cluster.again(second).start(join_outliving), cluster.again(first).start(join)]
+    assert same_round([back[1].answer(), back[0].answer(), third.answer()]) > number
+
+
+def test_node_0_that_is_lost_before_the_first_round_is_waited_for(cluster):
+    first = cluster.node(0).start(join)
+    second = cluster.node(1, beat=0.05).start(join_stopping_before_arrival)
+    assert second.answer() == "about to arrive"
+    first.kill()
+    second.pipe.send((go_on, ()))
+    assert type(second.error()) is errors.StoreLostError
+    second.start(outlive)
+    again = cluster.again(first).start(join)
+    assert second.answer() == "about to arrive"
+    second.pipe.send((go_on, ()))
+    assert same_round([again.answer(), second.answer()]) >= 1
+
+
+def test_a_frozen_node_0_that_wakes_before_anybody_took_its_place_goes_on(cluster):
+    first, second, third = nodes = cluster.nodes(3, silence=0.5)
+    number = same_round(joined(nodes))
+    first.freeze()
+    for node in (second, third):
+        node.start(outlive, True)
+    for node in (second, third):
+        assert node.answer() == "node 0 is lost"
+    first.thaw()
+    assert first.do(until_moved)
+    assert same_round([first.do(join), second.answer(), third.answer()]) > number
+    assert first.do(told)[2] == 0  # its store was not lost
+
+
+def test_a_node_0_that_nobody_replaces_is_named_by_all_who_outlived_it(cluster):
+    first, second, third = nodes = cluster.nodes(3, timeout=2.0)
+    same_round(joined(nodes))
+    for node in (second, third):
+        node.start(outlive)
+    first.kill()
+    for node in (second, third):
+        error = node.error()
+        assert type(error) is errors.NotReplacedError
+        assert error.what == "node 0 was lost, and none took its place within 2 s"
+
+
+def test_a_worker_that_outlived_node_0_takes_no_place_from_its_own_replacement(cluster):
+    first, second = nodes = cluster.nodes(2, silence=0.5)
+    number = same_round(joined(nodes))
+    second.freeze()  # cut off: it will find neither the loss of node 0 nor its own replacement
+    first.kill()
+    after = same_round(joined([cluster.again(first), cluster.again(second)]))
+    second.thaw()
+    ghost = second.start(outlive)
+    assert type(ghost.error()) is errors.FencedError
+    assert (number, after) == (0, 0)
+
+
+def test_losses_of_node_0_beyond_the_budget_end_the_job_for_all(cluster):
+    first, second, third = nodes = cluster.nodes(3, max_replacements=1)
+    same_round(joined(nodes))
+    for losses in (1, 2):
+        for node in (second, third):
+            node.start(outlive)
+        first.kill()
+        first = cluster.again(first).start(join)
+        if losses == 1:
+            same_round([first.answer(), second.answer(), third.answer()])
+    for node in (first, second, third):
+        error = node.error()
+        assert type(error) is errors.GroupClosedError
+        assert "node 0 was lost, and 1 replacements are used up" in str(error)
 
 
 # --- accidents in between -------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def test_values_survive_the_store_as_text():
     hello = Hello(nodes=4, store="abc")
     assert Hello.parse(hello.text().encode()) == hello
     end = End("timeout", 0, "node 3 did not arrive", (3,))
-    assert State.parse(end.text_value().encode(), b"2") == State(-1, end, 2)
-    assert State.parse(b"7", b"1") == State(7, None, 1)
+    assert State.parse(end.text_value().encode(), b"1 1 x") == State(-1, end, 2)
+    assert State.parse(b"7", b"1 0 x") == State(7, None, 1)
 
 
 def test_state_of_a_ghost_is_fenced_even_when_the_group_has_ended():

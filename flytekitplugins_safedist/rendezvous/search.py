@@ -1,0 +1,168 @@
+"""Looking for a node 0 that was lost, until it answers under its name again: from a new address, with a new store.
+
+Nothing here trusts an address for longer than it is the name's: a connection to a machine that is gone, or to a process
+that is frozen, is given up when the name leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Container
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ..errors import NotReplacedError, StoreLostError
+from .client import Connection
+from .protocol import Hello
+from .vigil import Vigil
+
+_PAUSE = 0.25
+"""Seconds between two looks."""
+
+_PROBE = 2.0
+"""Seconds that a machine is given to accept a connection, at each look."""
+
+_SLICE = 0.5
+"""Seconds between two looks at the name while a store is slow to answer."""
+
+NO_ADDRESS = "its name has no address", "a machine with room for the pod, or the end of the pod before it"
+REFUSED = "nothing listens there", "the container's image; or its agent still fetches the code, or imports"
+SILENT = "no answer from there", "its machine to be given up: the process there is frozen, or cut off"
+LEFT = "an older store answers, which this node has left", "the end of the pod before it"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A store that answers.
+
+    Attributes:
+        address: where, as a number.
+        connection: to it.
+        hello: what it says of itself.
+    """
+
+    address: str
+    connection: Connection
+    hello: Hello
+
+
+def addresses(host: str) -> tuple[str, ...]:
+    """What a name stands for now; () where that is nothing."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(each[4][0]) for each in found))
+    return ()
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to look.
+
+    Attributes:
+        host, port: node 0's name, and its store's port.
+        hello: the key under which a store says what it is.
+        silence: seconds without a reply after which a store counts as lost.
+        deadline: when to give up (``time.monotonic``).
+        vigil: says who is waited for.
+        left: ids of stores that are not to be used again.
+    """
+
+    host: str
+    port: int
+    hello: str
+    silence: float
+    deadline: float
+    vigil: Vigil
+    left: Container[str]
+
+    def run(self) -> Found:
+        """Look until a store answers.
+
+        Raises:
+            NotReplacedError: none did before the deadline.
+        """
+        pause = threading.Event()
+        while True:
+            seen, awaits = NO_ADDRESS
+            for address in addresses(self.host):
+                found, (seen, awaits) = self._look(address)
+                if found is not None:
+                    return found
+            self.vigil.look(seen, awaits)
+            if time.monotonic() >= self.deadline:
+                raise NotReplacedError(
+                    f"{self.vigil.who} was lost, and none took its place within {self.vigil.limit:g} s",
+                    where={"store": f"{self.host}:{self.port}"},
+                    seen=seen,
+                    expected="a new process that answers under the same name",
+                    hint="see what Kubernetes waits for: kubectl describe the pod of that name; or raise "
+                    "timeouts.rendezvous",
+                )
+            pause.wait(_PAUSE)
+
+    def _look(self, address: str) -> tuple[Found | None, tuple[str, str]]:
+        try:
+            # First without the store's client, which waits longer and longer after each refusal.
+            socket.create_connection((address, self.port), timeout=_PROBE).close()
+        except ConnectionRefusedError:
+            return None, REFUSED
+        except OSError:
+            return None, SILENT
+        connection = self._connect(address)
+        if connection is None:
+            return None, SILENT
+        with suppress(StoreLostError):
+            raw = connection.call("waiting for the greeting", lambda store: bytes(store.get(self.hello)))
+            hello = Hello.parse(raw)
+            if hello.store not in self.left:
+                return Found(address, connection, hello), LEFT
+            connection.close()
+            return None, LEFT
+        connection.close()
+        return None, SILENT
+
+    def _connect(self, address: str) -> Connection | None:
+        from torch.distributed import DistError, TCPStore
+
+        where = f"{self.host}:{self.port}, at {address}"
+        connection = Connection(where, silence=self.silence, label="control")
+        opening = connection.open(
+            lambda: TCPStore(
+                address,
+                self.port,
+                is_master=False,
+                timeout=timedelta(seconds=max(1.0, self.deadline - time.monotonic())),
+                wait_for_workers=False,
+            )
+        )
+        while True:
+            try:
+                opening.result(_SLICE)
+            except DistError:
+                break
+            except FutureTimeoutError:
+                self.vigil.look(*SILENT)
+                if time.monotonic() >= self.deadline or address not in addresses(self.host):
+                    break
+            else:
+                return connection
+        connection.close()
+        return None
+
+
+def connect_once(address: str, port: int, *, within: float) -> Connection | None:
+    """A connection to a store at an address, or None where none is made within some seconds."""
+    from torch.distributed import DistError, TCPStore
+
+    connection = Connection(f"{address}:{port}", silence=within, label="older")
+    limit = timedelta(seconds=within)
+    opening = connection.open(lambda: TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False))
+    with suppress(DistError, FutureTimeoutError):
+        opening.result(within)
+        return connection
+    connection.close()
+    return None

@@ -1,0 +1,113 @@
+"""Places on a store and who may take them; what is said while somebody is waited for; what is kept between stores."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist import errors
+from flytekitplugins_safedist.errors import StoreLostError
+from flytekitplugins_safedist.rendezvous.carried import Carried
+from flytekitplugins_safedist.rendezvous.outliving import Outliving
+from flytekitplugins_safedist.rendezvous.protocol import SUPERSEDED, End, Slot
+from flytekitplugins_safedist.rendezvous.search import REFUSED
+from flytekitplugins_safedist.rendezvous.vigil import EVERY, Vigil
+
+CLAIMS = st.lists(st.integers(0, 4))
+
+
+@given(CLAIMS)
+def test_each_claim_takes_the_place_under_a_higher_number_and_what_is_older_takes_none(brought):
+    slot = Slot()
+    for number in brought:
+        after = slot.claimed(number)
+        if after is None:
+            assert number > 0  # a new process always takes its place
+            assert slot.new > 0 or number <= slot.brought
+        else:
+            assert after.number > slot.number
+            slot = after
+
+
+def test_a_survivor_takes_no_place_from_a_new_process():
+    assert Slot().claimed(0).claimed(7) is None
+
+
+def test_a_new_process_takes_the_place_of_a_survivor():
+    assert Slot().claimed(3).claimed(0) == Slot(new=1, brought=3)
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_a_place_is_read_as_it_was_written(new, brought):
+    assert Slot.parse(Slot(new, brought).text("x").encode()) == Slot(new, brought)
+
+
+def test_a_place_that_nobody_claimed_is_nobodys():
+    assert Slot.parse(b"").number == 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_is_said_every_30_s_with_who_since_when_and_what_kubernetes_may_wait_for():
+    said, clock = [], Clock()
+    vigil = Vigil("node 0 (job-master-0)", 900, said.append, clock=clock)
+    for _ in range(61):
+        vigil.look(*REFUSED)
+        clock.now += 1
+    assert said == [
+        f"waiting for node 0 (job-master-0) for {waited} s, {900 - waited} s more at most (nothing listens there); "
+        "Kubernetes may be waiting for the container's image; or its agent still fetches the code, or imports"
+        for waited in (int(EVERY), int(2 * EVERY))
+    ]
+
+
+LOST = StoreLostError("the job's store does not answer", seen="Connection reset by peer")
+
+
+def test_losses_in_a_row_share_one_deadline_and_a_round_ends_it():
+    kept = Outliving("node 0", 900)
+    kept.lose(LOST, 4)
+    first = kept.deadline()
+    kept.lose(LOST, 5)
+    assert kept.deadline() == first
+    assert kept.carried.round == 5
+    kept.settle(Carried().reached(6))
+    assert kept.vigil is None
+    assert kept.carried.round == 6
+
+
+def test_the_loss_of_a_store_is_told_with_its_reason():
+    kept = Outliving("node 0 (job-master-0)", 900)
+    kept.lose(LOST, 4)
+    kept.left("s1")
+    assert kept.carried.told() == (
+        "1 time(s) nodes were lost "
+        "(node 0 (job-master-0) was lost: the job's store does not answer: Connection reset by peer)"
+    )
+
+
+def test_an_end_that_was_to_be_uploaded_is_kept_until_a_round_has_begun():
+    kept = Outliving("node 0", 900)
+    for end in (End("failed", 1, "the cause"), None):
+        kept.note(end)
+    assert kept.failed == End("failed", 1, "the cause")
+    kept.settle(Carried())
+    assert kept.failed is None
+
+
+def test_nodes_that_did_not_come_back_are_told_from_nodes_that_never_came():
+    text = "node 1 of 2 did not arrive within 1 s"
+    assert type(End("lost", 0, text, (1,)).error(0)) is errors.NotReplacedError
+    assert type(End("timeout", 0, text, (1,)).error(0)) is errors.RendezvousTimeoutError
+
+
+def test_a_store_that_was_left_fences_its_node_0_and_sends_the_others_on():
+    end = End("superseded", 2, SUPERSEDED)
+    assert type(end.error(0)) is errors.FencedError
+    assert type(end.error(1)) is errors.StoreLostError
