@@ -48,6 +48,7 @@ _ERRORS = (
     "NoSpaceError",
     "NodeLostError",
     "NotInTaskError",
+    "NotReplacedError",
     "OutputTooLargeError",
     "PathBlockedError",
     "PayloadError",
