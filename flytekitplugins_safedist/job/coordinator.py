@@ -104,7 +104,7 @@ class JobWide:
 
         A new round is asked for, which begins when this node's place is taken; or, in a range, when the others are
         there. A node whose ranks have succeeded already leaves in silence: its part is done, unless it holds rank 0's
-        outputs. Where it holds the store of a range, the job's attempt ends with it, for all.
+        outputs.
 
         Args:
             why: for the others' logs.
@@ -120,14 +120,11 @@ class JobWide:
             round_, jobs = handler.round, handler.jobs
             if handler.nodes == 1 and handler.node_0_holds_store:
                 return
-            if handler.holds_store and handler.node_0_holds_store:
+            if handler.holds_store:
                 # The others count the loss themselves, with that of the store; it stays until they know the reason.
-                jobs.leave_round(round_, why)
+                jobs.leave_round(round_, why, with_store=True)
                 handler.request_round()
                 jobs.wait_reports(round_, LEAVE_SECONDS)
-                return
-            if handler.holds_store:
-                jobs.close("stopped", f"node {handler.node_rank}, which holds the job's store, was {why}")
                 return
             if self._done == round_ and handler.node_rank != 0:
                 return
@@ -182,8 +179,8 @@ class JobWide:
         self.say_who_left()
         if found is not None:
             cause = RankOutcome.from_json(found.text)
-        if silent and is_consequence(cause) and self._handler.node_0_holds_store and 0 in silent:
-            return Decision(Action.RESTART, "node 0 has left, and its store goes with it")
+        if silent and is_consequence(cause) and jobs.store_leaves(round_):
+            return Decision(Action.RESTART, "the node with the job's store has left")
         if silent and is_consequence(cause):
             seen = f"no word from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
             return self._replace(round_, silent, seen)

@@ -81,6 +81,12 @@ def step_down(dynamic: Any, seconds: float) -> None:
         dynamic._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), time.monotonic() + seconds)
 
 
+def stop_beating(dynamic: Any) -> None:
+    """End torch elastic's own keep-alives, where its store is lost: they would go on failing."""
+    with suppress(AttributeError, TypeError, RendezvousError):
+        dynamic._stop_heartbeats()
+
+
 def open_dynamic(
     settings: RangeSettings, *, state: Connection, rounds: Any, address: str, last_call: Callable[[], float]
 ) -> Any:

@@ -63,6 +63,16 @@ def left(store: Any, keys: Keys, round_no: int, nodes: int) -> dict[int, str]:
     return {node: bytes(store.get(_key(keys, round_no, node))).decode() for node in found}
 
 
+def take_store(store: Any, keys: Keys, round_no: int) -> None:
+    """Say that the node which holds the store leaves a round, and the store with it."""
+    store.set(keys.job(f"store-leaves/{round_no}"), "1")
+
+
+def takes_store(store: Any, keys: Keys, round_no: int) -> bool:
+    """Whether it has said so."""
+    return bool(store.check([keys.job(f"store-leaves/{round_no}")]))
+
+
 def make_room(store: Any, keys: Keys, round_no: int) -> None:
     """Say that a round is left because a node wants to join: what fails in it from now on may be the echo of that."""
     store.set(_room(keys, round_no), "1")

@@ -95,19 +95,20 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
     @property
     def known(self) -> Carried:
         """This node's copy of what the job knows of its restarts and losses."""
-        return self._group.carried
+        return self._group.kept.carried
 
     @property
     def searching(self) -> bool:
         """Whether the store is lost, and no round has come together since."""
-        return False
+        return self._group.kept.vigil is not None
 
     def outlive(self, error: StoreLostError) -> bool:
-        """The store is lost: see :class:`~.membership.Meeting`."""
-        return False
+        """The store is lost, and with it its host: see :class:`~.membership.Meeting`."""
+        return self._group.outlive(error)
 
     def tell(self, say: Callable[[str], object]) -> None:
-        """Where to tell who is waited for."""
+        """Where to tell who is waited for; default: this package's logger."""
+        self._group.kept.say = say
 
     def get_backend(self) -> str:
         """Name in torch elastic's registry."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RendezvousTimeoutError
+from ..errors import NotReplacedError, RendezvousTimeoutError
 from . import departures
 from .protocol import Keys
 from .settings import RangeSettings
@@ -49,9 +49,16 @@ class Gathering:
         return self.keys.job(f"ready/{self.round_no}/{node}")
 
 
-def too_few(settings: RangeSettings, came: int) -> RendezvousTimeoutError:
-    """The error where the minimum did not come together; ``came``: how many processes there have been."""
-    return RendezvousTimeoutError(
+def too_few(settings: RangeSettings, came: int, *, begun: bool) -> RendezvousTimeoutError:
+    """The error where the minimum did not come together.
+
+    Args:
+        settings: the range.
+        came: how many processes there have been.
+        begun: whether there has been a round.
+    """
+    kind = NotReplacedError if begun else RendezvousTimeoutError
+    return kind(
         f"fewer than {settings.min_nodes} nodes came together within {settings.timeout:g} s",
         where={"store": f"{settings.host}:{settings.port}"},
         seen=f"{came} process(es) have joined since the job began, this one included",

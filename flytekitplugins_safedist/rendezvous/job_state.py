@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .protocol import End
+from .protocol import SUPERSEDED, End
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Standing:
     def asked_to_move(self) -> Standing:
         """The same round, to be left."""
         return replace(self, moving=True)
+
+    def after(self, round_no: int) -> Standing | None:
+        """To be left for a round after ``round_no``, which was on another store; None where it is past that already."""
+        return Standing(round_no, moving=True) if self.round < round_no else None
 
     def ended(self, end: End) -> Standing:
         """The end of the job, in this round."""
@@ -85,3 +89,8 @@ def change(store: Any, key: str, wanted: Callable[[Standing], Standing | None]) 
         if found == after.text().encode():
             return after
         before = found
+
+
+def supersede(store: Any, key: str) -> None:
+    """End a job's standing on a store that its nodes have left for a newer one, unless the job has ended."""
+    change(store, key, lambda now: now.ended(End("superseded", -1, SUPERSEDED)))

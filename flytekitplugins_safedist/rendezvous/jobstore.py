@@ -165,10 +165,20 @@ class JobStore:
     def _unheard(self, round_no: int) -> Callable[[Any], tuple[int, ...]]:
         return lambda store: departures.unheard(store, self._keys, round_no, self._group.nodes)
 
-    def leave_round(self, round_no: int, why: str) -> None:
+    def leave_round(self, round_no: int, why: str, *, with_store: bool = False) -> None:
         """Say that this node leaves ``round_no`` and will not report on it: the others neither wait for it nor miss
-        it by its silence."""
-        self._call("leaving a round", lambda s: departures.note(s, self._keys, round_no, self._node, why))
+        it by its silence. ``with_store``: the store goes with it, and its loss is counted when another is there."""
+
+        def leave(store: Any) -> None:
+            if with_store:
+                departures.take_store(store, self._keys, round_no)
+            departures.note(store, self._keys, round_no, self._node, why)
+
+        self._call("leaving a round", leave)
+
+    def store_leaves(self, round_no: int) -> bool:
+        """Whether the node that holds the store has said that it leaves ``round_no``."""
+        return self._call("asking who left", lambda s: departures.takes_store(s, self._keys, round_no))
 
     def left(self, round_no: int) -> dict[int, str]:
         """Why each node that has left ``round_no`` did, by node rank."""
@@ -176,7 +186,7 @@ class JobStore:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def close(self, kind: Literal["done", "failed", "replacements", "stopped"], outcome: str) -> End:
+    def close(self, kind: Literal["done", "failed", "replacements"], outcome: str) -> End:
         """End the job for every node, with its outcome as text; the first one to end it decides. Returns that end."""
         return self._group.close(kind, _bounded(outcome))
 

@@ -26,7 +26,7 @@ FIRST = "0"
 _END = "end "
 """Starts the value of ``generation`` when the group is over."""
 
-EndKind = Literal["done", "failed", "timeout", "lost", "replacements", "stopped", "superseded"]
+EndKind = Literal["done", "failed", "timeout", "lost", "replacements", "superseded"]
 """``timeout``: nodes never came; ``lost``: nodes of a job that had begun did not come back; ``replacements``: that
 happened too often; ``superseded``: the other nodes have gone over to a newer node 0."""
 
@@ -169,10 +169,10 @@ class End:
         found = _fields(raw)
         return cls(found["kind"], int(found["node"]), str(found["text"]), tuple(int(node) for node in found["missing"]))
 
-    def error(self, node: int) -> RendezvousError:
-        """The error for ``node``, which finds the group over."""
+    def error(self, node: int, *, holds_store: bool = False) -> RendezvousError:
+        """The error for ``node``, which finds the group over; ``holds_store``: the store is in its process."""
         if self.kind == "superseded":
-            return self._superseded(node)
+            return self._superseded(node, holds_store=holds_store)
         if self.kind in ("timeout", "lost"):
             kind = NotReplacedError if self.kind == "lost" else RendezvousTimeoutError
             return kind(
@@ -187,11 +187,11 @@ class End:
             "the group is closed", where={"node": node, "closed by node": self.node}, seen=f"{self.kind}: {self.text}"
         )
 
-    def _superseded(self, node: int) -> RendezvousError:
+    def _superseded(self, node: int, *, holds_store: bool) -> RendezvousError:
         where = {"node": node, "told by node": self.node}
-        if node == 0:
-            hint = "nothing, if the pod was recreated; otherwise two pods carry the same node rank"
-            return FencedError("another process has taken node 0's place", where=where, seen=SUPERSEDED, hint=hint)
+        if holds_store:
+            hint = "nothing, if the pod was recreated; otherwise two pods carry the same name"
+            return FencedError("another process has taken this one's place", where=where, seen=SUPERSEDED, hint=hint)
         return StoreLostError("this store is left for a newer one", where=where, seen=SUPERSEDED)
 
 
@@ -272,7 +272,7 @@ class State:
                 hint="nothing, if the pod was recreated; otherwise two pods carry the same node rank",
             )
         if self.end is not None:
-            raise self.end.error(node)
+            raise self.end.error(node, holds_store=node == 0)
         return self.generation
 
 

@@ -15,17 +15,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
-from ..errors import FencedError, NodeLostError, RendezvousError
-from .addresses import is_here, own_address
-from .c10d import open_dynamic, step_down
+from ..errors import FencedError, NodeLostError, RendezvousError, StoreLostError
+from .addresses import own_address
+from .c10d import open_dynamic, step_down, stop_beating
 from .carried import Carried
-from .client import Connection, Server
+from .carried import change as change_carried
+from .client import Connection
+from .fence import Fence
 from .gathering import Gathering, too_few
-from .job_state import Standing, change
-from .protocol import End, EndKind, Keys
+from .job_state import Standing, change, supersede
+from .outliving import Outliving
+from .protocol import SUPERSEDED, End, EndKind, Keys
+from .rangelinks import RangeLinks
 from .rangewatch import RangeWatch
 from .settings import RangeSettings
 
@@ -56,12 +59,14 @@ class Formed:
         round: its number.
         members: process numbers of its nodes, by node rank.
         values: what its node 0 offers.
+        known: what the job knows.
         store: of this round alone, for torch elastic's agent.
     """
 
     round: int
     members: tuple[int, ...]
     values: Mapping[str, str]
+    known: Carried
     store: Any
 
 
@@ -77,10 +82,10 @@ class RangeGroup:
         self.settings = settings
         self.keys = Keys(settings.run_id)
         self.silence = settings.silence
-        self.carried = Carried()
+        self.kept = Outliving(f"the pod at {settings.host}, which holds the job's store,", settings.timeout)
         self._lead = lead
-        self._server: Server | None = None
-        self._open: dict[str, Connection] = {}
+        self._links = RangeLinks(settings, self.keys)
+        self._claimed = ""  # the store on which this node has its number
         self._number = -1
         self._round = -1
         self._members: tuple[int, ...] = ()
@@ -95,9 +100,7 @@ class RangeGroup:
         Raises:
             RendezvousError: the node has not joined yet, or has left.
         """
-        if "control" not in self._open:
-            raise RendezvousError("this node is not in the group", where={"store": self._where})
-        return self._open["control"]
+        return self._links["control"]
 
     @property
     def node_rank(self) -> int:
@@ -112,11 +115,11 @@ class RangeGroup:
     @property
     def holds_store(self) -> bool:
         """Whether the store lives in this process."""
-        return self._server is not None
+        return self._links.hosting
 
     def learn(self, known: Carried) -> None:
         """Keep what the store knew."""
-        self.carried = self.carried.merge(known)
+        self.kept.learn(known)
 
     def gone(self) -> tuple[int, ...]:
         """Nodes of the latest round that have shown no sign of life for ``silence`` seconds."""
@@ -147,7 +150,7 @@ class RangeGroup:
             NodeLostError: too many processes have joined this job already.
             StoreLostError: the store's host is gone or frozen.
         """
-        deadline = time.monotonic() + self.settings.timeout
+        deadline = self.kept.deadline()
         if self.watch is None:
             self._enter(deadline)
         while True:
@@ -157,15 +160,32 @@ class RangeGroup:
             formed = None if info is None else self._agree(info)
             if formed is not None:
                 self._round, self._members = formed.round, formed.members
+                self.kept.settle(formed.known)
                 self._watching().settle(formed.round, formed.members)
                 return formed
+
+    def outlive(self, error: StoreLostError) -> bool:
+        """The store is lost: let go of it, and look for its host when joining the next time. False on the host."""
+        if self._links.hosting:
+            return False
+        self.kept.lose(error, self._round)
+        if self.watch is not None:
+            self.watch.stop()
+            self.watch = None
+        if self._dynamic is not None:
+            dynamic, self._dynamic = self._dynamic, None
+            self._links["join"].submit(lambda _: stop_beating(dynamic))
+        if error.seen == SUPERSEDED:
+            self._links.never_again()
+        self._links.drop()
+        return True
 
     def step_down(self) -> None:
         """Give up this node's place among the others: their next round need not wait until it counts as silent."""
         if self.watch is None or self.node_rank < 0:
             return
         self.watch.unsettle()
-        going = self._open["join"].submit(lambda _: step_down(self._dynamic, _STEP_DOWN))
+        going = self._links["join"].submit(lambda _: step_down(self._dynamic, _STEP_DOWN))
         with suppress(FutureTimeoutError):
             going.result(_STEP_DOWN)
 
@@ -206,7 +226,9 @@ class RangeGroup:
 
     def read_end(self) -> End | None:
         """How the job ended, or None while it runs."""
-        return self._read().end
+        end = self._read().end
+        self.kept.note(end)
+        return end
 
     def leave(self) -> None:
         """Let go of everything. The store's host stays, at most ``linger`` seconds, until the others know the end."""
@@ -215,16 +237,11 @@ class RangeGroup:
         with suppress(RendezvousError):
             bye = self.keys.job(f"bye/{self._number}")
             self.control.call("leaving", lambda store: store.set(bye, "1"), timeout=2.0)
-            if self._server is None and self.read_end() is None:
+            if not self._links.hosting and self.read_end() is None:
                 self.step_down()
-            if self._server is not None:
+            if self._links.hosting:
                 self._await_byes()
-        for connection in self._open.values():
-            connection.close()
-        self._open.clear()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._links.close()
 
     # --- entering ------------------------------------------------------------------------------------------------
 
@@ -234,28 +251,16 @@ class RangeGroup:
 
     def _enter(self, deadline: float) -> None:
         settings = self.settings
-        host, port = settings.host, settings.port
-        if is_here(host):
-            # With several agents on one machine the kernel decides which of them listens.
-            with suppress(RendezvousError):
-                self._server = Server(host, port)
-        address = own_address(host, port)
-        if self._server is not None:
-            host = "127.0.0.1"
-        # Torch elastic waits for other nodes inside calls to the store; each kind of wait has its own connection, so
-        # that none of them delays a heartbeat.
-        for label in ("control", "state", "rounds"):
-            left = max(0.1, deadline - time.monotonic())
-            self._open[label] = Connection.dial(host, port, timeout=left, silence=settings.silence, label=label)
-        self._open["join"] = Connection.within(None, silence=settings.silence, label="join")
-        self._claim()
-        limit = timedelta(seconds=settings.silence)
-        self._open["rounds"].call("setting its timeout", lambda store: store.set_timeout(limit))
+        self._links.open(deadline, self.kept.vigil)
+        if self._claimed != self._links.store:
+            self._claim()
+        if self.kept.vigil is not None:
+            self._bring()
         self._dynamic = open_dynamic(
             settings,
-            state=self._open["state"],
-            rounds=self._open["rounds"].raw(),
-            address=address,
+            state=self._links["state"],
+            rounds=self._links["rounds"].raw(),
+            address=own_address(settings.host, settings.port),
             last_call=lambda: self._last_call,
         )
         self.watch = RangeWatch(
@@ -264,6 +269,7 @@ class RangeGroup:
             beat=settings.beat,
             silence=settings.silence,
             number=self._number,
+            holds_store=self._links.hosting,
             move_on=self.move_on,
         )
         self.watch.start(self._dynamic)
@@ -271,7 +277,7 @@ class RangeGroup:
     def _claim(self) -> None:
         settings = self.settings
         count = self.control.call("joining the job", lambda store: int(store.add(self.keys.claims, 1)))
-        self._number = count - 1
+        self._number, self._claimed = count - 1, self._links.store
         if count > settings.max_nodes + settings.max_replacements:
             # Each process that joins makes all others start over: a pod that dies again and again must not go on so.
             raise NodeLostError(
@@ -282,10 +288,30 @@ class RangeGroup:
                 hint="look at the pods of this job that ended: evicted, out of memory, or their machine gone",
             )
 
+    def _bring(self) -> None:
+        """This process was on a store that is lost with its host: tell the new one what the job knows."""
+        settings, older, keys = self.settings, self._links.older, self.keys
+        if older is not None:
+            self.kept.left(older.store)
+            Fence(older, settings.port, keys, settings.timeout, lambda store: supersede(store, keys.generation)).start()
+        known = self.control.call("telling what the job knows", lambda store: self.kept.bring(store, keys.carried))
+        # No round that may have begun on the store before gets its number again; whoever runs in one leaves it.
+        self._change(lambda now: now.after(known.round))
+        if known.lost > settings.max_replacements:
+            text = f"{settings.host} was lost, and {settings.max_replacements} replacements are used up"
+            self._change(lambda now: now.ended(End("replacements", -1, text)))
+        failed = self.kept.failed
+        if failed is not None:
+            # This node then uploads it, unless another one was faster.
+            self._round, mine = known.round, (self._number,)
+            self._change(lambda now: Standing(known.round, mine, end=failed) if now.round == known.round else None)
+
     def _gather(self, deadline: float) -> float:
         """Wait for those of the round that is left who are to come; returns torch elastic's last call, in seconds."""
         if self._round < 0:
             return self.settings.last_call
+        if self.kept.vigil is not None:
+            return self._gather_again(deadline)
         waiting_for = Gathering(self.keys, self._round, self._members, self.gone)
         self.control.call("being ready", lambda store: waiting_for.ready(store, self.node_rank))
         pause = threading.Event()
@@ -300,13 +326,24 @@ class RangeGroup:
                 return 0.0
         return min(_NEXT_CALL, self.settings.last_call)
 
+    def _gather_again(self, deadline: float) -> float:
+        """The same on a new store, where nobody is known yet: wait until as many have come as there were, for as long
+        as a first round waits for further nodes."""
+        hopes, pause = min(deadline, time.monotonic() + self.settings.last_call), threading.Event()
+        while time.monotonic() < hopes:
+            self._watching().check()
+            if self.control.call("gathering", lambda s: int(s.add(self.keys.claims, 0))) >= len(self._members):
+                break
+            pause.wait(_POLL)
+        return min(_NEXT_CALL, self.settings.last_call)
+
     def _torch_round(self, deadline: float) -> Any:
         """Torch elastic's next round; None where it came together and fell apart again."""
         from torch.distributed import DistError
         from torch.distributed.elastic import rendezvous
 
         # On a thread of its own: it may wait for a store that never answers, and the end of the job must be noticed.
-        joining = self._open["join"].submit(lambda _: self._dynamic.next_rendezvous())
+        joining = self._links["join"].submit(lambda _: self._dynamic.next_rendezvous())
         while True:
             try:
                 return joining.result(_SLICE)
@@ -333,15 +370,20 @@ class RangeGroup:
             members = tuple(int(self._within(lambda key=key: store.get(key))) for key in keys)  # type: ignore[misc]
             number = self._change(lambda now: now.next(members), unless_ended=True).round
             offered = dict(self._lead(number, len(members)))
-            record = json.dumps({"round": number, "members": members, "values": offered})
+            key = self.keys.carried
+            known = self.control.call(
+                "telling the round", lambda s: change_carried(s, key, lambda k: k.reached(number))
+            )
+            record = json.dumps({"round": number, "members": members, "values": offered, "carried": known.text()})
             self._within(lambda: store.set(_RECORD, record))
         elif self._await(lambda: store.check([_RECORD])) is None:
             return None
         found = json.loads(self._within(lambda: bytes(store.get(_RECORD))))
-        return Formed(int(found["round"]), tuple(found["members"]), found["values"], store)
+        known = Carried.parse(found["carried"].encode())
+        return Formed(int(found["round"]), tuple(found["members"]), found["values"], known, store)
 
     def _within(self, op: Callable[[], T]) -> T:
-        return self._open["rounds"].call("forming the round", lambda _: op())
+        return self._links["rounds"].call("forming the round", lambda _: op())
 
     def _await(self, there: Callable[[], bool]) -> bool | None:
         """Wait, at most ``silence`` seconds; None if nothing came."""
@@ -376,7 +418,7 @@ class RangeGroup:
         if end is not None:
             return end.error(self.node_rank)
         came = self.control.call("counting who came", lambda store: int(store.add(self.keys.claims, 0)))
-        return too_few(settings, came)
+        return too_few(settings, came, begun=self.kept.carried.round >= 0)
 
     def _await_byes(self) -> None:
         """The store's host: the others read the end from this process. Wait for the last round's nodes."""

@@ -25,6 +25,7 @@ class RangeWatch:
         beat: seconds between two looks.
         silence: seconds without a sign of life after which a node counts as gone.
         number: process number of this node, under which it beats.
+        holds_store: whether the store is in this process.
         move_on: asks the nodes of a round to leave it.
     """
 
@@ -36,12 +37,14 @@ class RangeWatch:
         beat: float,
         silence: float,
         number: int,
+        holds_store: bool,
         move_on: Callable[[int], None],
     ) -> None:
         self._control = control
         self._keys = keys
         self._beat = beat
         self._number = number
+        self._holds_store = holds_store
         self._move_on = move_on
         self._dynamic: Any = None
         # Torch elastic's handler is not for two threads: nobody asks it who waits while it waits itself.
@@ -119,7 +122,7 @@ class RangeWatch:
                 self._silent = self._pulse.silent(members, beats)
         if seen.end is not None and self._trouble is None:
             # It goes on beating: the others wait for the upload for as long as its node is alive.
-            self._trouble = seen.end.error(number)
+            self._trouble = seen.end.error(number, holds_store=self._holds_store)
         if seen.end is None and not seen.moving and self._someone_waits(seen.round):
             # In this order: whoever sees its peers leave finds the reason.
             self._control.call("making room", lambda store: departures.make_room(store, keys, seen.round))

@@ -210,17 +210,41 @@ def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp
     assert "start again" not in all_output(*ended)
 
 
-def test_the_loss_of_the_stores_host_ends_every_pod_without_an_upload(warm, tmp_path, ranks_gate: Gate):
-    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+@pytest.mark.parametrize("how", [KILL, signal.SIGTERM])
+@pytest.mark.parametrize("task", BACKENDS)
+def test_the_others_outlive_the_stores_host_and_go_on_with_the_one_that_takes_its_place(
+    warm, tmp_path, task, how, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
     host, other = job.start_two()
-    ranks_gate.heard(4)
-    host.signal(KILL)
-    assert host.wait().code == -KILL
-    ended = other.wait()
-    assert ended.code not in (0, -KILL)
-    assert ended.uploaded == []
-    assert ended.left == []
-    assert ended.scratch == []
+    assert all("round 0 " in line for line in ranks_gate.heard(4))
+    host.signal(how)
+    assert host.wait().code not in (0, -signal.SIGTERM)
+    again = job.start_host()
+    assert all("round 0 " not in line and "of 4" in line for line in ranks_gate.heard(4))
+    ranks_gate.let_go(8)
+    ended = again.wait(), other.wait()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
+    assert [pod.left for pod in ended] == [[], []]
+    assert "all ranks start again" not in all_output(*ended)  # none of max_restarts is spent
+
+
+def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
+    pods[0].signal(KILL)
+    pods[0].wait()
+    pods[0] = job.start_host()
+    while "of 6" not in (line := ranks_gate.heard(1)[0]):
+        ranks_gate.let_go(1)  # two may have gone on before the third was there
+    ranks_gate.let_go(12)
+    ended = [pod.wait() for pod in pods]
+    assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
+    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
+    assert "round 0 " not in line
 
 
 def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):

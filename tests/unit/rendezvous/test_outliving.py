@@ -109,5 +109,5 @@ def test_nodes_that_did_not_come_back_are_told_from_nodes_that_never_came():
 
 def test_a_store_that_was_left_fences_its_node_0_and_sends_the_others_on():
     end = End("superseded", 2, SUPERSEDED)
-    assert type(end.error(0)) is errors.FencedError
+    assert type(end.error(0, holds_store=True)) is errors.FencedError
     assert type(end.error(1)) is errors.StoreLostError
