@@ -7,7 +7,7 @@ Sources of what is read here:
 
 - PyTorchJob: training-operator v1.9.0, ``pkg/controller.v1/pytorch/{envvar,master,elastic}.go``
 - MPIJob: our own launcher, or Open MPI's ``mpirun`` (its documented ``OMPI_COMM_WORLD_*`` variables)
-- JobSet: Flyte v2.0.9, ``flyteplugins/go/tasks/plugins/k8s/clustered/runtime_torch.go``; the index is the kubelet's
+- JobSet: Flyte v2.0.18, ``flyteplugins/go/tasks/plugins/k8s/clustered/runtime_torch.go``; the index is the kubelet's
 - Kubeflow Trainer v2.3.0: ``pkg/runtime/framework/plugins/torch/torch.go``
 - Volcano: ``pkg/controllers/job/plugins/distributed-framework/pytorch/pytorch.go`` and the ``env`` plugin
 """

@@ -12,7 +12,7 @@ from flytekitplugins import kfmpi, kfpytorch
 from golden_cases import BAKED, CASES, FAST, GPU8, make, sidecar_template, template_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kubernetes.client import V1PodSpec
+from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist.config.cluster import Kubeflow
 from flytekitplugins_safedist.config.options import SafeHorovod
@@ -155,6 +155,60 @@ def test_flyte_2_puts_the_templates_metadata_on_the_job() -> None:
 
 def test_flyte_2_names_no_worker() -> None:
     assert "_F_WN" not in environment(pods(manifest_of("two-nodes-fast", backend="v2"))[1])
+
+
+def test_flyte_2_names_the_pod_and_the_task_in_further_variables() -> None:
+    (pod, *_) = pods(manifest_of("two-nodes-fast", backend="v2"))
+    (named,) = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "_F_PN"]
+
+    assert named["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert environment(pod)["FLYTE_INTERNAL_VERSION"] == environment(pod)["FLYTE_INTERNAL_TASK_VERSION"] != ""
+    assert not {"_F_PN", "FLYTE_INTERNAL_VERSION"} & {*environment(pods(manifest_of("two-nodes-fast"))[0])}
+
+
+def test_flyte_2_labels_a_pod_with_the_slices_of_its_gpu() -> None:
+    slices = {"platform.union.ai/gpu-partition-slices": "2"}
+
+    assert manifest_of("one-node-mig-slice", backend="v2")["metadata"]["labels"] == slices
+    assert "labels" not in manifest_of("one-node-mig-slice")["metadata"]
+
+
+@pytest.mark.parametrize(("backend", "name"), [("v1.16", "nvidia.com/gpu"), ("v2", "amd.com/gpu")])
+def test_a_roles_gpus_have_the_platforms_name_in_flyte_2_only(backend: str, name: str) -> None:
+    job = manifest_of("mpi-8-gpu", backend=backend, k8s={"gpu-resource-name": "amd.com/gpu"})
+
+    (container,) = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"][name] == "8"
+
+
+@pytest.mark.parametrize(("backend", "limits"), [("v1.16", {"cpu": "8", "memory": "1Gi"}), ("v2", None)])
+def test_flyte_2_gives_init_containers_no_resources_of_the_role(backend: str, limits: dict[str, str] | None) -> None:
+    init = V1Container(name="fetch", image="f:1", resources={"requests": {"cpu": "1"}, "limits": {"cpu": "1"}})
+    template = PodTemplate(pod_spec=V1PodSpec(containers=[], init_containers=[init]))
+    worker = kfpytorch.Worker(requests=Resources(cpu="8"), limits=Resources(cpu="8"))
+    task = make(SafeHorovod(nodes=2, worker=worker), pod_template=template)
+
+    job = job_manifest(template_of(task, FAST), cluster=Cluster(backend=backend))
+
+    (found,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["initContainers"]
+    assert found["resources"]["limits"] == (limits or {"cpu": "1", "memory": "0"})
+
+
+@pytest.mark.parametrize(("backend", "cpu"), [("v1.16", "4"), ("v2", "1")])
+def test_a_pod_templates_resources_count_before_the_platforms_defaults_in_flyte_1_only(backend: str, cpu: str) -> None:
+    base = {"template": {"spec": {"containers": [{"name": "primary", "resources": {"requests": {"cpu": "4"}}}]}}}
+    task = make(SafeHorovod(), pod_template_name="base")
+
+    pod = job_manifest(template_of(task, FAST), cluster=Cluster(backend=backend, pod_templates={"base": base}))
+
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == cpu
+
+
+def test_flyte_2_ends_an_attempt_with_worker_0_and_that_is_said() -> None:
+    job = manifest_of("two-nodes-fast", backend="v2")
+
+    (warning,) = summarise(job, task="t", cluster=Cluster(backend="v2")).warnings
+    assert f"as soon as the pod {job['metadata']['name']}-worker-0 is Failed" in warning
 
 
 def test_an_accelerator_becomes_placement() -> None:

@@ -1,7 +1,7 @@
 """What the Flyte backend makes of a task template: a PyTorchJob, an MPIJob or a Pod, as Kubernetes sees it.
 
 Follows ``flyteplugins/go/tasks/plugins/k8s/{kfoperators,pod}`` and ``flytepropeller/.../task/k8s/plugin_manager.go`` of
-Flyte v1.16.8, and of v2.0.9 where that differs. Left out is what every object of Flyte's has: its eight labels, the
+Flyte v1.16.8, and of v2.0.43 where that differs. Left out is what every object of Flyte's has: its eight labels, the
 annotation ``safe-to-evict``, owner references, an empty ``affinity``, ``FLYTE_INTERNAL_EXECUTION_WORKFLOW``.
 """
 
@@ -90,7 +90,7 @@ def _pytorchjob(run: Run) -> Built:
     worker = custom.get("workerReplicas", {})
     workers = int(worker.get("replicas", 0))
     elastic = custom.get("elasticConfig")
-    if workers == 0 and run.cluster.backend == "v2":
+    if workers == 0 and run.cluster.is_flyte_2:
         raise RenderError(
             "Flyte 2 refuses a PyTorchJob without workers",
             where={"task": run.name},
@@ -100,7 +100,7 @@ def _pytorchjob(run: Run) -> Built:
     if workers:
         roles["Worker"] = (worker, workers)
     replicas, lost = _replicas(run, roles, "pytorch")
-    if workers and run.cluster.backend == "v1.16":
+    if workers and not run.cluster.is_flyte_2:
         _add_worker_name(run, replicas["Worker"])
     spec: dict[str, Any] = {"pytorchReplicaSpecs": replicas, "runPolicy": _run_policy(custom)}
     if elastic is not None:
@@ -128,10 +128,8 @@ def _mpijob(run: Run) -> Built:
 
 
 def _job(kind: str, run: Run, spec: dict[str, Any], lost: list[tuple[str, Clamp]]) -> Built:
-    # Labels of the pod template reach the job itself in Flyte 2 only.
-    metadata = (
-        build_pod(run, for_operator=True).metadata if run.cluster.backend == "v2" and kind == "PyTorchJob" else {}
-    )
+    # Labels of the pod template reach the job itself in Flyte 2 only (from v2.0.41 on).
+    metadata = build_pod(run, for_operator=True).metadata if run.cluster.is_flyte_2 and kind == "PyTorchJob" else {}
     return Built(
         {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": _of_object(run, metadata), "spec": spec},
         tuple(dict.fromkeys(lost)),
@@ -156,7 +154,7 @@ def _of_role(run: Run, role: Mapping[str, Any]) -> tuple[Requirements | None, li
     said = role.get("resources", {})
     if not said.get("requests") and not said.get("limits"):
         return None, []
-    asked = Requirements.of_idl(said)
+    asked = Requirements.of_idl(said, gpu=run.gpu_of_idl)
     settled = settle(asked, run.cluster.resources, gpu=run.cluster.gpu, fill=True)
     return settled, clamps(run.primary, asked, settled)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,12 @@ def add_accelerator(spec: dict[str, Any], cluster: Cluster, said: Mapping[str, A
             spec["tolerations"] = [*spec.get("tolerations", ()), dict(cluster.setting("gpu-unpartitioned-toleration"))]
     elif said.get("partitionSize"):
         _require_value(spec, partition, said["partitionSize"])
+
+
+def label_of_slices(said: Mapping[str, Any]) -> dict[str, str]:
+    """How much of a GPU a partition is, of seven slices, by which Flyte 2 bills (``parseMigSlices``)."""
+    found = re.fullmatch(r"(\d+)g\.\d+gb", said.get("partitionSize", ""))
+    return {"platform.union.ai/gpu-partition-slices": found[1]} if found else {}
 
 
 def add_tolerations_for_resources(spec: dict[str, Any], cluster: Cluster) -> None:

@@ -80,6 +80,11 @@ class Cluster:
                 hint="write them as flytepropeller's configuration does, e.g. default-tolerations",
             )
 
+    @property
+    def is_flyte_2(self) -> bool:
+        """Flyte 2's backend."""
+        return self.backend == "v2"
+
     def setting(self, name: str) -> Any:
         """A setting of ``plugins.k8s``, None where neither the platform nor Flyte sets it."""
         return self.k8s.get(name, _DEFAULTS.get(name))

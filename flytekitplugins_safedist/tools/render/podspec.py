@@ -11,9 +11,9 @@ from ...config.quantities import canonical
 from ...errors import RenderError
 from .basetemplate import merge_metadata, merge_pod, resources_for
 from .execution import Execution, secret_annotations
-from .placement import add_accelerator, add_platform_placement, add_tolerations_for_resources
+from .placement import add_accelerator, add_platform_placement, add_tolerations_for_resources, label_of_slices
 from .platform import Cluster
-from .resources import Clamp, Requirements, clamps, settle
+from .resources import NVIDIA_GPU, Clamp, Requirements, clamps, settle
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Run:
     def extended(self) -> Mapping[str, Any]:
         """Accelerator and shared memory; the node's word replaces the task's, one by one."""
         return {**self.task.get("extendedResources", {}), **self.execution.overrides.get("extendedResources", {})}
+
+    @property
+    def gpu_of_idl(self) -> str:
+        """A GPU of a role or a node is NVIDIA's in Flyte v1.16, whatever the platform calls its own."""
+        return self.cluster.gpu if self.cluster.is_flyte_2 else NVIDIA_GPU
 
     @property
     def is_interruptible(self) -> bool:
@@ -110,10 +115,13 @@ def build_pod(run: Run, override: Requirements | None = None, *, for_operator: b
     source = run.task["k8sPod"] if run.pod_override is None else run.pod_override
     spec: dict[str, Any] = tidy(copy.deepcopy(source["podSpec"]))
     metadata = _metadata(run)
-    own = Requirements.of_idl(run.execution.overrides.get("resources")) if override is None else override
+    own = override
+    if own is None:
+        own = Requirements.of_idl(run.execution.overrides.get("resources"), gpu=run.gpu_of_idl)
     lost: list[Clamp] = []
     for container in spec.get("initContainers", ()):
-        lost += _customise(run, container, own, init=True, fill=True)
+        # Flyte 2 only bounds them.
+        lost += _customise(run, container, own, init=True, fill=not run.cluster.is_flyte_2)
     for container in spec["containers"]:
         is_primary = container["name"] == run.primary
         lost += _customise(run, container, own if is_primary else Requirements(), init=False, fill=is_primary)
@@ -126,13 +134,15 @@ def build_pod(run: Run, override: Requirements | None = None, *, for_operator: b
         metadata = merge_metadata(run.base, metadata)
     if "gpuAccelerator" in run.extended:
         add_accelerator(spec, run.cluster, run.extended["gpuAccelerator"])
+        if run.cluster.is_flyte_2:
+            metadata["labels"] |= label_of_slices(run.extended["gpuAccelerator"])
     if "sharedMemory" in run.extended:
         _add_shared_memory(run, spec, run.extended["sharedMemory"])
     if run.execution.overrides.get("containerImage"):
         _primary(run, spec)["image"] = run.execution.overrides["containerImage"]
     if for_operator:
         add_tolerations_for_resources(spec, run.cluster)
-    if run.cluster.backend == "v2":
+    if run.cluster.is_flyte_2:
         spec["enableServiceLinks"] = False
     return PodSpec(metadata, spec, tuple(dict.fromkeys(lost)))
 
@@ -167,27 +177,34 @@ def _customise(run: Run, container: dict[str, Any], own: Requirements, *, init: 
     gpu = run.cluster.gpu
     said = Requirements.of(container.get("resources")).named(gpu)
     asked = own.over(said) if fill else said
-    asked = asked.over(resources_for(run.base, container["name"], init=init))
+    if not run.cluster.is_flyte_2:
+        asked = asked.over(resources_for(run.base, container["name"], init=init))
     settled = settle(asked, run.cluster.resources, gpu=gpu, fill=fill)
     container["resources"] = {**container.get("resources", {}), **settled.as_manifest()}
     return clamps(container["name"], asked, settled)
 
 
-def _variables(run: Run) -> list[dict[str, str]]:
+def _variables(run: Run) -> list[dict[str, Any]]:
     task = run.task["id"]
-    pairs = {
+    of_task = {name: task.get(name.lower(), "") for name in ("PROJECT", "DOMAIN", "NAME", "VERSION")}
+    execution = {
         "FLYTE_INTERNAL_EXECUTION_ID": run.execution.name,
         "FLYTE_INTERNAL_EXECUTION_PROJECT": run.execution.project,
         "FLYTE_INTERNAL_EXECUTION_DOMAIN": run.execution.domain,
-        "FLYTE_ATTEMPT_NUMBER": str(run.execution.attempt),
-        "FLYTE_INTERNAL_TASK_PROJECT": task.get("project", ""),
-        "FLYTE_INTERNAL_TASK_DOMAIN": task.get("domain", ""),
-        "FLYTE_INTERNAL_TASK_NAME": task.get("name", ""),
-        "FLYTE_INTERNAL_TASK_VERSION": task.get("version", ""),
     }
+    further = {"FLYTE_ATTEMPT_NUMBER": str(run.execution.attempt)}
+    further |= {f"FLYTE_INTERNAL_TASK_{name}": value for name, value in of_task.items()}
+    pod: list[dict[str, Any]] = []
+    if run.cluster.is_flyte_2:
+        pod = [{"name": "_F_PN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+        further |= {f"FLYTE_INTERNAL_{name}": value for name, value in of_task.items()}
     # Go walks these maps in any order; names are sorted here.
-    further = [*_sorted(run.execution.variables()), *_sorted(run.cluster.setting("default-env-vars") or {})]
-    return [{"name": name, "value": str(value)} for name, value in [*pairs.items(), *further]]
+    last = [*_sorted(run.execution.variables()), *_sorted(run.cluster.setting("default-env-vars") or {})]
+    return [*_listed(execution.items()), *pod, *_listed([*further.items(), *last])]
+
+
+def _listed(pairs: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": str(value)} for name, value in pairs]
 
 
 def _from(run: Run, setting: str, kind: str) -> Iterable[dict[str, Any]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from ...config.quantities import canonical, canonical_list, value_of
 
-_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "GPU": "nvidia.com/gpu", "EPHEMERAL_STORAGE": "ephemeral-storage"}
-"""The names in a role's or a node's ``Resources``. A GPU is NVIDIA's there, whatever the platform calls its GPUs
-(``ToK8sResourceList``)."""
+_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "EPHEMERAL_STORAGE": "ephemeral-storage"}
+"""The names in a role's or a node's ``Resources``, but that of a GPU."""
+NVIDIA_GPU = "nvidia.com/gpu"
 _GENERIC_GPU = "gpu"
 
 
@@ -31,9 +31,13 @@ class Requirements:
         return cls(canonical_list(said.get("requests")), canonical_list(said.get("limits")))
 
     @classmethod
-    def of_idl(cls, said: Mapping[str, Any] | None) -> Requirements:
-        """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``)."""
-        return cls(*(_idl_list((said or {}).get(part, ())) for part in ("requests", "limits")))
+    def of_idl(cls, said: Mapping[str, Any] | None, *, gpu: str = NVIDIA_GPU) -> Requirements:
+        """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``).
+
+        Args:
+            gpu: what a GPU is called there.
+        """
+        return cls(*(_idl_list((said or {}).get(part, ()), gpu) for part in ("requests", "limits")))
 
     def __bool__(self) -> bool:
         return bool(self.requests or self.limits)
@@ -102,8 +106,9 @@ def _at_most(value: str, bound: str) -> str:
     return bound if value_of(bound) and value_of(value) > value_of(bound) else value
 
 
-def _idl_list(entries: Any) -> dict[str, str]:
-    named = {_IDL_NAMES[one["name"]]: canonical(one["value"]) for one in entries if one.get("name") in _IDL_NAMES}
+def _idl_list(entries: Any, gpu: str) -> dict[str, str]:
+    names = {**_IDL_NAMES, "GPU": gpu}
+    named = {names[one["name"]]: canonical(one["value"]) for one in entries if one.get("name") in names}
     return {name: value for name, value in named.items() if value_of(value)}
 
 

@@ -187,6 +187,10 @@ def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, 
     worker = roles.get("Worker", {"replicas": 0})
     if worker["replicas"] and worker["restartPolicy"] == "Never":
         yield "a lost worker fails the job, as its restart policy is Never (left out, it may come back and join)"
+    if backend == "v2" and manifest["kind"] == "PyTorchJob":
+        pod = f"{manifest['metadata']['name']}-worker-0"
+        why = "evicted, its machine lost"
+        yield f"Flyte 2 ends the attempt as soon as the pod {pod} is Failed ({why}), though a new one would join"
     of_pods = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
     of_job = manifest["metadata"].get("labels", {})
     if _QUEUE_LABEL in of_pods and _QUEUE_LABEL not in of_job:
