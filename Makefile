@@ -16,6 +16,8 @@ PIP_OPTIONS ?=
 # toolkit is there; for CUDA 12 a toolkit must be (HOROVOD_CUDA_HOME). No GPU is needed to build.
 HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
+# Modules for `make mutants`, as scripts/mutants.py names them; empty: all.
+MUTANTS ?=
 # Tests side by side: they wait for processes and containers more than they compute. 0: one after the other, as for pdb.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores > 8 ? 16 : 2 * cores)))
 IMAGE_OPTIONS ?=
@@ -41,7 +43,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container corners matrix lint types format bench image clean
+.PHONY: help demo examples check test test-container mutants corners matrix lint types format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -65,6 +67,10 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 ## make test-container  tests over several containers (need a docker daemon; without one they are left out, saying so)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(PYTEST) -m container $(PYTEST_OPTIONS)
+
+## make mutants         change modules in many small ways, and see what their tests notice (hours; MUTANTS=job/policy: one)
+mutants: $(DEV_STAMP) $(HOROVOD_STAMP)
+	$(BIN)/python scripts/mutants.py $(MUTANTS)
 
 ## make corners         the oldest and the newest versions together, on the Pythons that are here: a smoke subset each
 corners: $(DEV_STAMP)

@@ -200,7 +200,7 @@ _LOST_PEER_TEXTS = (
 
 def speaks_of_lost_peer(type_name: str, message: str) -> bool:
     """Whether an exception of a collective operation says that another rank is gone."""
-    short = type_name.rsplit(".", 1)[-1]
+    short = type_name.rpartition(".")[2]
     if short in _LOST_PEER_TYPES:
         return True
     text = message.lower()
@@ -237,7 +237,7 @@ def signal_reason(number: int) -> str:
 def error_code(outcome: RankOutcome) -> str:
     """What a failure is called in Flyte's console and in its metrics, as ``USER:ValueError`` or ``USER:SIGSEGV``."""
     if outcome.raised is not None:
-        return outcome.raised.code or f"USER:{outcome.raised.type.rsplit('.', 1)[-1]}"
+        return outcome.raised.code or f"USER:{outcome.raised.type.rpartition('.')[2]}"
     if outcome.status is Status.KILLED:
         return f"USER:{signal_reason(-(outcome.exit_code or 0)).partition(':')[0].replace(' ', '')}"
     return f"USER:Exit{outcome.exit_code}"

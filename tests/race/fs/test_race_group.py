@@ -470,6 +470,14 @@ def test_two_network_file_systems_are_told_apart_after_the_grace(tmp_path):
         assert _scopes(4, 2, places, meet, grace=0.5) == ("node", [0, 0, 2, 2])
 
 
+def test_a_disk_and_a_network_file_system_are_told_apart_without_waiting(meet, tmp_path):
+    """What lies on one kernel's disk no other file system will ever show: the grace, an hour here, is not spent."""
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "volume") as volume:
+        places = [tmp_path / "disk", volume.path / "data"]
+        assert _scopes(2, 1, places, meet, grace=LONG) == ("node", [0, 1])
+
+
 def test_a_rank_that_cannot_write_there_is_named_to_all(meet, tmp_path):
     (tmp_path / "blocked").write_text("a file")
 

@@ -12,10 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.ranks.outcome import (
+    NO_RANK,
     Fault,
     RankOutcome,
     Status,
     describe,
+    error_code,
     is_consequence,
     root_cause,
     signal_reason,
@@ -98,6 +100,51 @@ def test_a_cut_text_keeps_both_ends() -> None:
     short = failed(of=raised(message="start " + "x" * 1000 + " end")).shortened(20)
     assert short.raised is not None
     assert short.raised.message == "start xxxx\n... [cut] ...\nxxxxxx end"
+
+
+def test_a_text_of_just_the_allowed_length_is_left_as_it_is() -> None:
+    assert failed(of=raised(message="x" * 20, traceback="y" * 20)).shortened(20).raised == raised(
+        message="x" * 20, traceback="y" * 20
+    )
+
+
+@pytest.mark.parametrize(("lines", "limit", "each"), [(1, 1000, 1000), (2, 1000, 500), (3, 1000, 333), (5, 50, 80)])
+def test_the_lines_of_a_log_share_what_is_allowed_but_none_is_cut_below_a_terminals_width(
+    lines: int, limit: int, each: int
+) -> None:
+    short = outcome(log_tail=("x" * 2000,) * lines).shortened(limit)
+    assert short.log_tail == ("x" * each,) * lines
+    assert short.raised is None
+
+
+def test_a_record_that_fits_is_left_as_it_is() -> None:
+    record = failed(of=raised(message="x" * 5000), log_tail=("y" * 500,) * 5)
+    size = len(record.to_json().encode())
+    assert record.fitting(size, RankOutcome.to_json) is record
+    assert len(record.fitting(size - 1, RankOutcome.to_json).to_json().encode()) < size
+
+
+def test_a_record_that_is_too_long_is_cut_no_more_than_the_next_half() -> None:
+    record = failed(of=raised(message="語" * 5000, traceback=""))
+    for halvings, limit in ((1, 4000), (2, 2000)):
+        fitted = record.fitting(limit, RankOutcome.to_json)
+        assert fitted in (record.shortened(limit >> halvings), record.shortened(limit >> (halvings + 1)))
+        assert len(fitted.to_json().encode()) <= limit
+    assert record.fitting(4000, RankOutcome.to_json) == record.shortened(1000)
+    # By bytes, not by characters: the same message in ASCII may keep twice as many.
+    ascii_only = failed(of=raised(message="x" * 5000, traceback=""))
+    assert ascii_only.fitting(4000, RankOutcome.to_json) == ascii_only.shortened(2000)
+
+
+def test_where_texts_cut_short_are_still_too_long_the_first_lines_of_the_log_go() -> None:
+    log = tuple(f"{number:080}" for number in range(20))
+    record = failed(of=raised(message="m", traceback=""), log_tail=log)
+    whole = len(record.to_json().encode())
+    assert record.fitting(whole - 1, RankOutcome.to_json).log_tail == log[11:]
+    left = len(dataclasses.replace(record, log_tail=log[11:]).to_json().encode())
+    assert record.fitting(left, RankOutcome.to_json).log_tail == log[11:]
+    assert record.fitting(left - 1, RankOutcome.to_json).log_tail == log[16:]
+    assert record.fitting(1, RankOutcome.to_json).log_tail == ()
 
 
 # --- the root cause --------------------------------------------------------------------------------------------------
@@ -219,6 +266,37 @@ def test_signals_without_a_known_reason_keep_their_name_or_number() -> None:
     assert signal_reason(0) == "signal 0"
 
 
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (failed(of=raised("ValueError")), "USER:ValueError"),
+        (failed(of=raised("my.own.pack age.Unlucky")), "USER:Unlucky"),
+        (failed(of=raised("my.own.Unreadable", code="DATA:Unreadable")), "DATA:Unreadable"),
+        (outcome(0, Status.KILLED, exit_code=-signal.SIGSEGV), "USER:SIGSEGV"),
+        (outcome(0, Status.KILLED, exit_code=-signal.SIGILL), "USER:SIGILL"),  # its reason has a colon too
+        (outcome(0, Status.KILLED, exit_code=-signal.SIGUSR1), "USER:SIGUSR1"),
+        (outcome(0, Status.KILLED, exit_code=-37), "USER:signal37"),
+        (outcome(0, Status.KILLED), "USER:signal0"),
+        (outcome(0, Status.EXITED, exit_code=3), "USER:Exit3"),
+    ],
+)
+def test_a_failure_has_a_name_for_consoles_and_metrics(ended: RankOutcome, code: str) -> None:
+    assert error_code(ended) == code
+
+
+@pytest.mark.parametrize(("node_rank", "node"), [(-1, "a node"), (0, "node 0"), (1, "node 1")])
+def test_a_node_that_cannot_begin_is_told_as_such(node_rank: int, node: str) -> None:
+    text = describe(failed(NO_RANK, of=raised(message="no scratch", traceback="T"), node_rank=node_rank))
+    assert text == f"{node} (n0) cannot begin: it raised ValueError: no scratch\n\nT"
+
+
+def test_what_is_known_of_memory_is_told_behind_the_cause_of_a_kill() -> None:
+    assert describe(outcome(2, Status.KILLED, exit_code=-9, out_of_memory=True, memory="8 of 8 GiB")) == (
+        "rank 2 (local_rank 2) on node 0 (n0) was killed by SIGKILL: the kernel's out-of-memory killer\n\n8 of 8 GiB"
+    )
+    assert describe(outcome(2, Status.KILLED)).endswith(" was killed by signal 0")
+
+
 def test_a_raised_exception_is_told_with_rank_type_message_traceback_and_last_lines() -> None:
     cause = failed(3, of=raised(message="bad batch"), node_rank=1, local_rank=1, host="n1", log_tail=("epoch 1", "x"))
     assert describe(cause) == (
@@ -240,9 +318,11 @@ def test_a_rank_that_left_silently_is_told_with_its_exit_code() -> None:
 
 
 def test_a_failure_after_restarts_says_so() -> None:
-    text = describe(failed(round=2))
-    assert "\n\nThis was round 2: the ranks had been started before (rounds count from 0)." in text
-    assert "round" not in describe(failed(round=0))
+    first = describe(failed(round=0))
+    assert "round" not in first
+    for number in (1, 2):
+        again = f"This was round {number}: the ranks had been started before (rounds count from 0)."
+        assert describe(failed(round=number)) == f"{first}\n\n{again}"
 
 
 def test_outcomes_are_frozen_and_default_to_the_users_fault() -> None:
