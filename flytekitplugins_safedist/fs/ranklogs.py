@@ -79,6 +79,11 @@ class RankLog:
                 raise explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.path, "append to the log")
 
     def close(self) -> None:
+        """Close the file; a second call does nothing.
+
+        Raises:
+            FsError: a network file system says only now that lines could not be written.
+        """
         with self._lock:
             if self._handle >= 0:
                 handle, self._handle = self._handle, -1

@@ -62,6 +62,7 @@ class SharedScope:
 
     @property
     def is_leader(self) -> bool:
+        """Whether this rank is the one of its part that acts for it."""
         return self.leader == self.rank
 
 

@@ -29,6 +29,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("container", "plugin"),
     # the command line
     ("tools",),
+    # where a public module was in the last release
+    ("migrate",),
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
