@@ -36,6 +36,7 @@ from staging_stores import Reads, counted, s3, slow_store
 HERE = Path(__file__).resolve().parents[1]
 RANKS = 8
 BEFORE = "before"
+PARTS = ["single", "found", "overlap", "node"]
 MB = 1_000_000
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, EXT4_TOPDIR_FL = 0x80086601, 0x40086602, 0x20000
 """linux/fs.h, fs/ext4/ext4.h"""
@@ -382,6 +383,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--memory-disk", type=Path, default=Path("/dev/shm"), help="a tmpfs")
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="a real disk")
@@ -399,24 +401,27 @@ def main() -> None:
         for name in options.sets:
             with ExitStack() as stack:
                 memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.memory_disk)))
-                report(DATASETS[name], memory, disk, options.runs, options.before)
+                report(DATASETS[name], memory, disk, options)
 
 
-def report(dataset: Dataset, memory: Path, disk: Place, runs: int, before: Path | None) -> None:
+def report(dataset: Dataset, memory: Path, disk: Place, options: argparse.Namespace) -> None:
     """All that is measured with one set."""
     archive = dataset.make(memory)
-    tmpfs = Place(memory, keep=False)
+    tmpfs, runs, before = Place(memory, keep=False), options.runs, options.before
     packed = archive.stat().st_size / MB
     print(f"({dataset.name}) {dataset.files} files, {dataset.size / MB:g} MB, {packed:.1f} MB packed")
-    report_single(archive, {"tmpfs": tmpfs, "disk": disk}, runs, dataset.name, before)
-    if dataset.name == "i-dirs":
-        return
-    report_found(archive, disk, runs)
-    report_overlap(archive, tmpfs, runs)
-    few = max(runs // 2, 1)
-    report_node(tmpfs, few, str(archive), {}, before)
-    with s3(archive) as (uri, environment):
-        report_node(tmpfs, few, uri, environment, before)
+    parts = ["single"] if dataset.name == "i-dirs" else options.parts
+    if "single" in parts:
+        report_single(archive, {"tmpfs": tmpfs, "disk": disk}, runs, dataset.name, before)
+    if "found" in parts:
+        report_found(archive, disk, runs)
+    if "overlap" in parts:
+        report_overlap(archive, tmpfs, runs)
+    if "node" in parts:
+        few = max(runs // 2, 1)
+        report_node(tmpfs, few, str(archive), {}, before)
+        with s3(archive) as (uri, environment):
+            report_node(tmpfs, few, uri, environment, before)
 
 
 if __name__ == "__main__":
