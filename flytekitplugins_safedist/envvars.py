@@ -27,6 +27,10 @@ TIMEOUTS = "SAFEDIST_TIMEOUTS"
 EPHEMERAL_STORAGE = "SAFEDIST_EPHEMERAL_STORAGE"
 """Bytes of its node's disk that the container may use before the kubelet evicts its pod; without a limit of its own,
 what the node has. Filled in by Kubernetes (a ``resourceFieldRef``), so that it holds whatever changed the limit."""
+MAX_REPLACEMENTS = "SAFEDIST_MAX_REPLACEMENTS"
+"""How often nodes may be lost in the whole job, where that is not the default."""
+GRACE = "SAFEDIST_GRACE_SECONDS"
+"""The pod's ``terminationGracePeriodSeconds``, which a pod is not told otherwise. Beside it in the pod template."""
 
 # --- set in every rank ---------------------------------------------------------------------------------------------
 RANK = "RANK"

@@ -55,13 +55,12 @@ class Kubeflow:
     Attributes:
         operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
         one_node_job: with ``nodes=1``, ask the operator for a job all the same, instead of an ordinary pod.
-        master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. Its restart policy is
-            Never unless it names another: losing node 0 ends the attempt.
-        worker: the same for the other nodes of a PyTorchJob; for every node of an elastic one or an MPIJob. Its
-            restart policy is OnFailure unless it names another: a worker that comes back joins again.
-        launcher: the same for the launcher pod of an MPIJob, which runs no ranks and needs no GPU. Never.
+        master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
+            every role is OnFailure unless it names another: a pod that is lost comes back.
+        worker: the same for the other nodes of a PyTorchJob; for every node of an elastic one or an MPIJob.
+        launcher: the same for the launcher pod of an MPIJob, which runs no ranks and needs no GPU.
         run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
-            the containers of the job's pods are restarted 6 times at most.
+            the backoff limit is above the job's budget for lost nodes (``max_replacements``).
         shared_memory: True: a memory-backed ``/dev/shm`` as large as the container's memory allows; a quantity
             (``"64Gi"``) limits it; False: the container runtime's 64 MiB. Does nothing where the task itself asks
             for shared memory, or its pod template mounts ``/dev/shm``.

@@ -28,6 +28,7 @@ Keep = Literal["never", "on_failure", "always"]
 
 BACKENDS: tuple[Backend, ...] = ("horovod", "torch")
 START_METHODS: tuple[StartMethod, ...] = ("preload", "spawn")
+DEFAULT_REPLACEMENTS = 10
 KEEP: tuple[Keep, ...] = ("never", "on_failure", "always")
 
 
@@ -100,6 +101,9 @@ class SafeDistributed(ReadsMovedFields):
     Attributes:
         nodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
         nproc_per_node: ranks per node; default: the number of GPUs the task requests, else 1.
+        max_replacements: how often nodes of a job may be lost (drained, preempted, out of memory, their machine gone)
+            and come back within one Flyte attempt; a budget beside ``max_restarts``. None: 10, or one less than
+            ``run_policy.backoff_limit`` where that is lower: the operator counts some of the same losses.
         max_restarts: how often the ranks of the whole job may be relaunched together within one Flyte attempt.
         start_method: ``"preload"`` forks ranks from a process that imported torch, the backend, flytekit and the
             task's module once, falling back to ``"spawn"`` with a warning when that is not safe; ``"spawn"`` starts
@@ -117,6 +121,7 @@ class SafeDistributed(ReadsMovedFields):
 
     nodes: int | str = 1
     nproc_per_node: int | None = None
+    max_replacements: int | None = None
     max_restarts: int = 0
     start_method: StartMethod = "preload"
     scratch: Scratch = field(default_factory=Scratch)
@@ -161,6 +166,7 @@ class Resolved:
         nproc_per_node: ranks per node.
         environment: the user's variables.
         size_limit: scratch limit in bytes, or None.
+        max_replacements: how often nodes may be lost, in the whole job.
         nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
     """
 
@@ -176,6 +182,7 @@ class Resolved:
     logs: Logs
     environment: tuple[tuple[str, str], ...]
     nproc_is_open: bool = False
+    max_replacements: int = DEFAULT_REPLACEMENTS
 
     @property
     def world_size(self) -> int:
@@ -221,7 +228,17 @@ def resolve(
         logs=config.logs,
         environment=tuple(sorted(config.environment.items())),
         nproc_is_open=config.nproc_per_node is None,
+        max_replacements=replacements(config),
     )
+
+
+def replacements(config: SafeDistributed) -> int:
+    """The budget for lost nodes. The operator fails a job in which containers were restarted ``backoff_limit`` times
+    (training-operator v1.9.0, core/job.go, PastBackoffLimit): our own budget ends it before, with its cause."""
+    if config.max_replacements is not None:
+        return config.max_replacements
+    limit = getattr(getattr(config.cluster, "run_policy", None), "backoff_limit", None)
+    return DEFAULT_REPLACEMENTS if limit is None else max(0, min(DEFAULT_REPLACEMENTS, limit - 1))
 
 
 def parse_nodes(nodes: object) -> tuple[int, int] | None:
@@ -261,6 +278,7 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     yield from _nproc_problems(config.nproc_per_node, requested)
     if not _is_count(config.max_restarts, least=0):
         yield Problem("max_restarts", config.max_restarts, "is not a number of restarts", "use 0 or more")
+    yield from _replacement_problems(config)
     if config.start_method not in START_METHODS:
         yield _not_among("start_method", config.start_method, START_METHODS)
     yield from _scratch_problems(config.scratch)
@@ -286,6 +304,19 @@ def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
             f"exceeds {requested.gpus_source}={requested.gpus}",
             f"lower it to {requested.gpus} or request {nproc} GPUs",
         )
+
+
+def _replacement_problems(config: SafeDistributed) -> Iterator[Problem]:
+    said = config.max_replacements
+    limit = getattr(getattr(config.cluster, "run_policy", None), "backoff_limit", None)
+    if said is None:
+        return
+    if not _is_count(said, least=0):
+        yield Problem("max_replacements", said, "is not a number of lost nodes", "use 0 or more, or None for 10")
+    elif isinstance(limit, int) and limit <= said:
+        reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
+        repair = f"lower it to {limit - 1}, or raise backoff_limit to {said + 1}"
+        yield Problem("max_replacements", said, reason, repair)
 
 
 def _scratch_problems(value: object) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from .. import envvars
-from .options import Timeouts
+from .options import DEFAULT_REPLACEMENTS, Timeouts
 
 _PINNED = ("rendezvous", "heartbeat", "upload")
 
@@ -20,12 +20,14 @@ class Registered:
         min_nodes, max_nodes: equal for a fixed size.
         nproc_per_node: ranks per node.
         timeouts: as the task's, where nodes wait for each other.
+        max_replacements: how often nodes may be lost, in the whole job.
     """
 
     min_nodes: int
     max_nodes: int
     nproc_per_node: int
     timeouts: Timeouts
+    max_replacements: int = DEFAULT_REPLACEMENTS
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Registered | None:
@@ -34,7 +36,19 @@ class Registered:
         ranks = env.get(envvars.NPROC_PER_NODE, "")
         if not (low.isdecimal() and (high or low).isdecimal() and ranks.isdecimal()):
             return None
-        return cls(int(low), int(high or low), int(ranks), _timeouts(env.get(envvars.TIMEOUTS, "")))
+        return cls(
+            int(low),
+            int(high or low),
+            int(ranks),
+            _timeouts(env.get(envvars.TIMEOUTS, "")),
+            replacements_pinned(env),
+        )
+
+
+def replacements_pinned(env: Mapping[str, str]) -> int:
+    """How often nodes may be lost in the whole job, as registered."""
+    said = env.get(envvars.MAX_REPLACEMENTS, "")
+    return int(said) if said.isdecimal() else DEFAULT_REPLACEMENTS
 
 
 def timeouts_text(timeouts: Timeouts) -> str:

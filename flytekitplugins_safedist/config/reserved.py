@@ -8,6 +8,7 @@ from ..errors import Problem
 PINNED = frozenset(
     {
         *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS, names.START_METHOD, names.TIMEOUTS),
+        names.MAX_REPLACEMENTS,
     }
 )
 """What registration decided."""

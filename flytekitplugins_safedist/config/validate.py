@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Problem
+from . import grace_period
 from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
 from .gpus import TaskAsks, problems_of_gpus
 from .reserved import problem_of
+
+if TYPE_CHECKING:
+    from .options import Timeouts
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([eE][0-9]+|m|k|[KMGTPE]i?)?")
 _POSITIVE = "must be a whole number, 1 or more"
@@ -40,6 +44,38 @@ def problems_of_job(
     yield from _environment(asks)
     yield from _pod_template(shape, asks, max_nodes)
     yield from problems_of_gpus(asks, shape, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
+
+
+def warnings_of_job(shape: Kubeflow, asks: TaskAsks, timeouts: Timeouts) -> Iterator[str]:
+    """What works, and gives something up: one sentence each."""
+    for name in _ROLES:
+        policy = getattr(getattr(shape, name), "restart_policy", None)
+        said = getattr(policy, "name", None)
+        if said == "NEVER":
+            yield (
+                f"{name}.restart_policy is NEVER: when that pod is lost (drained, preempted, out of memory) the "
+                "operator fails the whole job, a retry of the task's is spent, and Flyte shows no cause. Left out, the "
+                "pod is replaced and the job goes on"
+            )
+        elif said == "ALWAYS":
+            yield (
+                f"{name}.restart_policy is ALWAYS: a pod that is done is started again, for ever, and the operator "
+                "never sees it succeed. Left out, a pod comes back only where it failed"
+            )
+    yield from warnings_of_template(asks, timeouts)
+
+
+def warnings_of_template(asks: TaskAsks, timeouts: Timeouts) -> Iterator[str]:
+    """The same, of the pod template alone."""
+    spec = getattr(asks.pod_template, "pod_spec", None)
+    grace = getattr(spec, "termination_grace_period_seconds", None)
+    needed = grace_period.needed(timeouts)
+    if grace is not None and grace < needed:
+        yield (
+            f"the pod template's terminationGracePeriodSeconds={grace} is less than the {needed} s that "
+            f"timeouts.preemption={timeouts.preemption:g}, timeouts.stop={timeouts.stop:g}, leaving and an upload "
+            "take: what is not done by then is lost. Raise it, lower those, or leave it out"
+        )
 
 
 def is_quantity(value: object) -> bool:

@@ -46,11 +46,13 @@ class Place:
         topology: its place in the job.
         timeouts: how long nodes wait for each other.
         run_id: names the job; the same on every node.
+        max_replacements: how often nodes may be lost, in the whole job.
     """
 
     topology: Topology
     timeouts: Timeouts
     run_id: str
+    max_replacements: int
 
 
 def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
@@ -69,7 +71,12 @@ def of_unloadable(error: Exception, environment: Mapping[str, str]) -> None:
         return
     flyte = task_context.take()
     try:
-        place = Place(topology.from_env(environment, registered), registered.timeouts, run_id(flyte, environment))
+        place = Place(
+            topology.from_env(environment, registered),
+            registered.timeouts,
+            run_id(flyte, environment),
+            registered.max_replacements,
+        )
     except TopologyError:
         return  # nobody knows which node this is: it says what it knows
     try:
@@ -100,7 +107,7 @@ def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapsho
         raise MissingDependencyError(
             "the other nodes cannot be met without torch", seen=str(missing), hint="repair this node's image"
         ) from missing
-    handler = handler_for(place.topology, place.timeouts, place.run_id)
+    handler = handler_for(place.topology, place.timeouts, place.run_id, max_replacements=place.max_replacements)
     try:
         handler.refuse(_ended(error, place).to_json())
         uploads = handler.uploads

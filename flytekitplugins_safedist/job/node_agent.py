@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from .. import envvars, stopping
 from ..compat import torch as torch_inside
+from ..config.grace_period import END_SECONDS
 from ..config.options import Resolved
 from ..errors import GroupClosedError, JobInterruptedError, SafedistError
 from ..ranks import scratch
@@ -49,8 +50,6 @@ from .preemption import Preemption
 from .verdict import Verdict, judge
 
 MONITOR_SECONDS = 0.1
-_END_SECONDS = 10.0
-"""From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""
 STORE_PORT = "agent_store_port"
 """Name under which node 0 offers the port of the store that it holds for the ranks' helpers."""
 _BUG = "report this as a bug of safedist, with the log"
@@ -344,7 +343,7 @@ def _signals_as_exceptions(stop_seconds: float, defer: Callable[[int], float]) -
             signal.signal(each, signal.SIG_IGN)
         stays = defer(number)
         if stopping.listening():
-            stopping.note(within=stays + stop_seconds + _END_SECONDS)
+            stopping.note(within=stays + stop_seconds + END_SECONDS)
         if stays:
             return
         raise SignalException(f"agent {os.getpid()} got {signal.Signals(number).name}", sigval=signal.Signals(number))

@@ -31,7 +31,8 @@ def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], obje
     Raises:
         ConfigError, TopologyError: the topology and the rendezvous contradict each other.
     """
-    handler = handler_for(plan.topology, plan.settings.timeouts, plan.run_id)
+    settings = plan.settings
+    handler = handler_for(plan.topology, settings.timeouts, plan.run_id, max_replacements=settings.max_replacements)
     held: list[Server] = []
 
     def lead(_round: int) -> Mapping[str, str]:
@@ -50,16 +51,17 @@ def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], obje
     return handler
 
 
-def handler_for(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
+def handler_for(place: Topology, timeouts: Timeouts, run_id: str, *, max_replacements: int) -> Meeting:
     """A handler for this place in the job, which nobody has joined yet.
 
     Raises:
         ConfigError, TopologyError: the topology and the rendezvous contradict each other.
     """
-    return _range(place, timeouts, run_id) if place.is_elastic else _fixed(place, timeouts, run_id)
+    opened = _range if place.is_elastic else _fixed
+    return opened(place, timeouts, run_id, max_replacements)
 
 
-def _fixed(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
+def _fixed(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> Meeting:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -74,12 +76,13 @@ def _fixed(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
             node_rank=place.node_rank,
             timeout=timeouts.rendezvous,
             silence=timeouts.heartbeat,
+            max_replacements=max_replacements,
         )
     )
     return handler
 
 
-def _range(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
+def _range(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> Meeting:
     from ..rendezvous.elastic import ElasticHandler
     from ..rendezvous.settings import RangeSettings
 
@@ -96,5 +99,6 @@ def _range(place: Topology, timeouts: Timeouts, run_id: str) -> Meeting:
             silence=timeouts.heartbeat,
             beat=min(1.0, timeouts.heartbeat / _BEATS),
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
+            max_replacements=max_replacements,
         )
     )

@@ -93,7 +93,7 @@ def run(
     place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
     flyte = task_context.take()
     run_id = arrival.run_id(flyte, environment)
-    voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id), flyte)
+    voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id, settings.max_replacements), flyte)
     if not place.alone and comeback.is_decided(lambda: task_context.uploaded(flyte), say):
         with server or contextlib.nullcontext():
             say(comeback.LEAVES)

@@ -19,7 +19,7 @@ from typing import Any
 from .. import envvars
 from ..config.cluster import Kubeflow
 from ..config.gpus import TaskAsks, gpus_requested
-from ..config.options import Resolved, Timeouts
+from ..config.options import DEFAULT_REPLACEMENTS, Resolved, Timeouts
 from ..config.registered import timeouts_text
 
 PYTHON_TASK = "python-task"
@@ -30,15 +30,13 @@ _MPI_WORKER = ("--wait",)
 SIGTERM (training-operator v1.9.0, mpijob_controller.go, newWorker)."""
 _STOCK_PREFIX = "pyflyte-fast-execute"
 _PLACEHOLDERS = ("{{ .remote_package_path }}", "{{ .dest_dir }}")
-DEFAULT_BACKOFF_LIMIT = 6
-"""Restarts of containers, when a role may restart and the run policy sets no limit; that of Kubernetes' own Jobs."""
-RESTART_POLICIES = {"master": "NEVER", "worker": "ON_FAILURE", "launcher": "NEVER"}
-"""What a role gets that names no restart policy (Flyte's own default is Never for all).
+RESTART_POLICY = "ON_FAILURE"
+"""What every role gets that names no restart policy (Flyte's own default is Never for all).
 
-A worker comes back, in place or as a new pod of the same name, and takes its old place in the job. With Never, the
-operator fails the whole job for it (training-operator v1.9.0, pytorchjob_controller.go, UpdateJobStatus). The master
-holds the job's store, and the launcher starts everything: without them the attempt is lost, so they fail the job, and
-the operator then removes the workers, whatever these are doing.
+A pod that exits non-zero has died undecided: it comes back, in place or as a new pod of the same name, and takes its
+old place, or finds that the attempt has its verdict. With Never, the operator fails the whole job for it, a retry of
+the task's is spent, and what was uploaded is not read (training-operator v1.9.0, pytorchjob_controller.go,
+UpdateJobStatus).
 """
 
 
@@ -138,6 +136,8 @@ def _pinned(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
         pinned[envvars.START_METHOD] = resolved.start_method
     if high > 1:
         pinned[envvars.TIMEOUTS] = timeouts_text(resolved.timeouts)
+        if resolved.max_replacements != DEFAULT_REPLACEMENTS:
+            pinned[envvars.MAX_REPLACEMENTS] = str(resolved.max_replacements)
     gpus = gpus_requested(asks, shape, nodes=(low, high)).gpus
     if gpus:
         pinned[envvars.GPUS] = str(gpus)
@@ -153,10 +153,8 @@ def _pytorch(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, A
     elastic = resolved.min_nodes != resolved.max_nodes
     replicas = resolved.max_nodes if elastic else resolved.max_nodes - 1
     job = pb.DistributedPyTorchTrainingTask(
-        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(
-            replicas=replicas, **_role("worker", shape.worker, asks)
-        ),
-        run_policy=_run_policy(shape, ("worker",) if elastic else ("master", "worker")[: replicas + 1]),
+        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(shape.worker, asks)),
+        run_policy=_run_policy(shape, resolved, ("worker",) if elastic else ("master", "worker")[: replicas + 1]),
     )
     if elastic:
         job.elastic_config.CopyFrom(
@@ -169,7 +167,7 @@ def _pytorch(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, A
             )
         )
     else:
-        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role("master", shape.master, asks))
+        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(shape.master, asks))
         job.master_replicas.CopyFrom(master)
     return dict(MessageToDict(job))
 
@@ -179,7 +177,7 @@ def _mpi(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     from flytekit import Resources
     from google.protobuf.json_format import MessageToDict
 
-    launcher = _role("launcher", shape.launcher, asks, inherit=False)
+    launcher = _role(shape.launcher, asks, inherit=False)
     if "resources" not in launcher:
         # Without this the launcher gets what the task asks for each worker, and does nothing with it.
         launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem=_launcher_memory(resolved.max_nodes))), {})
@@ -188,10 +186,10 @@ def _mpi(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
     has_gpus = bool(gpus_requested(asks, shape, nodes=(resolved.min_nodes, resolved.max_nodes)).gpus)
     job = pb.DistributedMPITrainingTask(
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
-            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role("worker", shape.worker, asks, always=has_gpus)
+            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role(shape.worker, asks, always=has_gpus)
         ),
         launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
-        run_policy=_run_policy(shape, ("launcher", "worker")),
+        run_policy=_run_policy(shape, resolved, ("launcher", "worker")),
         slots=resolved.nproc_per_node,
     )
     return dict(MessageToDict(job))
@@ -202,11 +200,11 @@ def _launcher_memory(workers: int) -> str:
     return "1Gi" if workers <= 8 else f"{512 + 64 * workers}Mi"
 
 
-def _role(name: str, role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
+def _role(role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
     """Image, restart policy and resources of a role, as arguments of the replica message."""
     from flyteidl.plugins.kubeflow import common_pb2
 
-    policy = f"RESTART_POLICY_{_restart_policy(name, role)}"
+    policy = f"RESTART_POLICY_{_restart_policy(role)}"
     said: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
     if getattr(role, "image", None):
         said["image"] = role.image
@@ -222,23 +220,25 @@ def _role(name: str, role: Any, asks: TaskAsks, *, inherit: bool = True, always:
     return said
 
 
-def _restart_policy(name: str, role: Any) -> str:
+def _restart_policy(role: Any) -> str:
     """As flyteidl says it: NEVER, ON_FAILURE or ALWAYS."""
     said = getattr(role, "restart_policy", None)
     if said is None:
-        return RESTART_POLICIES[name]
+        return RESTART_POLICY
     return "ON_FAILURE" if said.name == "FAILURE" else str(said.name)
 
 
-def _run_policy(shape: Kubeflow, roles: Iterable[str]) -> Any:
+def _run_policy(shape: Kubeflow, resolved: Resolved, roles: Iterable[str]) -> Any:
     from flyteidl.plugins.kubeflow import common_pb2 as pb
 
     policy = shape.run_policy
     # Flyte reads "no clean pod policy" as None, which leaves pods of a finished job running.
     clean = getattr(policy, "clean_pod_policy", None)
     backoff = getattr(policy, "backoff_limit", None)
-    if backoff is None and any(_restart_policy(name, getattr(shape, name)) != "NEVER" for name in roles):
-        backoff = DEFAULT_BACKOFF_LIMIT
+    if backoff is None and any(_restart_policy(getattr(shape, name)) != "NEVER" for name in roles):
+        # The operator adds up the restarts of all containers, and fails the job when they reach the limit: never
+        # before our own budget is spent, which counts a round once, however many of its nodes were lost.
+        backoff = resolved.max_replacements * resolved.max_nodes + 1
     return pb.RunPolicy(
         clean_pod_policy=pb.CLEANPOD_POLICY_RUNNING if clean is None else clean.value,
         ttl_seconds_after_finished=getattr(policy, "ttl_seconds_after_finished", None),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.cluster import SHARED_MEMORY_MOUNT
 from ..config.gpus import TaskAsks
-from ..config.validate import mounted_paths, problems_of_template
+from ..config.validate import mounted_paths, problems_of_template, warnings_of_template
 from ..errors import ConfigError, Problem
 from .pod_template import merged_template, shared_memory
 
@@ -115,6 +115,9 @@ def _warnings(serialized: Serialized, said: Mapping[str, Any]) -> Iterator[str]:
             yield f"{role} keeps its own image {own.image}"
         if any(said.get(name) is not None for name in ("requests", "limits", "resources")) and _own(serialized, role):
             yield f"{role} keeps its own resources"
+    if said.get("pod_template") is not None:
+        asks = replace(serialized.asks, pod_template=said["pod_template"])
+        yield from warnings_of_template(asks, serialized.resolved.timeouts)
 
 
 def _warn(text: str) -> None:

@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 from .. import envvars
+from ..config import grace_period
 from ..config.cluster import SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
 from ..config.gpus import TaskAsks
 from ..config.options import Resolved
@@ -21,8 +22,8 @@ OPERATORS_PORT = "pytorchjob-port"
 
 def merged_template(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> Any:
     """A new flytekit ``PodTemplate``: the user's with the scratch volume, the end of the log as the termination
-    message where the user's says nothing else, and what the cluster would refuse for want of it: names of ports, limits
-    of sidecars.
+    message and a grace period of our own length where the user's says nothing else, for several nodes a short stay on
+    lost machines, and what the cluster would refuse for want of it: names of ports, limits of sidecars.
 
     The primary container comes first: the operators and the backend write into the first container of a pod
     (``_F_WN`` in ``kfoperators/pytorch``, the MPIJob controller's mounts), and ``kubectl exec`` enters it.
@@ -45,10 +46,42 @@ def merged_template(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> Any:
             primary.env = [*(primary.env or ()), where]
     if _is_limited_by_pod(shape.scratch_volume, resolved):
         primary.env = [*(primary.env or ()), _ephemeral_storage()]
+    _set_grace(template.pod_spec, primary, resolved, asks)
+    if resolved.max_nodes > 1:
+        _be_replaced_soon(template.pod_spec)
     _name_ports(primary)
     for container in template.pod_spec.containers[1:]:
         _complete_limits(container)
     return template
+
+
+LOST_AFTER_SECONDS = 30
+"""How long a pod of a job of several nodes stays on a machine that the cluster has lost sight of."""
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def _set_grace(spec: Any, primary: Any, resolved: Resolved, asks: TaskAsks) -> None:
+    """Time between SIGTERM and SIGKILL, from our own waits unless the user's template says it; and what it is, for the
+    pod: nothing else tells it."""
+    from kubernetes.client import V1EnvVar
+
+    if spec.termination_grace_period_seconds is None:
+        spec.termination_grace_period_seconds = grace_period.needed(resolved.timeouts)
+    if envvars.GRACE not in (asks.environment or {}):
+        said = V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))
+        primary.env = [*(one for one in primary.env or () if one.name != envvars.GRACE), said]
+
+
+def _be_replaced_soon(spec: Any) -> None:
+    """The others wait for this pod: Kubernetes gives a lost machine 300 s (the admission plugin
+    DefaultTolerationSeconds, which adds nothing where a pod says something)."""
+    from kubernetes.client import V1Toleration
+
+    said = [one for one in spec.tolerations or () if one.effect in (None, "", "NoExecute")]
+    for key in _LOST:
+        if not any(one.key in (key, None, "") for one in said):
+            waits = V1Toleration(key=key, operator="Exists", effect="NoExecute", toleration_seconds=LOST_AFTER_SECONDS)
+            spec.tolerations = [*(spec.tolerations or ()), waits]
 
 
 def shared_memory(shape: Kubeflow, asks: TaskAsks) -> bool | str | None:

@@ -15,7 +15,7 @@ from ..compat import flytekit as flytekit_inside
 from ..config.cluster import Kubeflow
 from ..config.gpus import TaskAsks, gpus_requested
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
-from ..config.validate import problems_of_environment, problems_of_job
+from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
 from ..errors import ConfigError, Problem
 from .jobspec import JobSpec, command, distribution_of, plan_job
 from .pod_template import merged_template, shared_memory
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     class _Base:
         accelerator: Any
+        name: str
 
         def _get_container(self, settings: SerializationSettings) -> Any: ...
         def get_k8s_pod(self, settings: SerializationSettings) -> Any: ...
@@ -78,6 +79,7 @@ class SerializesToKubeflow(_Base):
     _merged_template: Any = None
     _pod_asked: Any = None
     _pod: Any = None
+    _warned = False
 
     @property
     def pod_template(self) -> Any:
@@ -125,11 +127,23 @@ class SerializesToKubeflow(_Base):
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
+        self._warn()
         container = self._get_container(settings).to_flyte_idl().SerializeToString(deterministic=True)
         asked = (container, settings.image_config, id(self.pod_template))
         if self._pod_asked != asked:
             self._pod_asked, self._pod = asked, super().get_k8s_pod(settings)
         return self._pod
+
+    def _warn(self) -> None:
+        """When a task is registered, and not in its pods: say what its config gives up."""
+        from flytekit.loggers import logger
+
+        if self._warned:
+            return
+        self._warned, known = True, self.serialized
+        asks = replace(known.asks, pod_template=self._users_template)
+        for warning in warnings_of_job(known.shape, asks, known.resolved.timeouts):
+            logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:
         """flytekit's container, with the pinned variables.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from flytekitplugins import kfmpi, kfpytorch
 from golden_cases import BAKED, CASES, FAST, GPU8, make, sidecar_template, template_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kubernetes.client import V1Container, V1PodSpec
+from kubernetes.client import V1Container, V1PodSpec, V1Toleration
 
 from flytekitplugins_safedist.config.cluster import Kubeflow
-from flytekitplugins_safedist.config.options import SafeHorovod
+from flytekitplugins_safedist.config.options import SafeHorovod, Timeouts
 from flytekitplugins_safedist.errors import RenderError
 from flytekitplugins_safedist.tools.render import Cluster, Execution, job_manifest, pods
 from flytekitplugins_safedist.tools.render.summary import summarise
@@ -111,17 +112,17 @@ def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
 
 NEVER, ON_FAILURE = "Never", "OnFailure"
 RESTARTS: dict[str, tuple[dict[str, str], int | None]] = {
-    "two-nodes-fast": ({"Master": NEVER, "Worker": ON_FAILURE}, 6),
-    "elastic": ({"Worker": ON_FAILURE}, 6),
-    "mpi": ({"Launcher": NEVER, "Worker": ON_FAILURE}, 6),
-    "one-node-as-job": ({"Master": NEVER}, None),
-    "every-policy": ({"Master": NEVER, "Worker": ON_FAILURE}, 3),
-    "restart-always": ({"Master": "Always", "Worker": NEVER}, 6),
+    "two-nodes-fast": ({"Master": ON_FAILURE, "Worker": ON_FAILURE}, 10 * 2 + 1),
+    "elastic": ({"Worker": ON_FAILURE}, 10 * 4 + 1),
+    "mpi": ({"Launcher": ON_FAILURE, "Worker": ON_FAILURE}, 10 * 2 + 1),
+    "one-node-as-job": ({"Master": ON_FAILURE}, 10 + 1),
+    "every-policy": ({"Master": ON_FAILURE, "Worker": ON_FAILURE}, 3),
+    "restart-always": ({"Master": "Always", "Worker": NEVER}, 10 * 2 + 1),
 }
 
 
 @pytest.mark.parametrize("name", RESTARTS)
-def test_a_lost_worker_comes_back_and_a_lost_node_0_ends_the_attempt(name: str) -> None:
+def test_every_lost_pod_comes_back_and_the_operators_limit_is_above_our_own(name: str) -> None:
     manifest = manifest_of(name)
     spec = manifest["spec"]
     roles = spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"]
@@ -133,9 +134,102 @@ def test_a_lost_worker_comes_back_and_a_lost_node_0_ends_the_attempt(name: str) 
     assert {pod["spec"]["restartPolicy"] for pod in pods(manifest)} == set(found.values())
 
 
-def test_workers_that_may_not_restart_need_no_limit() -> None:
-    worker = kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER)
-    spec = job_manifest(template_of(make(SafeHorovod(nodes=2, cluster=Kubeflow(worker=worker))), FAST))["spec"]
+@pytest.mark.parametrize(("said", "limit"), [(0, 1), (3, 7), (25, 51)])
+def test_the_operators_limit_follows_the_budget_for_lost_nodes(said: int, limit: int) -> None:
+    task = make(SafeHorovod(nodes=2, max_replacements=said))
+    manifest = job_manifest(template_of(task, FAST))
+
+    assert manifest["spec"]["runPolicy"]["backoffLimit"] == limit
+    for pod in pods(manifest):
+        assert environment(pod)["SAFEDIST_MAX_REPLACEMENTS"] == str(said)
+
+
+def test_a_limit_of_the_users_lowers_the_budget_below_it() -> None:
+    task = make(SafeHorovod(nodes=2, cluster=Kubeflow(run_policy=kfpytorch.RunPolicy(backoff_limit=3))))
+    manifest = job_manifest(template_of(task, FAST))
+
+    assert manifest["spec"]["runPolicy"]["backoffLimit"] == 3
+    assert environment(pods(manifest)[0])["SAFEDIST_MAX_REPLACEMENTS"] == "2"
+
+
+LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def stays(pod: dict[str, Any]) -> dict[str, object]:
+    """How long a pod stays on a machine that the cluster has lost, by taint."""
+    return {one.get("key"): one.get("tolerationSeconds") for one in pod["spec"].get("tolerations", ())}
+
+
+def test_pods_of_several_nodes_leave_a_lost_machine_after_30_s_and_one_alone_after_kubernetes_300() -> None:
+    for config in (
+        SafeHorovod(nodes=2),
+        SafeHorovod(nodes="2:3"),
+        SafeHorovod(nodes=2, cluster=Kubeflow(operator="mpi")),
+    ):
+        for pod in pods(job_manifest(template_of(make(config), FAST))):
+            assert {key: stays(pod).get(key) for key in LOST} == dict.fromkeys(LOST, 30)
+    assert stays(job_manifest(template_of(make(SafeHorovod()), FAST))) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (V1Toleration(key=LOST[0], effect="NoExecute", toleration_seconds=5), {LOST[0]: 5, LOST[1]: 30}),
+        (V1Toleration(operator="Exists"), {None: None}),
+        (V1Toleration(key=LOST[0], effect="NoSchedule"), {LOST[0]: 30, LOST[1]: 30}),
+    ],
+    ids=["one", "everything", "another effect"],
+)
+def test_a_toleration_of_the_users_wins(said: V1Toleration, found: dict[str | None, int | None]) -> None:
+    template = PodTemplate(pod_spec=V1PodSpec(containers=[], tolerations=[said]))
+    (pod, *_) = pods(job_manifest(template_of(make(SafeHorovod(nodes=2), pod_template=template), FAST)))
+
+    assert stays(pod) == found
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_grace_period_is_as_long_as_our_own_waits_and_the_pod_is_told(nodes: int) -> None:
+    timeouts = Timeouts(preemption=90, stop=7.5)
+    manifest = job_manifest(template_of(make(SafeHorovod(nodes=nodes, timeouts=timeouts)), FAST))
+
+    for pod in pods(manifest) if nodes > 1 else [manifest]:
+        assert pod["spec"]["terminationGracePeriodSeconds"] == 133  # 90 + 7.5 + 10 + 25
+        assert environment(pod)["SAFEDIST_GRACE_SECONDS"] == "133"
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is warned of by flytekit's log."""
+    said: list[str] = []
+    monkeypatch.setattr(logging.getLogger("flytekit"), "warning", lambda text, *more: said.append(text % more))
+    return said
+
+
+def test_a_grace_period_of_the_users_wins_and_is_warned_of_where_it_is_too_short(warnings: list[str]) -> None:
+    for grace, warned in ((45, True), (60, False)):
+        warnings.clear()
+        template = PodTemplate(pod_spec=V1PodSpec(containers=[], termination_grace_period_seconds=grace))
+        manifest = job_manifest(template_of(make(SafeHorovod(), pod_template=template), FAST))
+        assert manifest["spec"]["terminationGracePeriodSeconds"] == grace
+        assert environment(manifest)["SAFEDIST_GRACE_SECONDS"] == str(grace)
+        assert ["terminationGracePeriodSeconds=45 is less than the 60 s" in one for one in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(("policy", "lost"), [("NEVER", "fails the whole job"), ("ALWAYS", "never sees it succeed")])
+def test_a_policy_of_the_users_wins_with_a_warning_of_what_is_lost(warnings: list[str], policy: str, lost: str) -> None:
+    master = kfpytorch.Master(restart_policy=kfpytorch.RestartPolicy[policy])
+    manifest = job_manifest(template_of(make(SafeHorovod(nodes=2, cluster=Kubeflow(master=master))), FAST))
+
+    assert manifest["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == policy.capitalize()
+    assert len(warnings) == 1, "once, however often flytekit asks"
+    assert "master.restart_policy" in warnings[0]
+    assert lost in warnings[0]
+
+
+def test_pods_that_may_not_restart_need_no_limit() -> None:
+    never = kfpytorch.RestartPolicy.NEVER
+    roles = {"worker": kfpytorch.Worker(restart_policy=never), "master": kfpytorch.Master(restart_policy=never)}
+    spec = job_manifest(template_of(make(SafeHorovod(nodes=2, cluster=Kubeflow(**roles))), FAST))["spec"]
 
     assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == NEVER
     assert "backoffLimit" not in spec["runPolicy"]

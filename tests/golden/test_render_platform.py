@@ -91,7 +91,7 @@ def test_the_platforms_defaults_fill_and_its_limits_bound(platform: Path) -> Non
 
     limits = training(master)["resources"]["limits"]
     assert limits == {"cpu": "16", "memory": "200Gi", "nvidia.com/gpu": "1"}
-    assert master["spec"]["tolerations"] == [{"key": "train", "operator": "Exists"}]
+    assert master["spec"]["tolerations"][0] == {"key": "train", "operator": "Exists"}
     said = summarise(built.manifest, task="t", cluster=cluster, clamps=built.clamps, assumed=False)
     assert any("make nvidia.com/gpu=8 of Worker's container 'primary' 1" in one for one in said.warnings)
     assert dict(said.facts)["platform"] == (

@@ -66,6 +66,38 @@ MEANT = (
         recorded="None",
     ),
     Allowed(
+        rf"{_TEMPLATE}spec\.terminationGracePeriodSeconds",
+        "a pod has as long to stop as saving, ending ranks and an upload may take",
+        recorded="None",
+        rendered="60",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.env\[SAFEDIST_GRACE_SECONDS\]",
+        "and is told how long that is, which nothing else tells it",
+        recorded="None",
+    ),
+    Allowed(
+        rf"{_TEMPLATE}spec\.tolerations(\[\d+\].*)?",
+        "pods of several nodes leave a lost machine after 30 s: the others wait for them",
+    ),
+    Allowed(
+        r"spec\.(pytorch|mpi)ReplicaSpecs\.(Master|Launcher)\.restartPolicy|spec\.restartPolicy",
+        "every role comes back: a pod that is lost costs no attempt",
+        recorded="Never",
+        rendered="OnFailure",
+    ),
+    Allowed(
+        r"spec\.runPolicy\.backoffLimit",
+        "the operator's limit is above the job's own budget for lost nodes",
+        recorded="None|6",
+        rendered=r"\d*1",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.env\[SAFEDIST_MAX_REPLACEMENTS\]",
+        "that budget is pinned where a limit of the user's lowers it",
+        recorded="None",
+    ),
+    Allowed(
         rf"{_CONTAINER}\.volumeMounts\[/dev/shm\]\.name",
         "shared memory is asked of the backend, where with_overrides can replace it, and no volume of our own",
         recorded="safedist-shm",

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import envvars
+from ...config.options import DEFAULT_REPLACEMENTS
+from ...config.registered import replacements_pinned
 from ...errors import MpiLaunchError
 from ...topology import DEFAULT_PORT
 
@@ -53,6 +55,7 @@ class Launch:
         environment: of this pod.
         cwd: where the agent starts.
         deadline: seconds for the workers to answer.
+        restarts: agents of lost workers that are started again, in the whole job.
     """
 
     hosts: tuple[str, ...]
@@ -63,6 +66,7 @@ class Launch:
     environment: Mapping[str, str]
     cwd: str
     deadline: float = DEADLINE_SECONDS
+    restarts: int = DEFAULT_REPLACEMENTS
 
     def identity(self, node_rank: int, address: str) -> dict[str, str]:
         """What tells an agent which node it is (read by :mod:`~flytekitplugins_safedist.topology`)."""
@@ -146,6 +150,8 @@ def plan(
         keeps_environment=Path(reach[0]).name != "ssh",
         environment=environment,
         cwd=cwd,
+        # As many as containers may be restarted in a PyTorchJob: never fewer than the job's own budget allows.
+        restarts=nodes * replacements_pinned(environment),
     )
 
 

@@ -19,8 +19,6 @@ from ...errors import MpiLaunchError
 from . import worker_agent
 from .launching import Launch
 
-MAX_RESTARTS = 6
-"""Agents of lost workers started again, in the whole job: as many as restarts of containers in a PyTorchJob."""
 _FIRST_PAUSE, _LAST_PAUSE = 10.0, 300.0
 """Seconds before an agent is started again, doubled each time: the kubelet's."""
 _RETRY_SECONDS = 2.0
@@ -69,7 +67,7 @@ class _Job:
         self._address = ""
         self._started = False
         self._over = threading.Event()
-        self._budget = threading.Semaphore(MAX_RESTARTS)
+        self._budget = threading.Semaphore(launch.restarts)
         self._connections: dict[int, subprocess.Popen[str]] = {}
 
     def on_signal(self, number: int, _frame: object) -> None:
@@ -143,7 +141,7 @@ class _Job:
                 return 0
             how = f"status {seen.status}" if seen.status is not None else f"no word of its own ({seen.last})"
             if not self._budget.acquire(blocking=False):
-                self._say(f"node {rank}'s agent ended with {how}, and {MAX_RESTARTS} restarts are used up")
+                self._say(f"node {rank}'s agent ended with {how}, and {self._launch.restarts} restarts are used up")
                 return 1
             self._say(f"node {rank}'s agent ended with {how}; it is started again in {pause:.0f} s")
             if self._over.wait(pause):

@@ -1,0 +1,27 @@
+"""How long a pod may take to stop, from our own waits: what Kubernetes is asked for, and what a pod reckons with."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .options import Timeouts
+
+END_SECONDS = 10.0
+"""From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""
+
+UPLOAD_SECONDS = 25.0
+"""For an upload that runs when the pod is told to stop, or begins then: outputs, or the one error."""
+
+KUBERNETES_SECONDS = 30.0
+"""What a pod has that asks for nothing."""
+
+MARGIN_SECONDS = 2.0
+"""Between our own end and the kubelet's SIGKILL."""
+
+
+def needed(timeouts: Timeouts) -> int:
+    """Whole seconds that a pod needs between SIGTERM and SIGKILL: ranks save their work and are ended, and what there
+    is to upload is uploaded."""
+    return math.ceil(timeouts.preemption + timeouts.stop + END_SECONDS + UPLOAD_SECONDS)
