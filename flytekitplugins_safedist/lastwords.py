@@ -9,15 +9,34 @@ from __future__ import annotations
 LIMIT = 1000
 """Characters of a sentence: all of it must fit into the end of a log that is shown."""
 
+TERMINATION_LOG = "/dev/termination-log"
+"""What Kubernetes shows of a container that failed (``terminationMessagePath``); there only in a pod."""
+
 _sentence: str | None = None
 
 
 def keep(error: BaseException) -> None:
     """Remember the first line of *error* for the end of this process's log; the latest one counts."""
     global _sentence  # noqa: PLW0603  (handed from the task to the entrypoint, with all of flytekit in between)
+    _sentence = sentence_of(error)
+
+
+def sentence_of(error: BaseException) -> str:
+    """The first line of *error*, with its type."""
     first = next(iter(str(error).strip().splitlines()), "")
     sentence = f"{type(error).__name__}: {first}"
-    _sentence = sentence if len(sentence) <= LIMIT else f"{sentence[:LIMIT]}..."
+    return sentence if len(sentence) <= LIMIT else f"{sentence[:LIMIT]}..."
+
+
+def to_termination_log(sentence: str) -> None:
+    """Where nothing could be uploaded: leave *sentence* as the container's termination message. The first one counts,
+    and is never overwritten; outside a pod there is no such file, and none is made."""
+    try:
+        with open(TERMINATION_LOG, "r+", encoding="utf-8", errors="backslashreplace") as file:
+            if not file.read(1):
+                file.write(f"{sentence}\n")
+    except OSError:
+        return
 
 
 def take() -> str | None:

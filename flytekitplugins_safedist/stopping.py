@@ -25,12 +25,22 @@ from typing import NoReturn
 UNWIND_SECONDS = 0.5
 """For clearing up what is half made. Kubernetes gives a pod 30 s, and whoever stops a process by hand a second."""
 
+GRACE_SECONDS = 30.0
+"""From SIGTERM to the kubelet's SIGKILL where a pod asks for nothing else."""
+
+MARGIN_SECONDS = 2.0
+"""Between our own end and that."""
+
 EXIT_TOLD = 128 + signal.SIGTERM
-"""What a shell says of a process that SIGTERM ended. Not zero: nothing is uploaded, and Flyte retries."""
+"""What a shell says of a process that SIGTERM ended. Not zero: this process died undecided."""
 
 _listening = False
 _told = False
+_told_at = 0.0
+_grace = GRACE_SECONDS
 _unwinds = False
+_finishing = False
+_ends_at: float | None = None
 _verdict: int | None = None
 
 
@@ -57,16 +67,31 @@ def listening() -> bool:
     return _listening
 
 
+def reckon_with(seconds: float) -> None:
+    """How long Kubernetes waits between SIGTERM and SIGKILL."""
+    global _grace  # noqa: PLW0603
+    _grace = seconds
+
+
 def told() -> bool:
-    """Whether this process was told to stop: then nothing new is begun, and above all nothing uploaded."""
-    return _told
+    """Whether this process was told to stop: then nothing new is begun, and above all nothing uploaded, unless what is
+    to be uploaded is the verdict (:func:`finish`)."""
+    return _told and not _finishing
 
 
 def note(*, within: float) -> None:
     """For an owner of SIGTERM other than this module: it has come, and the process ends ``within`` seconds."""
-    global _told  # noqa: PLW0603
-    _told = True
+    _note()
     end_within(within)
+
+
+def finish() -> None:
+    """What is uploaded from here on is the attempt's verdict: it is finished also when this process is told to stop,
+    or was, as long as the grace period lasts."""
+    global _finishing  # noqa: PLW0603
+    _finishing = True
+    if _told:
+        _end_at(_told_at + _grace - MARGIN_SECONDS)
 
 
 def decided(code: int) -> None:
@@ -87,12 +112,8 @@ def unwinding() -> Iterator[None]:
 
 
 def end_within(seconds: float) -> None:
-    """End this process after ``seconds``, whatever it does by then."""
-    try:
-        # Not threading.Thread, whose locks the code that a signal interrupted may hold.
-        _thread.start_new_thread(_end_after, (seconds,))
-    except RuntimeError:
-        end()
+    """End this process after ``seconds``, whatever it does by then, unless it finishes its verdict."""
+    _end_at(time.monotonic() + seconds)
 
 
 def end() -> NoReturn:
@@ -107,7 +128,9 @@ def leave(code: int) -> NoReturn:
     apart is ended by it in the middle of C++ code, which aborts the process (SIGABRT; as a container's first process,
     SIGSEGV) and makes its exit code a lie.
     """
-    decided(code if code != 0 or _verdict is not None or not _told else EXIT_TOLD)
+    uploaded = _verdict == 0
+    if not uploaded:  # else nothing turns that success into a failure
+        decided(code if code != 0 or _verdict is not None or not _told else EXIT_TOLD)
     threading = sys.modules.get("threading")
     try:
         if threading is not None:
@@ -120,24 +143,48 @@ def leave(code: int) -> NoReturn:
             try:
                 stream.flush()
             except (AttributeError, OSError, ValueError):
-                decided(_verdict or 1)
+                decided(0 if uploaded else _verdict or 1)
         end()
 
 
 def _on_sigterm(number: int, _frame: object) -> None:
-    global _told
-    again, _told = _told, True
-    if again and _unwinds:
-        return  # it is unwinding, and its end is near
-    _say(f"told to stop by {signal.Signals(number).name}")
+    again = _told
+    _note()
+    if again and (_unwinds or _finishing) and _verdict is None:
+        return  # its end is near
+    name = signal.Signals(number).name
+    if _finishing and _verdict is None:
+        _say(f"told to stop by {name}: the upload is finished first")
+        finish()
+        return
+    _say(f"told to stop by {name}")
     if not _unwinds or _verdict is not None:
         end()
     end_within(UNWIND_SECONDS)
     raise ToldToStop(EXIT_TOLD)
 
 
-def _end_after(seconds: float) -> None:
-    time.sleep(seconds)
+def _note() -> None:
+    global _told, _told_at
+    if not _told:
+        _told, _told_at = True, time.monotonic()
+
+
+def _end_at(when: float) -> None:
+    global _ends_at
+    waiting, _ends_at = _ends_at is not None, when
+    if waiting:
+        return  # the thread that waits finds the new time when the old one has come
+    try:
+        # Not threading.Thread, whose locks the code that a signal interrupted may hold.
+        _thread.start_new_thread(_end_in_time, ())
+    except RuntimeError:
+        end()
+
+
+def _end_in_time() -> None:
+    while _ends_at is not None and (left := _ends_at - time.monotonic()) > 0:
+        time.sleep(left)
     end()
 
 

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SafedistError as error:
         if not stopping.told():  # else it is what unwinding looked like to somebody
             print(f"safedist-execute: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            lastwords.to_termination_log(lastwords.sentence_of(error))
         code = EXIT_INFRASTRUCTURE
     except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _show_infrastructure(error)
         code = EXIT_INFRASTRUCTURE
     storage_clients.close()
-    _say_last_words()
+    _say_last_words(code)
     stopping.leave(code)
 
 
@@ -96,6 +97,7 @@ def _exit_code(leaving: SystemExit) -> int:
 
 def _show_infrastructure(error: BaseException) -> None:
     traceback.print_exc()
+    lastwords.to_termination_log(lastwords.sentence_of(error))
     print(  # noqa: T201
         f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: "
         f"{' '.join(str(error).split())}",
@@ -104,14 +106,18 @@ def _show_infrastructure(error: BaseException) -> None:
     )
 
 
-def _say_last_words() -> None:
+def _say_last_words(code: int) -> None:
     sentence = lastwords.take()
-    if sentence is not None:
-        print(f"[safedist] the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+    if sentence is None:
+        return
+    print(f"[safedist] the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+    if code != 0:
+        lastwords.to_termination_log(sentence)
 
 
 def _run(arguments: list[str]) -> int:
     invocation = parse(arguments)
+    reckon_with_grace(os.environ)
     make_room()
     options = options_from(os.environ)
     prepare_ranks(os.environ)
@@ -122,6 +128,14 @@ def _run(arguments: list[str]) -> int:
             code = stage_code(invocation, options)
         make_importable(code)  # and ``code`` stays: its lease keeps the tree, also for a command that replaces us
     return execute_and_leave(command_line(invocation))
+
+
+def reckon_with_grace(environment: Mapping[str, str]) -> None:
+    """Learn how long this pod has between SIGTERM and SIGKILL; what is no time to wait is Kubernetes' usual one."""
+    with suppress(ValueError):
+        seconds = float(environment.get(envvars.GRACE, ""))
+        if 0 < seconds < float("inf"):
+            stopping.reckon_with(seconds)
 
 
 def make_room() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from .. import stopping
+from .. import stopping, topology
 from ..compat import flytekit as flytekit_inside
 from ..errors import RankFailedError, SafedistError
 from ..flyte import error_document, uploads
+from ..job.verdict import Code
 from . import other_command
 
 EXIT_INFRASTRUCTURE = 1
@@ -100,9 +102,23 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
             try:
                 dispatch(ctx, load, inputs_path, output_prefix, *args, **kwargs)
             except error_document.Decided as ended:
-                error_document.upload(ended.failure, ctx.file_access, output_prefix)
+                failure = ended.failure
+            except stopping.ToldToStop:
+                if not topology.is_alone(os.environ):
+                    raise
+                failure = _stopped()
+            else:
+                return
+            stopping.finish()
+            error_document.upload(failure, ctx.file_access, output_prefix)
 
     return dispatch_execute
+
+
+def _stopped() -> error_document.SystemFailure:
+    """The verdict on a pod that nobody replaces, told to stop where it has no ranks."""
+    text = "this pod was told to stop by SIGTERM; no rank was running. Nothing is wrong with the task"
+    return error_document.SystemFailure(Code.STOPPED.value, text, time.time_ns())
 
 
 def _loaded(load_task: Callable[[], Any]) -> Any:

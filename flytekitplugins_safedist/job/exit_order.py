@@ -8,6 +8,7 @@ store must stay open. It is kept here, for the entrypoint to close.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..errors import NodeLostError, RendezvousError, StoreLostError
@@ -35,12 +36,13 @@ def leave(*, uploaded: bool) -> None:
     handler, _open = _open, None
     if handler is None:
         return
-    try:
+    # A store that is gone (in a range another node may hold it) takes nothing back: the others look at the upload.
+    with suppress(RendezvousError):
         if uploaded:
             handler.jobs.set_uploaded()
         else:
             handler.jobs.set_not_uploaded("flytekit ended with an error before its upload")
-    finally:
+    with suppress(RendezvousError):
         handler.shutdown()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import envvars, lastwords, topology
+from .. import envvars, lastwords, stopping, topology
 from ..config.options import Resolved
 from ..errors import RendezvousError, SafedistError, ScratchError, StoreLostError
 from ..flyte import task_context, uploads
@@ -203,7 +203,10 @@ def _driven(agent: NodeAgent, handler: Meeting) -> tuple[Report, Part]:
             raise
         agent.report.result, agent.report.verdict = None, verdict
         return agent.report, part
-    return report, Part.UPLOADS if handler.uploads else Part.FOLLOWS
+    if not handler.uploads:
+        return report, Part.FOLLOWS
+    stopping.finish()
+    return report, Part.UPLOADS
 
 
 def _leaving_when_decided(

@@ -17,7 +17,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 
-from .. import lastwords
+from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import ConfigError, RankFailedError, SafedistError
@@ -132,6 +132,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             return result
         if isinstance(result, run.Elsewhere):
             if remote:
+                stopping.decided(0)
                 # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
                 # nothing uploaded, and in silence.
                 raise SystemExit(0)

@@ -7,7 +7,7 @@ against what was decided at registration.
 
 from __future__ import annotations
 
-from .adapters import ADAPTERS, Adapter, from_env
+from .adapters import ADAPTERS, Adapter, from_env, is_alone
 from .model import DEFAULT_PORT, Asked, Endpoint, Topology
 
-__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env"]
+__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env", "is_alone"]

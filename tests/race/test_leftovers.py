@@ -14,9 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from flyteidl.core import errors_pb2, execution_pb2
 
 from flytekitplugins_safedist.errors import JobInterruptedError, RankFailedError
-from tests.procs import ROOT, Ended, Gate, Running, Warm, gate
+from tests.procs import ROOT, Ended, Gate, Running, Warm, gate, uploaded_error
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 STARTED = [
@@ -98,12 +99,15 @@ def test_after_sigkill_of_the_agent_nothing_is_left(warm, tmp_path, ranks_gate, 
     assert_nothing_left(ended, sockets)
 
 
-def test_sigterm_in_a_pod_uploads_nothing_and_exits_non_zero(warm, tmp_path, ranks_gate):
+def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_exits_0(warm, tmp_path, ranks_gate):
     running, _ = start(warm, tmp_path / "job", ranks_gate, "waits", kind="execute")
     running.signal(signal.SIGTERM)
     ended = running.wait()
-    assert ended.code == 1
-    assert ended.uploaded == []
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    error = uploaded_error(ended)
+    assert (error.kind, error.origin) == (errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM)
+    assert error.code == "SYSTEM:Stopped"
+    assert "told to stop by SIGTERM" in error.message
     assert_nothing_left(ended, set())
 
 

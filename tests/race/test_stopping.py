@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from flyteidl.core import literals_pb2
+from flyteidl.core import errors_pb2, literals_pb2
 
 from tests.procs import DEADLINE, ROOT, alive, until
 from tests.tarballs import project
@@ -59,12 +59,40 @@ def train() -> str:
 """
 
 
+GATED = (
+    SAFE
+    + """
+import os
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+class Gated(LocalFileSystem):
+    protocol = "gated"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("gated://"))
+
+    def put(self, *args, **kwargs):
+        with open(os.environ["TEST_GATE"] + "/begun", "w"):
+            pass
+        with open(os.environ["TEST_GATE"] + "/go") as go:
+            go.read()
+        return super().put(*args, **kwargs)
+
+fsspec.register_implementation("gated", Gated, clobber=True)
+"""
+)
+"""Its uploads say that they begin, and wait to be let go."""
+
+
 class Pod:
     """A container's view, with real torch; the command is the console script's function."""
 
     def __init__(self, root: Path, code: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root, self.outputs = root, root / "outputs"
+        self.prefix = str(self.outputs)
         (root / "cwd").mkdir()
         (root / "tmp").mkdir()
         (root / "fast.tar.gz").write_bytes(project({"workflows.py": code}))
@@ -75,7 +103,7 @@ class Pod:
         root = self.root
         arguments = [
             *("--additional-distribution", str(root / "fast.tar.gz"), "--dest-dir", ".", "--", "pyflyte-execute"),
-            *("--inputs", str(root / "inputs.pb"), "--output-prefix", str(self.outputs)),
+            *("--inputs", str(root / "inputs.pb"), "--output-prefix", self.prefix),
             *("--raw-output-data-prefix", str(root / "raw")),
             *("--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"),
             *("task-module", "workflows", "task-name", task),
@@ -94,6 +122,9 @@ class Pod:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def error(self) -> errors_pb2.ContainerError:
+        return errors_pb2.ErrorDocument.FromString((self.outputs / "error.pb").read_bytes()).error
 
     def uploaded(self) -> list[str]:
         return sorted(os.listdir(self.outputs)) if self.outputs.exists() else []
@@ -156,12 +187,49 @@ def test_at_any_time_of_a_jobs_start_sigterm_ends_it_and_is_never_the_users_erro
         complaints = [text for text in ("Traceback", "MissingDependencyError", "StagingError") if text in out + err]
         if process.returncode == 0 and uploaded == ["outputs.pb"] and not complaints:
             return "fine"  # the verdict was there before the signal
+        if process.returncode == 0 and uploaded == ["error.pb"] and pod.error().code == "SYSTEM:Stopped":
+            return "fine"  # the verdict is that it was stopped
         if process.returncode != 0 and uploaded == [] and not complaints:
             return "fine"
         return f"after {6.0 * number / count:.2f} s: {process.returncode} {uploaded} {complaints}\n{err}"
 
     with ThreadPoolExecutor(2) as several:
         assert [text for text in several.map(told_at, range(count)) if text != "fine"] == []
+
+
+def uploading(root: Path, **more: str) -> tuple[Pod, subprocess.Popen[str]]:
+    """A pod in the middle of uploading its outputs, told to stop."""
+    pod = Pod(root, GATED)
+    pod.prefix = f"gated://{pod.outputs}"
+    for name in ("begun", "go"):
+        os.mkfifo(root / name)
+    process = pod.start("train", **TORCH, TEST_GATE=str(root), SAFEDIST_SCRATCH_ROOT=str(root / "tmp"), **more)
+    with open(root / "begun"):  # opens when the upload begins
+        process.terminate()
+    return pod, process
+
+
+def test_an_upload_that_runs_when_the_pod_is_told_to_stop_is_finished(tmp_path):
+    pod, process = uploading(tmp_path)
+    assert _said(process, "the upload is finished first")
+    with open(tmp_path / "go", "w"):
+        pass
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    assert pod.uploaded() == ["outputs.pb"]
+
+
+def test_an_upload_that_outlasts_the_grace_period_ends_undecided(tmp_path):
+    # A second less than the margin: the time is over when SIGTERM comes, and nothing here has to be waited for.
+    pod, process = uploading(tmp_path, SAFEDIST_GRACE_SECONDS="1")
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == TOLD, err
+    assert pod.uploaded() == []
+
+
+def _said(process: subprocess.Popen[str], text: str) -> bool:
+    assert process.stderr is not None
+    return any(text in line for line in iter(process.stderr.readline, ""))
 
 
 def test_a_rank_server_whose_agent_is_gone_ends_in_the_middle_of_an_import_that_catches_everything(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.errors import GroupClosedError, NodeLostError
+from flytekitplugins_safedist.errors import GroupClosedError, NodeLostError, StoreLostError
 from flytekitplugins_safedist.job import exit_order
 
 
@@ -49,3 +50,32 @@ def test_a_storage_that_cannot_be_asked_hides_nothing_of_what_happened() -> None
     text = str(pickle.loads(pickle.dumps(caught.value)))
     assert "node 0 closed the group" in text
     assert "storage cannot be asked: OSError: no route to host" in text
+
+
+class HostGone:
+    """A rendezvous of a range whose store was on another node, which is gone."""
+
+    node_rank = 0
+    left = False
+
+    @property
+    def jobs(self) -> HostGone:
+        return self
+
+    def set_uploaded(self) -> None:
+        raise StoreLostError("the store's host is gone")
+
+    def set_not_uploaded(self, _reason: str) -> None:
+        raise StoreLostError("the store's host is gone")
+
+    def shutdown(self) -> None:
+        self.left = True
+        raise StoreLostError("the store's host is gone")
+
+
+@pytest.mark.parametrize("uploaded", [True, False])
+def test_a_store_that_is_gone_takes_nothing_back_of_what_is_uploaded(uploaded: bool) -> None:
+    handler: Any = HostGone()
+    exit_order.stay(handler)
+    exit_order.leave(uploaded=uploaded)
+    assert handler.left
