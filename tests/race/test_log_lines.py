@@ -17,7 +17,7 @@ import pytest
 
 from tests.procs import Ended, Warm
 from tests.tarballs import project
-from tests.unit.test_staging_s3 import BUCKET, S3
+from tests.unit.container.test_staging_s3 import BUCKET, S3
 
 JOBS = Path(__file__).parents[1] / "jobs"
 COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.container.entrypoint import main; main()"]

@@ -10,7 +10,7 @@ import pytest
 from flytekitplugins_safedist.errors import WorkFailedError
 from flytekitplugins_safedist.fs import download_once, file_group, identity_from_env, use_group
 from tests.race.fs.ranks import processes, rank_env
-from tests.unit.test_staging_s3 import S3
+from tests.unit.container.test_staging_s3 import S3
 
 RANKS, PER_NODE = 4, 2
 
