@@ -85,3 +85,31 @@ def torch_done_early() -> str:
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=Timeouts(rendezvous=1)))
 def torch_impatient() -> str:
     return "never"
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def torch_points() -> str:
+    """A rank says where it is and waits for a word: before it meets the others, among them, and when it is done."""
+    import torch as pytorch
+    import torch.distributed as dist
+
+    me, point = current_rank(), os.environ["TEST_HOW"]
+
+    def here(name: str) -> None:
+        if point == name:
+            say(f"rank {me.rank} round {me.round}")
+            wait_for_word()
+
+    here("ranks start")
+    dist.init_process_group("gloo")
+    here("in the function")
+    total = pytorch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    here("function returns")
+    return f"{total.item():g} from {me.world_size} ranks in round {me.round}"
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=3)))
+def torch_not_replaced() -> str:
+    return torch.task_function()
