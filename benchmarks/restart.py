@@ -7,13 +7,19 @@ Two nodes are two agents on loopback; the same function, interleaved runs, media
 - ``horovodrun`` in elastic mode. It bans the host of a rank that fails, so it is given a third one to go on with, under
   this machine's own address; with two hosts and ``--blacklist-cooldown-range 1 2`` it did not come back.
 
+With ``--lose-node-0``, node 0's agent is killed when all ranks are in the function, and started again at once under its
+old address: from that start until every rank is back in the function. torchrun's other agent ends then, whatever
+``--max-restarts`` says, so there is nothing to measure: what became of it is printed. horovodrun has no such node.
+
     python benchmarks/restart.py --runs 5
+    python benchmarks/restart.py --lose-node-0 --runs 5
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -21,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 PROJECT = Path(__file__).parent / "restart_project"
@@ -38,6 +45,9 @@ def free_port() -> int:
 
 Command = tuple[list[str], dict[str, str]]
 """Arguments, and further variables."""
+
+Variant = Callable[[int, int, Path], "Command | None"]
+"""The command of a node, from its number, a free port, and the run's directory."""
 
 
 def torchrun(node: int, port: int, directory: Path) -> Command:
@@ -102,7 +112,7 @@ def safedist(task: str) -> Callable[[int, int, Path], Command]:
     return command
 
 
-def run(variant: Callable[[int, int, Path], Command | None]) -> float:
+def run(variant: Variant) -> float:
     """Seconds from the failure to the last rank's second entry."""
     with tempfile.TemporaryDirectory(prefix="restart-") as name:
         directory, port = Path(name), free_port()
@@ -127,12 +137,98 @@ def run(variant: Callable[[int, int, Path], Command | None]) -> float:
         return max(entries) - float((directory / "failed").read_text())
 
 
+def start(variant: Variant, node: int, port: int, directory: Path, **more: str) -> subprocess.Popen[bytes]:
+    """One node, as the leader of its processes."""
+    started = variant(node, port, directory)
+    assert started is not None
+    command, variables = started
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **variables, **more, "PATH": path, "PYTHONPATH": str(PROJECT)}
+    with (directory / f"log-{node}").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """A node with all that it started in its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_losing_node_0(variant: Variant, patience: float) -> tuple[float, float | str]:
+    """Seconds from the first start to all ranks' entry; and from the start of node 0's replacement to the last rank's
+    second entry, or why there is no such thing."""
+    with tempfile.TemporaryDirectory(prefix="restart-") as name:
+        directory, port, ranks = Path(name), free_port(), NODES * RANKS_PER_NODE
+        begun = time.time()
+        nodes = [start(variant, node, port, directory, BENCH_LOSE_NODE_0="1") for node in range(NODES)]
+        try:
+            wait_until(lambda: len(list(directory.glob("there-*"))) == ranks, DEADLINE_SECONDS)
+            first = max(float(mark.read_text()) for mark in directory.glob("first-*")) - begun
+            kill(nodes[0])
+            (directory / "failed").touch()
+            replaced = time.time()
+            nodes[0] = start(variant, 0, port, directory, BENCH_LOSE_NODE_0="1")
+            back = wait_until(lambda: len(list(directory.glob("again-*"))) == ranks, patience)
+            if not back:
+                left = nodes[1].poll()
+                return first, "did not come back: the other agent " + (
+                    "waits" if left is None else f"had ended with {left}"
+                )
+            wait_until(lambda: all(node.poll() == 0 for node in nodes), DEADLINE_SECONDS)
+            return first, max(float(mark.read_text()) for mark in directory.glob("again-*")) - replaced
+        finally:
+            for node in nodes:
+                kill(node)
+
+
+def wait_until(true: Callable[[], bool], seconds: float) -> bool:
+    """Whether it becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def lose_node_0(runs: int, patience: float) -> None:
+    """Run all, interleaved, and print medians."""
+    variants: dict[str, Variant] = {
+        "torchrun": torchrun,
+        "SafeTorch": safedist("safe_torch"),
+        "SafeHorovod": safedist("safe_horovod"),
+    }
+    found: dict[str, list[float | str]] = {name: [] for name in variants}
+    firsts: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(runs):
+        for name, variant in variants.items():
+            first, again = run_losing_node_0(variant, patience)
+            firsts[name].append(first)
+            found[name].append(again)
+    for name, results in found.items():
+        seconds = [one for one in results if isinstance(one, float)]
+        for why in sorted({one for one in results if isinstance(one, str)}):
+            print(f"{name:12} {results.count(why)} of {runs}: {why}, {patience:g} s after the replacement's start")
+        if seconds:
+            spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+            print(f"{name:12} {statistics.median(seconds):6.2f} s   median of {len(seconds)} ({spread})")
+        print(
+            f"{name:12} {statistics.median(firsts[name]):6.2f} s   for comparison: from the first start of both nodes"
+        )
+
+
 def main() -> None:
     """Run all, interleaved."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--lose-node-0", action="store_true")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds that a lost node 0 is given to come back")
     arguments = parser.parse_args()
-    variants: dict[str, Callable[[int, int, Path], Command | None]] = {
+    if arguments.lose_node_0:
+        lose_node_0(arguments.runs, arguments.patience)
+        return
+    variants: dict[str, Variant] = {
         "torchrun": torchrun,
         "horovodrun": horovodrun,
         "SafeTorch": safedist("safe_torch"),

@@ -25,7 +25,10 @@ def enter(directory: Path, rank: int) -> bool:
 
 
 def fail_once(directory: Path, rank: int, *, again: bool) -> None:
-    """Rank 3 fails in the first round, when all are there."""
+    """Rank 3 fails in the first round, when all are there; or all wait there for node 0 to be killed."""
+    if "BENCH_LOSE_NODE_0" in os.environ and not again:
+        (directory / f"there-{rank}").touch()
+        time.sleep(3600)
     if rank == FAILING_RANK and not again:
         (directory / "failed").write_text(repr(time.time()))
         raise RuntimeError("fails once")

@@ -18,6 +18,9 @@ import pytest
 
 from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.rendezvous.client import ReservedPort
+from flytekitplugins_safedist.rendezvous.connections import Older
+from flytekitplugins_safedist.rendezvous.fence import Fence
+from flytekitplugins_safedist.rendezvous.protocol import SUPERSEDED, Hello, Keys, supersede
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 
 PATIENT = 100.0
@@ -167,6 +170,10 @@ def close(handler, pipe, outcome):
     return handler.jobs.close("done", outcome)
 
 
+def fail(handler, pipe, outcome):
+    return handler.jobs.close("failed", outcome)
+
+
 def how_it_ended(handler, pipe):
     return handler.jobs.end()
 
@@ -175,7 +182,9 @@ def outlive(handler, pipe, say=False):
     """What an agent does whose node 0 is lost: notice it while its ranks run, and join the next round."""
     try:
         while True:
-            handler.num_nodes_waiting()
+            with suppress(errors.GroupClosedError):
+                handler.num_nodes_waiting()
+            handler.jobs.end()
             threading.Event().wait(0.01)
     except errors.StoreLostError as lost:
         go_over(handler, lost)
@@ -201,6 +210,13 @@ def go_over(handler, lost):
 def told(handler, pipe):
     known = handler.jobs.known()
     return known.round, sorted(known.restarts), known.lost, known.retaken
+
+
+def tell_that_it_is_superseded(handler, pipe, port, store):
+    """What nodes do that have gone over to a newer store, to the one at ``port``: in their own process."""
+    group = handler._group
+    older, me = Older(store, ("127.0.0.1",)), handler.node_rank
+    Fence(older, port, group.keys, PATIENT, lambda raw: supersede(raw, group.keys, me)).start()
 
 
 def spend(handler, pipe, limit, number):
@@ -617,6 +633,45 @@ def test_losses_of_node_0_beyond_the_budget_end_the_job_for_all(cluster):
         error = node.error()
         assert type(error) is errors.GroupClosedError
         assert "node 0 was lost, and 1 replacements are used up" in str(error)
+
+
+def test_a_node_0_that_comes_back_when_the_others_are_on_a_newer_store_ends_itself(cluster):
+    older, ghost = nodes = cluster.nodes(2)  # they cannot know of the other two: another run would be another port
+    same_round(joined(nodes))
+    for node in nodes:
+        node.start(until_moved)
+    reserved = ReservedPort()
+    newer = [cluster.node(rank, port=reserved.port) for rank in (0, 1)]
+    same_round(joined(newer))
+    newer[1].do(tell_that_it_is_superseded, cluster.base.port, "a store that was there before")
+    newer[1].do(tell_that_it_is_superseded, cluster.base.port, store_of(cluster))
+    assert type(older.error()) is errors.FencedError
+    error = ghost.error()
+    assert (type(error), error.seen) == (errors.StoreLostError, SUPERSEDED)
+    # Nothing is ended where the others are now.
+    assert newer[0].do(ask_once) == newer[1].do(ask_once) == 0
+    reserved.close()
+
+
+def store_of(cluster: Cluster) -> str:
+    """The id of the store at the cluster's port."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", cluster.base.port, is_master=False, wait_for_workers=False)
+    return Hello.parse(bytes(store.get(Keys("job").hello))).store
+
+
+def test_an_end_in_failure_that_node_0_did_not_upload_is_brought_to_its_replacement(cluster):
+    first, second = nodes = cluster.nodes(2)
+    same_round(joined(nodes))
+    second.do(fail, "the root cause")
+    assert second.do(how_it_ended).text == "the root cause"
+    first.kill()
+    second.start(outlive)
+    again = cluster.again(first).start(join)
+    for node in (again, second):
+        assert type(node.error()) is errors.GroupClosedError
+    assert again.do(how_it_ended).text == "the root cause"
 
 
 # --- accidents in between -------------------------------------------------------------------------------------------
