@@ -121,7 +121,7 @@ class RankOutcome:
 
         def short(text: str) -> str:
             half = limit // 2
-            return text if len(text) <= limit else f"{text[:half]}\n... [cut] ...\n{text[-half:]}"
+            return text if len(text) <= limit else f"{text[:half]}\n... [cut] ...\n{text[len(text) - half :]}"
 
         raised = self.raised
         if raised is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def test_each_way_to_fail_is_what_the_contract_says(
     assert (judged.kind, judged.origin) == ends
     assert judged.code == code
     assert type(judged.error) is error
+    assert f"{describe(cause)}\n\nNot restarted in place: max_restarts=0." in str(judged.error)
     if isinstance(judged.error, RankFailedError):
         assert judged.error.error_code == code
 
@@ -146,8 +148,10 @@ def test_other_errnos_are_no_full_disk() -> None:
 )
 def test_what_the_platform_does_to_a_job_is_retried_at_its_own_cost(error: SafedistError, code: str) -> None:
     assert is_infrastructure(error)
+    before = time.time_ns()
     judged = of_error(error)
     assert judged is not None
+    assert before <= judged.time_ns <= time.time_ns()
     assert (judged.kind, judged.origin, judged.code, judged.error) == (*PLATFORMS, code, error)
 
 

@@ -78,7 +78,8 @@ def test_what_we_stopped_ourselves_is_no_failure(status: Status) -> None:
     assert outcome(status=status).failed is (status in (Status.RAISED, Status.EXITED, Status.KILLED))
 
 
-@given(OUTCOMES, st.integers(2, 100))
+@given(OUTCOMES, st.integers(0, 100))
+@example(failed(of=raised(message="x" * 30)), 1)
 def test_a_shortened_record_is_bounded_and_keeps_all_but_the_length_of_its_texts(
     original: RankOutcome, limit: int
 ) -> None:
@@ -97,9 +98,16 @@ def test_a_shortened_record_is_bounded_and_keeps_all_but_the_length_of_its_texts
 
 
 def test_a_cut_text_keeps_both_ends() -> None:
-    short = failed(of=raised(message="start " + "x" * 1000 + " end")).shortened(20)
+    text = "start " + "x" * 1000 + " end"
+    short = failed(of=raised(message=text, traceback=text)).shortened(20)
     assert short.raised is not None
-    assert short.raised.message == "start xxxx\n... [cut] ...\nxxxxxx end"
+    assert short.raised.message == short.raised.traceback == "start xxxx\n... [cut] ...\nxxxxxx end"
+
+
+def test_a_record_that_cannot_be_made_to_fit_has_no_text_left() -> None:
+    least = failed(of=raised(message="x" * 100, traceback="y" * 100), log_tail=("z",)).fitting(32, RankOutcome.to_json)
+    assert least.raised == raised(message="\n... [cut] ...\n", traceback="\n... [cut] ...\n")
+    assert least.log_tail == ()
 
 
 def test_a_text_of_just_the_allowed_length_is_left_as_it_is() -> None:
