@@ -1,0 +1,74 @@
+"""Tasks that save and resume by flytekitplugins_safedist.checkpoint, through rounds and attempts."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from flytekit import current_context, task
+
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
+from flytekitplugins_safedist.checkpoint import checkpoints
+
+ROUNDS = 3
+
+
+def _trained(together: object) -> str:
+    """Each round takes three steps from where the one before it ended, and fails; the last one returns."""
+    me = current_rank()
+    model = torch.nn.Linear(4, 4)
+    torch.nn.init.constant_(model.weight, float(me.rank))
+    state = {"model": model, "history": []}
+    ckpt = checkpoints(every=1, resume_from=os.environ.get("TEST_RESUME_FROM"))
+    first = ckpt.resume(state)
+    state["history"].append(f"{me.attempt}.{me.round}:{first}")
+    for step in range(first, first + 3):
+        torch.nn.init.constant_(model.weight, float(step))
+        ckpt.step(step, state)
+    ckpt.wait()
+    together()  # type: ignore[operator]
+    if me.round < int(os.environ.get("TEST_FAILING_ROUNDS", "0")):
+        raise ValueError("and again")
+    # Flyte's own checkpoint is another place, where nothing was saved. (Of a later attempt it says what it was told.)
+    assert me.attempt or not current_context().checkpoint.prev_exists()
+    return " ".join(state["history"])
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2))
+def by_torch() -> str:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return _trained(dist.barrier)
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2, max_restarts=2))
+def by_horovod() -> str:
+    import horovod.torch as hvd
+
+    hvd.init()
+    return _trained(hvd.barrier)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def dies_at_once() -> str:
+    """An attempt that saves nothing."""
+    if current_rank().attempt:
+        raise ValueError("before anything was saved")
+    return "not this time"
+
+
+@task(task_config=SafeTorch())
+def ends_while_saving() -> str:
+    """Returns with a save in flight, which is slow."""
+    import threading
+
+    from flytekitplugins_safedist.checkpoint import points
+
+    def slow(point: str) -> None:
+        if point == points.PART_OPENED:
+            threading.Event().wait(1)
+
+    points.on_point = slow
+    checkpoints(every=None).save(7, {"x": torch.ones(3)})
+    return "returned"

@@ -1,0 +1,59 @@
+"""Sharded saves under the real torchrun: other numbers of ranks resume what some have saved, to the last digit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import manifest, points
+from tests.race.checkpoint import sharded_ranks
+from tests.race.fs.ranks import launched
+
+
+def run(place, world_size, *arguments):
+    """What the ranks resumed, and what they ended with."""
+    torchrun = Path(sys.executable).with_name("torchrun")
+    launcher = [torchrun, "--standalone", f"--nproc-per-node={world_size}"]
+    launched(Path(sharded_ranks.__file__), launcher, place, *arguments)
+    return json.loads((place.parent / f"report-{world_size}.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_other_numbers_of_ranks_resume_it(tmp_path, kind):
+    place = tmp_path / "place"
+    before = run(place, 4, kind, "10")
+    assert before["resumed"]["first"] == 0
+    for world_size, first in ((2, 10), (3, 20)):
+        after = run(place, world_size, kind, "10")
+        resumed = after["resumed"]
+        assert (resumed["first"], resumed["told"]) == (first, f"step {first - 1}")
+        assert resumed["kept"] == [first - 1.0] * 3
+        assert {name: resumed[name] for name in before["ended"]} == before["ended"]
+        before = after
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(tmp_path):
+    place = tmp_path / "place"
+    before = run(place, 2, "fsdp", "5")
+    with pytest.raises(AssertionError):
+        run(place, 2, "fsdp", "10", points.PART_WRITTEN)
+    begun = [path for path in place.iterdir() if manifest.step_of(path.name) == 9]
+    assert begun, "the save that was cut had begun"
+    assert not any((path / manifest.NAME).exists() for path in begun)
+    after = run(place, 2, "fsdp", "1")
+    assert after["resumed"]["first"] == 5
+    assert after["resumed"]["parameters"] == before["ended"]["parameters"]
+
+
+def test_one_damaged_part_of_many_and_all_ranks_pass_the_save_over(tmp_path):
+    place = tmp_path / "place"
+    run(place, 2, "fsdp", "10")
+    (newest,) = (path for path in place.iterdir() if manifest.step_of(path.name) == 9)
+    part = newest / "__1_0.distcp"
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    assert run(place, 2, "fsdp", "1")["resumed"]["first"] == 5
