@@ -155,8 +155,15 @@ class Checkpoints:
         """
         if self._mode is None:
             self._settle(state)
-        if not self._together.at(step, lambda urgent: self.save(step, state, wait=urgent)) and self._due(step):
+        if not self._together.at(step, lambda urgent: self._save(step, state, wait=urgent)) and self._due(step):
             self.save(step, state)
+
+    def wanted(self, step: int) -> bool:
+        """Instead of :meth:`step`, for a trainer that makes its own files first: say that ``step`` is done.
+
+        Returns whether all ranks save after it, because a pod of the job is told to stop: then call :meth:`save`.
+        """
+        return self._together.wanted(step)
 
     def holding(self, step: int, state: MutableMapping[str, Any]) -> Holding:
         """Around what takes long and changes nothing of the state, such as an evaluation, after :meth:`step`.
@@ -172,7 +179,7 @@ class Checkpoints:
         """
         if self._mode is None:
             self._settle(state)  # collectives, which the thread must not come to
-        return self._together.holding(step, lambda urgent: self.save(step, state, wait=urgent))
+        return self._together.holding(step, lambda urgent: self._save(step, state, wait=urgent))
 
     def _settle(self, state: Mapping[str, Any]) -> modes.Mode:
         self._mode = modes.mode_for(state, self._crew(), self._sharded)
@@ -207,6 +214,10 @@ class Checkpoints:
         Raises:
             CheckpointError: the state holds something that could not be loaded again; with ``wait``, the save failed.
         """
+        if not self._together.fulfil(lambda urgent: self._save(step, state, wait=wait or urgent)):
+            self._save(step, state, wait=wait)
+
+    def _save(self, step: int, state: MutableMapping[str, Any], *, wait: bool) -> None:
         crew = self._crew()
         mode = self._mode or self._settle(state)
         if not self._is_saved(step) and (mode.joint or crew.rank == 0):

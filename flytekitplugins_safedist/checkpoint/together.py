@@ -25,6 +25,7 @@ class Together:
         self._board: RankBoard | None = None
         self._begun = False
         self._asking = False
+        self._agreed: Save | None = None
         self._is_over = False
         try:
             self._board = context.board()
@@ -42,28 +43,38 @@ class Together:
             self._asking = True
             self._board.ask()
 
-    def at(self, step: int, save: Callable[[bool], None]) -> bool:
-        """Say that ``step`` is done; where all ranks save after it, do so. Returns whether that was done.
-
-        Where it was because a pod is told to stop, this does not return before the agent ends this rank: whatever it
-        did from here on would be lost.
-
-        Args:
-            step: as for :meth:`.api.Checkpoints.step`.
-            save: save; and, if given True, return when it is committed.
-        """
+    def wanted(self, step: int) -> bool:
+        """Say that ``step`` is done; whether all ranks save after it. If so, call :meth:`fulfil`, on every rank."""
         if self._board is None:
             return False
         if not self._begun:
             self._begun = True
             self._board.take_part(step)
-        agreed = self._board.at(step)
+        self._agreed = self._board.at(step)
+        return self._agreed is not None
+
+    def fulfil(self, save: Callable[[bool], None]) -> bool:
+        """Save, if that was :meth:`wanted`. Returns whether it was.
+
+        Where it was because a pod is told to stop, this does not return before the agent ends this rank: whatever it
+        did from here on would be lost.
+
+        Args:
+            save: save; and, if given True, return when it is committed.
+        """
+        agreed, self._agreed = self._agreed, None
+        if self._board is None:
+            return False
         if agreed is not None:
             self._save(agreed, save, self._board)
         if self._is_over:
             self._is_over = False
             self._board.stand_still()
         return agreed is not None
+
+    def at(self, step: int, save: Callable[[bool], None]) -> bool:
+        """Both: say that ``step`` is done, and save if all ranks save after it. Returns whether they do."""
+        return (self.wanted(step) or self._is_over) and self.fulfil(save)
 
     def holding(self, step: int, save: Callable[[bool], None]) -> Holding:
         """While inside, the state of ``step`` stays as it is, and can be saved at any moment."""

