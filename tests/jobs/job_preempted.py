@@ -1,4 +1,4 @@
-"""Tasks whose ranks train until a pod of the job is told to stop; a round after that ends after a few steps."""
+"""Tasks whose ranks train until a pod of the job is told to stop; what goes on from their save ends soon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(together) -> str:
     first = int(files[0].read_text()) if files else 0
     shared.take_part(first)
     step = first
-    while me.round == 0 or step < first + MORE:
+    while not files or step < first + MORE:
         save = shared.at(step)
         if save is not None:
             (kept / f"rank-{me.rank}").write_text(str(step))
@@ -55,7 +55,7 @@ def torch_alone() -> str:
     return by_torch()
 
 
-@task(task_config=SafeTorch(nodes="1:2", nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=2, timeouts=TIMEOUTS))
 def torch_range() -> str:
     return by_torch()
 

@@ -30,6 +30,8 @@ ONE_RANK = ("torch_impatient", "torch_done_early")
 class Job:
     """Pods of one PyTorchJob with an elastic policy of 2 to 3 workers."""
 
+    module = "job_elastic"
+
     def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
         reserved = ReservedPort()
         weakref.finalize(self, reserved.close)
@@ -54,7 +56,7 @@ class Job:
         self.started += 1
         files = self.directory / f"pod-{pod}-{self.started}"
         everything = {**variables, **self.environment}
-        return self.warm.start(f"job_elastic:{self.task}", files, environment=everything, kind="execute")
+        return self.warm.start(f"{self.module}:{self.task}", files, environment=everything, kind="execute")
 
     def listening(self) -> bool:
         """Whether a pod holds the store."""

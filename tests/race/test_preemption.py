@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.procs import TERM, Gate, Running, uploaded_output
+from tests.race import test_elastic
 from tests.race.test_nodes import Job
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
@@ -100,3 +101,25 @@ def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_g
     again = job.start(1)
     assert all("round 0" not in line for line in ranks_gate.heard(4))
     assert [node.wait().code for node in (first, again)] == [0, 0]
+
+
+class PreemptedRange(test_elastic.Job):
+    """Three pods of a range of two to three."""
+
+    module = "job_preempted"
+
+
+def test_a_range_goes_on_smaller_from_the_step_at_which_all_ranks_saved(warm, tmp_path, ranks_gate: Gate):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    job = PreemptedRange(warm, tmp_path, "torch_range", "", {**ranks_gate.environment, "TEST_KEPT": str(kept)})
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    there = 0
+    while there < 6:  # a round of two nodes may have begun before the third came
+        there += ranks_gate.heard(1)[0].endswith("of 6")
+    pods[2].signal(TERM)
+    step = one_step(ranks_gate.heard(6))
+    assert "outputs.pb" not in pods[2].wait().uploaded
+    assert all(f"from {step} of 4" in line for line in ranks_gate.heard(4))
+    ended = [pod.wait() for pod in pods[:2]]
+    assert [node.code for node in ended] == [0, 0], ended[0].err
