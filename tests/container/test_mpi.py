@@ -98,14 +98,15 @@ def test_a_user_exception_on_the_last_rank_is_the_one_error(mpi_job: Callable[..
     assert "no learning rate" in error.message
 
 
-def test_the_platforms_failure_uploads_nothing_and_the_launcher_fails(mpi_job: Callable[..., MpiJob]) -> None:
+def test_the_platforms_failure_is_uploaded_as_such_and_the_launcher_succeeds(mpi_job: Callable[..., MpiJob]) -> None:
     running = mpi_job("torch", environment={"TEST_HOW": "kill"})
     running.start()
     ended = running.launcher.wait()
 
-    assert ended.code == 1
-    assert running.job.uploaded == []
-    assert "node 0 left with 1" in ended.log
+    assert ended.code == 0
+    assert running.job.uploaded == ["error.pb"]
+    assert running.job.error.code == "SYSTEM:SIGKILL"
+    assert "node 0 left with 0" in ended.log
 
 
 def test_sigterm_to_the_launcher_ends_every_agent(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2
+from flyteidl.core import errors_pb2, execution_pb2
 
 from flytekitplugins_safedist.tools.render import Cluster as Backend
 from tests.container.cluster import Job, gated
@@ -56,8 +56,7 @@ def test_with_error_aggregation_there_is_one_error_too(job: Make, backend: str) 
     aggregating = Backend(k8s={"enable-distributed-error-aggregation": True})
     failing = job(f"{backend}_2x2", environment={"TEST_HOW": "raise"}, backend=aggregating, steps=20)
     ended = failing.run(SOON)
-    assert len(failing.uploaded) == 1
-    assert failing.uploaded[0].startswith("error")
+    assert failing.uploaded == ["error.pb"]
     assert [pod.codes for pod in ended] == [(0,), (0,)]
     assert "rank 3 (local_rank 1) on node 1" in failing.error.message
 
@@ -82,14 +81,16 @@ def test_a_rank_that_is_killed_once_costs_a_restart_and_leaves_no_error(job: Mak
 
 
 @both
-def test_a_rank_that_is_killed_again_and_again_fails_every_pod_and_uploads_nothing(job: Make, backend: str) -> None:
+def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure(job: Make, backend: str) -> None:
     failing = job(f"{backend}_2x2", environment={"TEST_HOW": "kill"}, steps=20)
     ended = failing.run(SOON)
-    assert failing.uploaded == []
-    assert all(pod.codes[0] not in (0, 137) for pod in ended)
-    for pod in ended:
-        assert "rank 3 (local_rank 1) on node 1" in pod.log
-        assert "was killed by SIGKILL" in pod.log
+    assert failing.uploaded == ["error.pb"]
+    assert [pod.codes for pod in ended] == [(0,), (0,)]
+    error = failing.error
+    assert (error.kind, error.origin) == (RECOVERABLE, execution_pb2.ExecutionError.SYSTEM)
+    assert error.code == "SYSTEM:SIGKILL"
+    assert "rank 3 (local_rank 1) on node 1" in error.message
+    assert "was killed by SIGKILL" in error.message
 
 
 @both

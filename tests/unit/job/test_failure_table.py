@@ -1,0 +1,96 @@
+"""What the README promises of each failure, and what is uploaded of it; exit statuses of real pods: tests/race."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.errors import (
+    JobInterruptedError,
+    LaunchError,
+    NodeLostError,
+    RendezvousTimeoutError,
+    SafedistError,
+    StoreLostError,
+)
+from flytekitplugins_safedist.job.policy import Action, Decision
+from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
+from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
+from tests.outcomes import failed, outcome, raised
+
+README = Path(__file__).parents[3] / "README.md"
+NOBODY, RETRIES, FLYTE = "none: the task fails", "the task's `retries`", "Flyte"
+PAYS = {
+    (Kind.NON_RECOVERABLE, Origin.USER): NOBODY,
+    (Kind.RECOVERABLE, Origin.USER): RETRIES,
+    (Kind.RECOVERABLE, Origin.SYSTEM): FLYTE,
+}
+
+
+def killed(number: int, *, out_of_memory: bool = False) -> RankOutcome:
+    return outcome(0, Status.KILLED, exit_code=-number, out_of_memory=out_of_memory)
+
+
+ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
+    "USER:ValueError": (failed(), "raised ValueError: bad"),
+    "USER:FlyteRecoverableException": (
+        failed(of=raised("flytekit.exceptions.user.FlyteRecoverableException", fault=Fault.RECOVERABLE)),
+        "raised flytekit.exceptions.user.FlyteRecoverableException",
+    ),
+    "USER:OutOfMemory": (killed(signal.SIGKILL, out_of_memory=True), "out-of-memory killer"),
+    "SYSTEM:SIGKILL": (killed(signal.SIGKILL), "was killed by SIGKILL"),
+    "SYSTEM:SIGTERM": (killed(signal.SIGTERM), "was killed by SIGTERM"),
+    "USER:SIGSEGV": (killed(signal.SIGSEGV), "was killed by SIGSEGV: invalid memory access in native code"),
+    "USER:Exit3": (outcome(0, Status.EXITED, exit_code=3), "left with exit code 3 and no result"),
+    "USER:OSError": (failed(of=raised("OSError", errnos=(errno.ENOSPC,))), "rank 0 ran out of disk space"),
+    "SYSTEM:NodeDisk": (failed(of=raised("OSError", errnos=(errno.EIO,))), "raised OSError"),
+    "USER:OutputTooLargeError": (failed(of=raised("OutputTooLargeError", repeats=True)), "raised OutputTooLargeError"),
+    "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
+    "SYSTEM:RanksNotStarted": (LaunchError("the rank server died"), "the rank server died"),
+    "SYSTEM:Stopped": (JobInterruptedError("told to stop by SIGTERM"), "told to stop by SIGTERM"),
+    "SYSTEM:RendezvousTimeout": (RendezvousTimeoutError("node 1 did not arrive"), "node 1 did not arrive"),
+    "SYSTEM:NodeLost": (NodeLostError("node 1 is gone"), "node 1 is gone"),
+}
+"""An example of each, and a part of what the user reads."""
+
+
+def promised() -> dict[str, str]:
+    """Who pays, by code, as the README's table says it."""
+    rows = [line.split(" | ") for line in README.read_text().splitlines() if line.startswith("| ")]
+    codes = [row for row in rows if len(row) == 4 and row[2].startswith("`")]
+    return {
+        code: row[3].removesuffix(" |")
+        for row in codes
+        for code in row[2].split("`")[1::2]
+        if code.partition(":")[0] in ("USER", "SYSTEM")
+    }
+
+
+def verdict(end: RankOutcome | SafedistError) -> Verdict | None:
+    if isinstance(end, SafedistError):
+        return of_error(end)
+    return judge(end, Decision(Action.GIVE_UP, "max_restarts=0"), disk="", limit=None)
+
+
+def test_the_table_tells_of_every_code() -> None:
+    assert set(promised()) == set(ENDS)
+    assert {code.value for code in Code} <= set(ENDS)
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_what_the_table_says_is_what_is_uploaded(code: str) -> None:
+    end, text = ENDS[code]
+    judged = verdict(end)
+    assert judged is not None
+    assert judged.code == code
+    assert PAYS[judged.kind, judged.origin] == promised()[code]
+    assert text in str(judged.error)
+
+
+def test_the_loss_of_node_0_has_the_code_of_every_lost_node() -> None:
+    judged = of_error(StoreLostError("the store is gone"))
+    assert judged is not None
+    assert judged.code == Code.NODE_LOST.value
