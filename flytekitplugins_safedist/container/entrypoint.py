@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import envvars, lastwords, stopping
 from ..errors import ConfigError, Problem, SafedistError, StagingError
 from ..flyte import storage_clients
-from . import readonly
+from . import early, readonly
 from .task_command import EXIT_INFRASTRUCTURE, execute_and_leave
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SafedistError as error:
         if not stopping.told():  # else it is what unwinding looked like to somebody
             print(f"safedist-execute: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        given = sys.argv[1:] if arguments is None else arguments
+        code = EXIT_INFRASTRUCTURE if stopping.told() else early.settle(error, given)
+        if code != 0:
             lastwords.to_termination_log(lastwords.sentence_of(error))
-        code = EXIT_INFRASTRUCTURE
     except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
         if not stopping.told():

@@ -22,17 +22,19 @@ _EXIT_UNDECIDED = 1
 
 @dataclass(frozen=True)
 class SystemFailure:
-    """What is uploaded: an error that is RECOVERABLE, of origin SYSTEM.
+    """What is uploaded: an error that is RECOVERABLE, of origin SYSTEM; or one that would come again at every start.
 
     Attributes:
         code: its stable name.
         message: what the user reads.
         time_ns: when it happened, in nanoseconds since the epoch.
+        repeats: NON_RECOVERABLE, of origin USER.
     """
 
     code: str
     message: str
     time_ns: int
+    repeats: bool = False
 
 
 class Decided(SystemExit):
@@ -56,12 +58,13 @@ def document(failure: SystemFailure, worker: str = "") -> ErrorDocument:
     """
     from flyteidl.core import errors_pb2, execution_pb2
 
+    kinds, origins = errors_pb2.ContainerError, execution_pb2.ExecutionError
     made = errors_pb2.ErrorDocument(
         error=errors_pb2.ContainerError(
             code=_encodable(failure.code),
             message=_encodable(failure.message),
-            kind=errors_pb2.ContainerError.RECOVERABLE,
-            origin=execution_pb2.ExecutionError.SYSTEM,
+            kind=kinds.NON_RECOVERABLE if failure.repeats else kinds.RECOVERABLE,
+            origin=origins.USER if failure.repeats else origins.SYSTEM,
             worker=worker,
         )
     )

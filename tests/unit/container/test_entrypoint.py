@@ -224,20 +224,46 @@ def test_what_leaves_with_a_code_uploads_nothing(pod):
     assert not pod.outputs.exists()
 
 
-def test_missing_code_uploads_nothing_and_says_to_register_again(pod):
+def test_missing_code_is_the_verdict_for_no_start_would_find_it(pod):
     pod.archive.unlink()
     done = pod.fast("report")
-    assert done.returncode == 1
-    assert not pod.outputs.exists()
+    assert done.returncode == 0, done.stderr
+    error = pod.error()
+    assert (error.code, error.kind) == ("USER:CodeNotFoundError", errors_pb2.ContainerError.NON_RECOVERABLE)
+    assert "register the task again" in error.message
     assert done.stderr.count("safedist-execute:") == 1
     assert "register the task again" in done.stderr
     assert "Traceback" not in done.stderr
 
 
+NODES = {
+    **{"SAFEDIST_NODES": "2", "SAFEDIST_NPROC_PER_NODE": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize(("node", "code"), [("0", 0), ("1", 1)])
+def test_of_several_nodes_node_0_uploads_it_and_the_others_come_back(pod, node, code):
+    pod.archive.unlink()
+    pod.environment |= {**NODES, "PET_NODE_RANK": node, "RANK": node}
+    done = pod.fast("report")
+    assert done.returncode == code, done.stderr
+    assert pod.outputs.exists() == (code == 0)
+
+
+def test_what_would_repeat_and_cannot_be_uploaded_ends_undecided(pod):
+    pod.archive.unlink()
+    pod.outputs.write_text("a file is in the way")
+    done = pod.fast("report")
+    assert done.returncode == 1
+    assert "that cannot be uploaded" in done.stderr
+
+
 def test_a_hostile_archive_is_one_message_naming_the_member(pod):
     pod.archive.write_bytes(project({"ok.py": "1", "../evil.py": "2"}))
     done = pod.fast("report")
-    assert done.returncode == 1
+    assert done.returncode == 0, done.stderr
+    assert pod.error().code == "USER:ArchiveError"
     assert "ArchiveError" in done.stderr
     assert "'../evil.py'" in done.stderr
     assert "Traceback" not in done.stderr
