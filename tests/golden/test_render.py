@@ -280,7 +280,7 @@ def test_flyte_2_gives_init_containers_no_resources_of_the_role(backend: str, li
     init = V1Container(name="fetch", image="f:1", resources={"requests": {"cpu": "1"}, "limits": {"cpu": "1"}})
     template = PodTemplate(pod_spec=V1PodSpec(containers=[], init_containers=[init]))
     worker = kfpytorch.Worker(requests=Resources(cpu="8"), limits=Resources(cpu="8"))
-    task = make(SafeHorovod(nodes=2, worker=worker), pod_template=template)
+    task = make(SafeHorovod(nodes=2, cluster=Kubeflow(worker=worker)), pod_template=template)
 
     job = job_manifest(template_of(task, FAST), cluster=Cluster(backend=backend))
 
