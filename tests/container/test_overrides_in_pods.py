@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from flyteidl.core import literals_pb2
-from flytekitplugins_safedist.tools.render import job_manifest, pods
 
+from flytekitplugins_safedist.tools.render import job_manifest, pods
 from tests.container.cluster import Cluster, Job, Pod, _literals, report
 from tests.container.engine import BUCKET, NOTHING, Options
 from tests.container.kube import operated
