@@ -30,6 +30,7 @@ from flytekitplugins_safedist.fs import (
     atomic_dir,
     barrier,
     context,
+    default_group,
     download_once,
     exchange,
     file_group,
@@ -365,11 +366,24 @@ def test_nobody_passes_a_barrier_before_all_have_come(meet, tmp_path):
 
 def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
     def work(rank):
-        if rank in (1, 3):
+        if rank in (0, 1, 3):
             pause("absent")
+        if rank == 2:
+            wait = type(default_group().board).wait
+
+            def come(*args):
+                type(default_group().board).wait = wait
+                pause("has come")
+                return wait(*args)
+
+            type(default_group().board).wait = come
         barrier(timeout=LONG if rank == 2 else 0.2)
 
     with ranks(4, work, meet=meet) as started:
+        started[2].until("has come")
+        started[2].resume()
+        started[0].until("absent")
+        started[0].resume()
         errors = [started[rank].outcome(within=60).error() for rank in (0, 2)]
         started[1].until("absent")
         started[1].resume()
