@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from .. import rendezvous
 from ..errors import TopologyError
+from ..ranks import memory
 from ..ranks.backends import RankBackend
+from ..ranks.scratch import human
 from ..rendezvous.client import Server
 from .node_agent import STORE_PORT
 
@@ -77,9 +79,17 @@ def _fixed(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: i
             timeout=timeouts.rendezvous,
             silence=timeouts.heartbeat,
             max_replacements=max_replacements,
+            about=_limits(),
         )
     )
     return handler
+
+
+def _limits() -> str:
+    """What this node's container may use, for whoever reads that it keeps dying."""
+    group = memory.cgroup()
+    limit = None if group is None else group.limit
+    return "" if limit is None else f"Its container's memory is limited to {human(limit)}."
 
 
 def _range(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> Meeting:

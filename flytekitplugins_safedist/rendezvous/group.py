@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RendezvousError, StoreLostError
-from . import departures, slots
+from . import departures, relapses, slots
 from .carried import Carried, change
 from .client import Connection
 from .connections import Links
@@ -269,13 +269,17 @@ class Group:
         """This process takes a dead one's place: everyone must start over, and that costs the replacement budget."""
         settings, key = self.settings, self.keys.carried
         said = self.keys.bye(settings.node_rank, before)
+        again = False
 
         def replace(store: Any) -> int:
+            nonlocal again
             # A process that was stopped in good order has said goodbye, and now counts among the replaced as well.
             if store.check([said]):
                 store.add(self.keys.byes, -1)
             self._finished_before = departures.succeed(store, self.keys, settings.node_rank)
             store.add(self.keys.replacements, 1)
+            short = settings.short_life / settings.beat
+            again = relapses.is_one(store, self.keys, settings.node_rank, self._incarnation, short)
             return change(store, key, Carried.taken_again).retaken
 
         count: int = self.control.call("replacing", replace)
@@ -283,6 +287,8 @@ class Group:
         if count > settings.max_replacements:
             node = settings.describe((settings.node_rank,))
             self.close("replacements", f"{node} came back, but {settings.max_replacements} replacements are used up")
+        elif again:
+            self.close("replacements", settings.relapse())
         # Read after the claim: whatever generation the ghost may still count in, it is not above this one. It moves on
         # past it, so the ghost's arrival and ours never count in the same generation.
         current = self._current()

@@ -255,11 +255,17 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
                 problems.append(Problem(name, value, "is negative", "give 0 or more"))
     if problems:
         raise ConfigError(problems, where={"rendezvous backend": BACKEND})
+    given["about"] = params.get("about") or ""
     # Whoever watches heartbeats with the same patience must see several before it runs out.
     given.setdefault("beat", min(GroupSettings.beat, given.get("silence", GroupSettings.silence) / 6))
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     settings = GroupSettings(
-        run_id=params.run_id, nodes=params.max_nodes, node_rank=int(node_rank), host=host, port=port, **given
+        run_id=params.run_id,
+        nodes=params.max_nodes,
+        node_rank=int(node_rank),
+        host=host,
+        port=port,
+        **given,
     )
     return SafedistHandler(settings, local_addr=params.local_addr)
 
@@ -270,6 +276,7 @@ _OPTIONS: Mapping[str, type[int] | type[float]] = {
     "beat": float,
     "linger": float,
     "max_replacements": int,
+    "short_life": float,
 }
 """What ``--rdzv-conf`` may set besides ``node_rank``; fields of :class:`GroupSettings`."""
 

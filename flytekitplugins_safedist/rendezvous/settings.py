@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import relapses
 from .protocol import describe_nodes
 
 
@@ -22,6 +23,9 @@ class GroupSettings:
         beat: seconds between two heartbeats; also the delay with which rare accidents are noticed (a node that died
             between asking for a new round and waking the others).
         max_replacements: how often places of dead nodes may be taken, in the whole job.
+        short_life: seconds; a node that is lost three times, and lives shorter than this each time it is back, is not
+            replaced again. The kubelet, too, forgets a container's crashes when it has run for ten minutes.
+        about: what else to say of such a node: what its container is limited to.
         linger: seconds that node 0 stays at most after the end, so that others can read how it ended.
         raw_store: open a connection of its own for torch elastic's agent. Needed with torch's LocalElasticAgent,
             whose exit barrier occupies its connection for minutes.
@@ -37,6 +41,8 @@ class GroupSettings:
     silence: float = 60.0
     beat: float = 5.0
     max_replacements: int = 10
+    short_life: float = 600.0
+    about: str = ""
     linger: float = 10.0
     raw_store: bool = True
     names: tuple[str, ...] = ()
@@ -44,6 +50,14 @@ class GroupSettings:
     def describe(self, nodes: tuple[int, ...]) -> str:
         """Nodes as text, with their names where they are known."""
         return describe_nodes(nodes, self.names)
+
+    def relapse(self) -> str:
+        """Why this node is not replaced any more."""
+        return (
+            f"{self.describe((self.node_rank,))} was lost {relapses.TIMES} times, and lived less than "
+            f"{self.short_life:g} s each time it was back: it most likely runs out of memory or disk in the same place "
+            f"again, so it is not replaced any more. {self.about}"
+        ).rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)

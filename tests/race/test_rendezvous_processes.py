@@ -393,6 +393,39 @@ def test_a_killed_node_is_replaced_and_everyone_starts_a_new_round(cluster):
     assert same_round([first.answer(), back.answer(), third.answer()]) > number
 
 
+def lost_again_and_again(cluster, times, **settings):
+    """Node 1 of 2 is killed in each round and comes back; its last process, and node 0, with what they wait for."""
+    first, second = cluster.nodes(2, **settings)
+    same_round(joined([first, second]))
+    for _ in range(times - 1):
+        first.start(until_moved)
+        second.kill()
+        second = cluster.again(second).start(join)
+        assert first.answer()
+        first.start(join)
+        same_round([first.answer(), second.answer()])
+    first.start(until_moved)
+    second.kill()
+    return first, cluster.again(second).start(join)
+
+
+def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_says_why_it_ends(cluster):
+    first, second = lost_again_and_again(cluster, 3, about="Its container's memory is limited to 2.0 GiB.")
+    error = second.error()
+    assert type(error) is errors.GroupClosedError
+    assert "replacements: node 1 was lost 3 times, and lived less than 600 s each time it was back" in str(error)
+    assert str(error.seen).endswith("memory is limited to 2.0 GiB.")
+    with pytest.raises(errors.GroupClosedError, match="node 1 was lost 3 times"):
+        first.answer()
+
+
+def test_a_node_that_lives_for_long_between_its_losses_is_replaced_again(cluster):
+    first, second = lost_again_and_again(cluster, 3, short_life=0.0)
+    assert first.answer()
+    first.start(join)
+    same_round([first.answer(), second.answer()])
+
+
 def test_a_node_killed_while_it_waited_is_not_counted(cluster):
     first, second, third = nodes = cluster.nodes(3)
     number = same_round(joined(nodes))
