@@ -29,6 +29,9 @@ _LEAST_SECONDS = 5.0
 _DISK_CHARACTERS = 4096
 """Of what is told about scratch: a line per rank, for more ranks than a node has."""
 
+_NAMED_RANKS = 256
+"""Of those that had returned: the first of a very large job say as much as all."""
+
 LEAVE_SECONDS = 2.0
 """How long a node that is told to stop tries to tell the others: a store that hangs must not eat the time to stop."""
 
@@ -41,18 +44,21 @@ class Ended:
         cause: the root cause.
         decision: why there is no further restart.
         disk: what scratch held on the node of the root cause, as text.
+        returned: ranks that had already returned, where the failure only says that a peer was lost.
     """
 
     cause: RankOutcome
     decision: Decision
     disk: str
+    returned: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """As stored for the other nodes: within what a note may hold, at the cost of the middle of long texts."""
         disk = encodable(self.disk[:_DISK_CHARACTERS])
+        returned = self.returned[:_NAMED_RANKS]
 
         def dump(cause: RankOutcome) -> str:
-            facts = {"cause": cause.to_json(), "decision": asdict(self.decision), "disk": disk}
+            facts = {"cause": cause.to_json(), "decision": asdict(self.decision), "disk": disk, "returned": returned}
             return json.dumps(facts, default=str, ensure_ascii=False)
 
         return dump(self.cause.fitting(TEXT_LIMIT, dump))
@@ -62,7 +68,7 @@ class Ended:
         """The inverse of :meth:`to_json`."""
         data = json.loads(text)
         decision = Decision(Action(data["decision"]["action"]), data["decision"]["reason"])
-        return cls(RankOutcome.from_json(data["cause"]), decision, data["disk"])
+        return cls(RankOutcome.from_json(data["cause"]), decision, data["disk"], tuple(data["returned"]))
 
 
 def speaks_for_the_others(node_rank: int, silent: Sequence[int]) -> bool:
@@ -151,20 +157,22 @@ class JobWide:
         for node, why in self._handler.jobs.left(self._handler.round).items():
             self._say(f"node {node} has left: {why}")
 
-    def report(self, cause: RankOutcome | None) -> None:
-        """Say how the current round ended on this node: its first failure, or None where ranks were only torn down."""
+    def report(self, cause: RankOutcome | None, returned: Sequence[int]) -> None:
+        """Say how the current round ended on this node: its first failure, or None where ranks were only torn down; and
+        which of its ranks had returned."""
         round_ = self._handler.round
         if self._reported == round_:
             return
         self._reported = round_
-        self._handler.jobs.report(round_, None if cause is None else _failure(cause))
+        self._handler.jobs.report(round_, None if cause is None else _failure(cause), returned=returned)
 
-    def settle(self, cause: RankOutcome, disk: str) -> Decision:
+    def settle(self, cause: RankOutcome, disk: str, returned: Sequence[int] = ()) -> Decision:
         """After a failure on this node: stop the others, find the job's root cause, and decide with all of them.
 
         Args:
             cause: the first failure here; reported, with its ranks ended.
             disk: what scratch holds here.
+            returned: ranks here that had returned.
 
         Returns:
             The decision. Giving up closes the job: every node then finds :class:`Ended`.
@@ -173,7 +181,7 @@ class JobWide:
             NodeLostError: a node does not answer, and its ranks' end is all there is to explain the failure.
         """
         round_, jobs = self._handler.round, self._handler.jobs
-        self.report(cause)
+        self.report(cause, returned)
         self._handler.request_round()
         found, silent = jobs.wait_reports(round_, self._patience)
         self.say_who_left()
@@ -201,7 +209,9 @@ class JobWide:
         if decision.action is Action.RESTART:
             self._say(f"rank {cause.rank} failed ({_name(cause)}); all ranks start again: {decision.reason}")
         else:
-            jobs.close("failed", Ended(cause, decision, disk).to_json())
+            # What failed first is no cause: say who was not there any more.
+            gone = jobs.returned(round_) if is_consequence(cause) else ()
+            jobs.close("failed", Ended(cause, decision, disk, gone).to_json())
         return decision
 
     def _replace(self, round_: int, lost: tuple[int, ...], seen: str) -> Decision:

@@ -171,7 +171,9 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
                 self.report.seconds["total"] = time.monotonic() - started
         ended = self._job.ended()
         if ended is not None:
-            self.report.verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=self.plan.limit)
+            self.report.verdict = judge(
+                ended.cause, ended.decision, disk=ended.disk, limit=self.plan.limit, returned=ended.returned
+            )
         return self.report
 
     def _invoke_run(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -233,7 +235,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             # Another node asked for a new round, or this one did: say how it ended here before it is forgotten.
             # A node 0 that leaves waits for these reports: what it said is read before.
             self._job.say_who_left()
-            self._job.report(root_cause(ranks.outcomes()))
+            self._job.report(root_cause(ranks.outcomes()), ranks.returned())
         self._preemption.leave()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
@@ -262,7 +264,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         return self._decided(ranks, cause)
 
     def _decided(self, ranks: Ranks, cause: RankOutcome) -> RunResult:
-        decision = self._job.settle(cause, str(ranks.usage(self.plan.scratch)))
+        decision = self._job.settle(cause, str(ranks.usage(self.plan.scratch)), ranks.returned())
         torch_inside.allow_restarts(self, 1 if decision.action is Action.RESTART else 0)
         return RunResult(state=WorkerState.FAILED)
 

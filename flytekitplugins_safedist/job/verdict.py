@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -31,7 +32,7 @@ from ..errors import (
     StoreLostError,
 )
 from ..ranks.disk_limit import DiskLimit
-from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code
+from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code, is_consequence
 from ..ranks.scratch import FULL_ERRNOS
 from .policy import Decision
 
@@ -59,6 +60,8 @@ class Code(str, Enum):
 
     OUT_OF_MEMORY = "USER:OutOfMemory"
     """The kernel killed a rank for want of memory."""
+    PEERS_LOST = "USER:PeersLost"
+    """Every rank that failed had only lost another one, and none of those is known to have failed."""
     STOPPED = "SYSTEM:Stopped"
     """The pod was told to stop: drained, preempted, evicted; or Ctrl-C."""
     NODE_LOST = "SYSTEM:NodeLost"
@@ -130,7 +133,9 @@ def of_error(error: SafedistError) -> Verdict | None:
     return None
 
 
-def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit | None) -> Verdict:
+def judge(
+    cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit | None, returned: Sequence[int] = ()
+) -> Verdict:
     """What a job that failed with this root cause, and is not restarted any more, ends as.
 
     Args:
@@ -138,8 +143,9 @@ def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit
         decision: why there is no further restart.
         disk: what scratch held on the root cause's node, as text.
         limit: how much ranks may write there, or None.
+        returned: ranks that had returned before, where the root cause is only the echo of a lost peer.
     """
-    kind, origin, code = _judged(cause)
+    kind, origin, code = _judged(cause, returned)
     text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
     if _is_full(cause):
         allowed = f"limited to {limit}" if limit is not None else "with no size limit"
@@ -148,6 +154,8 @@ def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
             "(Scratch(path=...))",
         ).with_code(code)
+    elif code == Code.PEERS_LOST.value:
+        error = RankFailedError(f"{_echo(returned)}\n\n{text}", hint=_ECHO_HINT[bool(returned)]).with_code(code)
     elif origin is Origin.SYSTEM:
         error = RankKilledError(text)
     else:
@@ -155,7 +163,10 @@ def judge(cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit
     return Verdict(kind, origin, code, error, cause.time_ns)
 
 
-def _judged(cause: RankOutcome) -> tuple[Kind, Origin, str]:
+def _judged(cause: RankOutcome, returned: Sequence[int]) -> tuple[Kind, Origin, str]:
+    # SIGABRT is an echo where somebody was gone; else native code of this rank's may have given up by itself.
+    if is_consequence(cause) and (cause.raised is not None or returned):
+        return Kind.RECOVERABLE, Origin.USER, Code.PEERS_LOST.value
     platforms = _platforms(cause)
     if platforms is not None:
         return Kind.RECOVERABLE, Origin.SYSTEM, platforms
@@ -180,6 +191,21 @@ def _platforms(cause: RankOutcome) -> str | None:
     if number not in _PLATFORM_SIGNALS or (number == signal.SIGKILL and cause.out_of_memory):
         return None
     return f"SYSTEM:{signal.Signals(number).name}"
+
+
+def _echo(returned: Sequence[int]) -> str:
+    lost = "every rank that failed had only lost its connection to others: none failed by itself, and no node was lost"
+    if not returned:
+        return f"{lost}. The first to lose one:"
+    ranks = ", ".join(map(str, returned))
+    return f"{lost}. Rank(s) {ranks} had already returned from the task's function. The first to miss them:"
+
+
+_ECHO_HINT = {
+    True: "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
+    "torch's Join), or end the function with a barrier",
+    False: "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts",
+}
 
 
 def _signal_of(cause: RankOutcome) -> int:

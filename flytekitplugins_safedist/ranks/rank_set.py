@@ -263,6 +263,10 @@ class Ranks:
         """How each rank ended, so far; failures with the last lines they logged."""
         return [self._with_tail(member) for member in self._members if member.outcome is not None]
 
+    def returned(self) -> list[int]:
+        """Ranks that have succeeded so far."""
+        return [one.rank for one in self.outcomes() if one.status is Status.SUCCEEDED]
+
     def blame(self, rank: int, error: SafedistError) -> RankOutcome:
         """The failure of a rank that this agent, and not the rank itself, has found."""
         member = next(member for member in self._members if member.order.context.rank == rank)

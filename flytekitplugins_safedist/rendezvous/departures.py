@@ -83,6 +83,19 @@ def made_room(store: Any, keys: Keys, round_no: int) -> bool:
     return bool(store.check([_room(keys, round_no)]))
 
 
+def note_returned(store: Any, keys: Keys, round_no: int, node: int, ranks: Sequence[int]) -> None:
+    """Say which ranks of a node had returned from the user's function when a round ended otherwise. Before its report:
+    who counts all words of a round finds it."""
+    if ranks:
+        store.set(_returned(keys, round_no, node), ",".join(map(str, ranks)))
+
+
+def returned(store: Any, keys: Keys, round_no: int, nodes: int) -> tuple[int, ...]:
+    """The ranks that had returned, of all nodes. A request for each: for failures that explain nothing else."""
+    found = [key for node in range(nodes) if store.check([key := _returned(keys, round_no, node)])]
+    return tuple(sorted(int(rank) for key in found for rank in bytes(store.get(key)).decode().split(",")))
+
+
 def mark_done(store: Any, keys: Keys, round_no: int, node: int) -> None:
     """Say that a node's ranks have succeeded in a round. Saying it twice counts once."""
     if store.add(_done(keys, round_no, node), 1) == 1:
@@ -97,6 +110,10 @@ def done_count(keys: Keys, round_no: int) -> str:
 def done(store: Any, keys: Keys, round_no: int, nodes: Sequence[int]) -> tuple[int, ...]:
     """Those of *nodes* whose ranks have succeeded in a round: what becomes of them afterwards costs nothing."""
     return tuple(node for node in nodes if store.check([_done(keys, round_no, node)]))
+
+
+def _returned(keys: Keys, round_no: int, node: int) -> str:
+    return keys.job(f"returned/{round_no}/{node}")
 
 
 def _room(keys: Keys, round_no: int) -> str:

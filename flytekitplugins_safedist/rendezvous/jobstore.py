@@ -118,8 +118,13 @@ class JobStore:
 
     # --- failures ------------------------------------------------------------------------------------------------
 
-    def report(self, round_no: int, failure: Failure | None) -> Failure | None:
+    def report(self, round_no: int, failure: Failure | None, *, returned: Sequence[int] = ()) -> Failure | None:
         """Say how ``round_no`` ended on this node: its first failure, or None if its ranks were only torn down.
+
+        Args:
+            round_no: the round.
+            failure: the first failure here.
+            returned: ranks of this node that had returned before.
 
         Returns the failure nearest to the root that any node has reported so far.
         """
@@ -128,6 +133,7 @@ class JobStore:
         dumped = "" if failure is None else failure.dump()
 
         def report(store: Any) -> bytes | None:
+            departures.note_returned(store, keys, round_no, node, returned)
             best = None if failure is None else _propose(store, cause, failure, dumped)
             # Counted after the cause is in place, and once per node: who sees all reports sees the cause.
             departures.report(store, keys, round_no, node)
@@ -137,6 +143,11 @@ class JobStore:
 
         raw = self._call("reporting a failure", report)
         return None if raw is None else Failure.parse(raw)
+
+    def returned(self, round_no: int) -> tuple[int, ...]:
+        """Ranks of any node that had returned when ``round_no`` failed. Ask after :meth:`wait_reports`."""
+        keys, nodes = self._keys, self._group.nodes
+        return self._call("asking who had returned", lambda store: departures.returned(store, keys, round_no, nodes))
 
     def root_cause(self, round_no: int) -> Failure | None:
         """The failure nearest to the root among those reported for ``round_no``."""

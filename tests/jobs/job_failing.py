@@ -77,6 +77,17 @@ def one_fails() -> int:
     return 0
 
 
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_returns_early() -> None:
+    """Rank 1 has a batch less than rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for _ in range(2 - current_rank().rank):
+        dist.all_reduce(torch.ones(4))
+
+
 @task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK))
 def one_fails_in_torch() -> None:
     """Rank 1 raises while the others are in an allreduce that can never end."""

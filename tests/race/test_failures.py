@@ -90,6 +90,15 @@ def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, 
     assert bool(re.search(high_water, str(ended.error))) == (how == "SIGKILL")
 
 
+def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm, tmp_path):
+    ended = warm.run("job_failing:one_returns_early", tmp_path / "job", kind="execute")
+    error = error_document(ended).error
+    assert (error.kind, error.code) == (errors_pb2.ContainerError.RECOVERABLE, "USER:PeersLost")
+    assert "Rank(s) 1 had already returned from the task's function" in error.message.splitlines()[0]
+    assert "rank 0 (local_rank 0) on node 0" in error.message
+    assert ended.left == []
+
+
 @pytest.mark.parametrize("how", ["recoverable", "recoverable subclass"])
 def test_a_recoverable_exception_stays_recoverable(warm, tmp_path, how):
     ended = failed(warm, tmp_path / "job", how)

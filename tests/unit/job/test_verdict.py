@@ -111,6 +111,32 @@ def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> Non
     )
 
 
+ECHO = raised("RuntimeError", "Connection closed by peer", consequence=True)
+
+
+def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names_them():
+    found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None, returned=(1, 3))
+    assert (found.kind, found.origin, found.code) == (Kind.RECOVERABLE, Origin.USER, "USER:PeersLost")
+    text = str(found.error)
+    assert "none failed by itself, and no node was lost" in text.splitlines()[0]
+    assert "Rank(s) 1, 3 had already returned from the task's function" in text.splitlines()[0]
+    assert "raised RuntimeError: Connection closed by peer" in text
+    assert "same number of collective operations" in text
+
+
+def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
+    found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None)
+    assert (found.kind, found.code) == (Kind.RECOVERABLE, "USER:PeersLost")
+    assert "look at the network between the nodes" in str(found.error)
+    assert "already returned" not in str(found.error)
+
+
+@pytest.mark.parametrize(("returned", "code"), [((), "USER:SIGABRT"), ((1,), "USER:PeersLost")])
+def test_an_abort_is_an_echo_only_where_somebody_was_gone(returned, code):
+    aborted = outcome(0, Status.KILLED, exit_code=-6)
+    assert judge(aborted, OVER, disk=DISK, limit=None, returned=returned).code == code
+
+
 def test_a_full_disk_without_a_limit_says_that_there_is_none() -> None:
     cause = failed(of=raised("OSError", errnos=(errno.ENOSPC,)))
     assert "Scratch is with no size limit: 3.0 GiB in /scratch/job (" in str(verdict(cause).error)

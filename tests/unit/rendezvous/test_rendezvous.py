@@ -549,6 +549,16 @@ ECHO = failed(0, of=raised("horovod.common.exceptions.HorovodInternalError", con
 OWN = failed(0, of=raised("ValueError"))
 
 
+def test_who_had_returned_on_any_node_is_told_with_a_failure_that_only_echoes(pair):
+    first, second = pair
+    second.jobs.report(second.round, None, returned=(2, 3))
+    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=lambda _: None)
+    assert job.settle(ECHO, "", returned=(1,)).action is Action.GIVE_UP
+    ended = job.ended()
+    assert ended is not None
+    assert ended.returned == (1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("cause", "ended_for", "restarts"),
     [
