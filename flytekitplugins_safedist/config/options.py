@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -21,6 +20,7 @@ from . import reserved
 from .caches import CACHE_NAMES
 from .cluster import Kubeflow
 from .moved import NOTHING_SAID, ReadsMovedFields, takes_moved_fields
+from .quantities import size_in_bytes
 
 Backend = Literal["horovod", "torch"]
 StartMethod = Literal["preload", "spawn"]
@@ -223,7 +223,7 @@ def resolve(
         max_restarts=config.max_restarts,
         start_method=config.start_method,
         scratch=config.scratch,
-        size_limit=None if config.scratch.size_limit is None else parse_quantity(config.scratch.size_limit),
+        size_limit=None if config.scratch.size_limit is None else size_in_bytes(config.scratch.size_limit),
         timeouts=config.timeouts,
         logs=config.logs,
         environment=tuple(sorted(config.environment.items())),
@@ -251,19 +251,6 @@ def parse_nodes(nodes: object) -> tuple[int, int] | None:
     low = int(match[1])
     high = int(match[2] or match[1])
     return (low, high) if 1 <= low <= high else None
-
-
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
-    f"{letter}i": 1024 ** (power + 1) for power, letter in enumerate("KMGTP")
-}
-
-
-def parse_quantity(quantity: object) -> int | None:
-    """A Kubernetes quantity (``"20Gi"``, ``"1.5G"``) or a number, in bytes; None for anything else."""
-    if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
-        return None
-    match = re.fullmatch(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)([KMGTP]i|[kMGTP]|)", str(quantity).strip())
-    return None if match is None else int(Fraction(match[1]) * _UNITS[match[2]])  # a float is not exact above 8 PiB
 
 
 def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -> Iterator[Problem]:
@@ -327,7 +314,7 @@ def _scratch_problems(value: object) -> Iterator[Problem]:
         yield Problem("scratch.path", value.path, "is not an absolute path", "use one that exists in the task's pod")
     if value.keep not in KEEP:
         yield _not_among("scratch.keep", value.keep, KEEP)
-    if value.size_limit is not None and not parse_quantity(value.size_limit):
+    if value.size_limit is not None and not size_in_bytes(value.size_limit):
         yield Problem("scratch.size_limit", value.size_limit, "is not a size", 'use bytes or a quantity such as "20Gi"')
     names: object = value.shared_caches
     if isinstance(names, str) or not isinstance(names, Iterable):

@@ -1,6 +1,7 @@
-"""Kubernetes quantities as its API writes them: ``1000m`` becomes ``1``, ``1024Mi`` becomes ``1Gi``.
+"""Kubernetes quantities: what is one, what it means, and how the API writes it (``1024Mi`` becomes ``1Gi``).
 
-Follows ``k8s.io/apimachinery/pkg/api/resource`` (``ParseQuantity``, ``CanonicalizeBytes``).
+The one place that reads them: sizes of a task's config, and what a rendered job asks for. Follows
+``k8s.io/apimachinery/pkg/api/resource`` (``ParseQuantity``, ``CanonicalizeBytes``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,24 @@ from typing import Any
 
 from ..errors import RenderError
 
-_FORM = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)((?:[KMGTPE]i)|[numkMGTPE]|[eE][+-]?\d+)?")
+_FORM = re.compile(r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)((?:[KMGTPE]i)|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _DECIMAL = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
 _POWER = {suffix: power for power, suffix in _DECIMAL.items()}
 _NANO = Fraction(1, 10**9)
+_MOST = 2**63 - 1
+
+
+def size_in_bytes(quantity: object) -> int | None:
+    """The bytes that a quantity (``"20Gi"``, ``"1e9"``) or a number means, what is less than a byte cut off; None for
+    anything else, for what is negative, and for more than Kubernetes can hold."""
+    if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
+        return None
+    try:
+        size = int(value_of(quantity))
+    except RenderError:
+        return None
+    return size if 0 <= size <= _MOST else None
 
 
 def value_of(quantity: object) -> Fraction:

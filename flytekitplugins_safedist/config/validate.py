@@ -5,7 +5,6 @@ Yields :class:`~flytekitplugins_safedist.errors.Problem` values, which the calle
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,12 @@ from ..errors import Problem
 from . import grace_period
 from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
 from .gpus import TaskAsks, problems_of_gpus
+from .quantities import size_in_bytes
 from .reserved import problem_of
 
 if TYPE_CHECKING:
     from .options import Timeouts
 
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([eE][0-9]+|m|k|[KMGTPE]i?)?")
 _POSITIVE = "must be a whole number, 1 or more"
 _ROLES = {"master": "Master", "worker": "Worker", "launcher": "Launcher"}
 SCRATCH_VOLUME = "safedist-scratch"
@@ -78,17 +77,17 @@ def warnings_of_template(asks: TaskAsks, timeouts: Timeouts) -> Iterator[str]:
         )
 
 
-def is_quantity(value: object) -> bool:
-    """*value* is a Kubernetes quantity, such as ``"200Gi"``."""
-    return isinstance(value, str) and _QUANTITY.fullmatch(value) is not None
-
-
 def problems_of_environment(environment: Iterable[str], where: str) -> Iterator[Problem]:
     """Variables that say who a rank or node is, or what was decided at registration, are not the user's to set."""
     for name in environment:
         problem = problem_of(name, where)
         if problem is not None:
             yield problem
+
+
+def _is_size(value: object) -> bool:
+    """*value* is text for Kubernetes, such as ``"200Gi"``, and at least one byte."""
+    return isinstance(value, str) and bool(size_in_bytes(value))
 
 
 def _size(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
@@ -188,7 +187,7 @@ def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
 
 def _shared_memory(shape: Kubeflow, asks: TaskAsks) -> Iterator[Problem]:
     value = shape.shared_memory
-    if not isinstance(value, bool) and not is_quantity(value):
+    if not isinstance(value, bool) and not _is_size(value):
         yield Problem("cluster.shared_memory", value, "is not True, False or a quantity", "write e.g. '64Gi'")
     if not asks.shared_memory:
         return
@@ -205,7 +204,7 @@ def _scratch(volume: ScratchVolume | None, asks: TaskAsks) -> Iterator[Problem]:
         return
     if volume.medium not in MEDIUMS:
         yield Problem("cluster.scratch_volume.medium", volume.medium, "is unknown", "use 'disk' or 'memory'")
-    if volume.size_limit is not None and not is_quantity(volume.size_limit):
+    if volume.size_limit is not None and not _is_size(volume.size_limit):
         yield Problem("cluster.scratch_volume.size_limit", volume.size_limit, "is not a quantity", "write e.g. '200Gi'")
     if volume.claim is not None and (volume.medium != "disk" or volume.size_limit is not None):
         reason = "brings its own medium and size"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from ..errors import NodeLostError, RendezvousError
-from ..ranks.outcome import RankOutcome, encodable, is_consequence
+from ..ranks.outcome import RankOutcome, echo, encodable, is_consequence
 from ..rendezvous.jobstore import TEXT_LIMIT, Failure
 from ..rendezvous.membership import Meeting
 from ..rendezvous.pulse import Pulse
@@ -292,7 +292,7 @@ def _failure(cause: RankOutcome) -> Failure:
             node=of.node_rank,
             rank=of.rank,
             time_ns=of.time_ns,
-            consequence=is_consequence(of),
+            consequence=echo(of),
             text=of.to_json(),
         )
 

@@ -171,8 +171,17 @@ def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
     return min(failed, key=_order, default=None)
 
 
-def _order(outcome: RankOutcome) -> tuple[bool, int, int]:
-    return (is_consequence(outcome), outcome.time_ns, outcome.rank)
+def _order(outcome: RankOutcome) -> tuple[int, int, int]:
+    return (echo(outcome), outcome.time_ns, outcome.rank)
+
+
+def echo(outcome: RankOutcome) -> int:
+    """How far this failure is from a cause: 0 where it speaks for itself, 1 for an abort, which may be the echo of a
+    lost peer or the cause of one, and 2 for an exception that says that a peer was lost.
+
+    Not by time alone: the peers of a rank that aborts raise before its end is seen.
+    """
+    return 0 if not is_consequence(outcome) else 2 if outcome.raised is not None else 1
 
 
 def is_consequence(outcome: RankOutcome) -> bool:

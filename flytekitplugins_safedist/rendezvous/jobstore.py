@@ -36,14 +36,15 @@ class Failure:
     Attributes:
         node, rank: where; ``rank`` is the global rank.
         time_ns: when, by that node's clock (``time.time_ns``).
-        consequence: the rank failed only because another one had (it was torn down, or lost its peer).
+        consequence: whether the rank failed only because another one had (it lost its peer): 0 for no, and the more the
+            less its failure explains.
         text: the outcome record, as text.
     """
 
     node: int
     rank: int
     time_ns: int
-    consequence: bool
+    consequence: int
     text: str
 
     def dump(self) -> str:
@@ -54,7 +55,7 @@ class Failure:
     def parse(cls, raw: bytes) -> Failure:
         """Read a stored value."""
         node, rank, time_ns, consequence, text = json.loads(raw)
-        return cls(int(node), int(rank), int(time_ns), bool(consequence), str(text))
+        return cls(int(node), int(rank), int(time_ns), int(consequence), str(text))
 
     def earlier_than(self, other: Failure) -> bool:
         """Whether this is nearer to the root: causes before consequences, then by time, then by rank."""

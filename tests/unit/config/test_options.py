@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.config.caches import CACHE_NAMES
@@ -20,7 +20,6 @@ from flytekitplugins_safedist.config.options import (
     Scratch,
     Timeouts,
     parse_nodes,
-    parse_quantity,
     resolve,
 )
 from flytekitplugins_safedist.envvars import IDENTITY
@@ -307,49 +306,6 @@ def test_everything_wrong_is_reported_at_once_with_the_task_and_what_others_foun
 
 
 # --- parsers ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1", 1),
-        ("1k", 1000),
-        ("1Ki", 1024),
-        ("1M", 10**6),
-        ("1.5Mi", 3 * 2**19),
-        ("20Gi", 20 * 2**30),
-        ("2T", 2 * 10**12),
-        ("1Ti", 2**40),
-        ("1P", 10**15),
-        ("1Pi", 2**50),
-        ("0.5Gi", 2**29),
-        ("0", 0),
-        ("0.1", 0),
-        (7, 7),
-    ],
-)
-def test_a_quantity_is_read_as_kubernetes_reads_it(text: str | int, size: int) -> None:
-    assert parse_quantity(text) == size
-
-
-@given(st.integers(min_value=0, max_value=2**70))
-@example(2**53 + 1)
-def test_a_number_of_bytes_is_itself_however_large(size: int) -> None:
-    assert parse_quantity(size) == parse_quantity(str(size)) == size
-
-
-@given(st.integers(0, 10**6), st.sampled_from("KMGTP"))
-def test_binary_units_are_powers_of_1024(count: int, letter: str) -> None:
-    assert parse_quantity(f"{count}{letter}i") == count * 1024 ** ("KMGTP".index(letter) + 1)
-
-
-@given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
-@example("9" * 400)
-@example("1." + "9" * 400)
-@example("1\n")
-def test_anything_is_either_a_size_or_not_and_never_a_crash(value: object) -> None:
-    size = parse_quantity(value)
-    assert size is None or size >= 0
-
-
 @given(st.integers(1, 999_999), st.integers(0, 999_999))
 def test_a_range_of_nodes_is_read_when_it_goes_upwards(low: int, further: int) -> None:
     high = min(low + further, 999_999)

@@ -186,6 +186,12 @@ def test_among_echoes_alone_the_earliest_is_all_there_is() -> None:
     assert root_cause([failed(0, 3, of=raised(consequence=True)), first]) is first
 
 
+def test_a_rank_that_aborts_is_nearer_to_the_root_than_those_that_lost_it_however_late_its_end_is_seen():
+    aborted = outcome(1, Status.KILLED, 200, exit_code=-6)
+    assert root_cause([failed(0, 100, of=raised(consequence=True)), aborted]) is aborted
+    assert root_cause([aborted, failed(2, 300)]).rank == 2
+
+
 def test_success_and_our_own_tearing_down_are_never_the_cause() -> None:
     real = failed(3, 900)
     others = [outcome(0, time_ns=1), outcome(1, Status.STOPPED, 2, exit_code=-15), outcome(2, Status.STOPPED, 3)]

@@ -407,8 +407,8 @@ def test_losing_nodes_has_a_budget_of_its_own(pair):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_cause_wins_over_consequences_whoever_reports_first(pair, order):
-    torn = Failure(node=0, rank=1, time_ns=1_000, consequence=True, text="HorovodInternalError")
-    cause = Failure(node=1, rank=5, time_ns=2_000, consequence=False, text="ValueError")
+    torn = Failure(node=0, rank=1, time_ns=1_000, consequence=2, text="HorovodInternalError")
+    cause = Failure(node=1, rank=5, time_ns=2_000, consequence=0, text="ValueError")
     for node in order:
         pair[node].jobs.report(0, (torn, cause)[node])
     assert pair[0].jobs.wait_reports(0, timeout=60) == (cause, ())
@@ -417,7 +417,7 @@ def test_the_cause_wins_over_consequences_whoever_reports_first(pair, order):
 
 
 def test_two_failures_in_one_second_are_ordered_by_nanoseconds(pair):
-    early, late = (Failure(n, n * 2, 1_000_000_000 + n, consequence=False, text="") for n in (0, 1))
+    early, late = (Failure(n, n * 2, 1_000_000_000 + n, consequence=0, text="") for n in (0, 1))
     assert pair[1].jobs.report(0, late) == late
     assert pair[0].jobs.report(0, early) == early
     assert pair[1].jobs.report(0, late) == early
