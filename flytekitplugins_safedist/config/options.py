@@ -39,7 +39,9 @@ class Scratch:
     Attributes:
         path: directory under which the job's scratch is made; default ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
         keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
-        size_limit: for all ranks of a node together, in bytes or as a Kubernetes quantity (``"20Gi"``); None: the disk.
+        size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
+            None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
+            else the disk.
         shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
             purpose, because the library locks them well enough for the user's file system.
     """
@@ -57,7 +59,8 @@ class Timeouts:
 
     Attributes:
         code: for the code archive: for the store, and for another process of the node that fetches it.
-        start: for all ranks of a node to be started, imports of the user's module included.
+        start: for all ranks of a node to begin the task's function: imports of the user's module included, whether in
+            the preloading process or in each rank.
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end.
@@ -83,7 +86,8 @@ class Logs:
     """What of the ranks' output reaches the node's log.
 
     Attributes:
-        show: ranks whose lines are shown; None: all. Every rank's output is in its own file all the same.
+        show: ranks whose lines are shown; None: all. Every rank's output is in its own file all the same, the last
+            16 MiB of it.
         tail_lines: lines of the failing rank's output that go into the error.
         prefix: text before each line; ``{rank}``, ``{local_rank}`` and ``{node_rank}`` are filled in.
     """

@@ -110,7 +110,7 @@ def run(
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
     running = server or RankServer.spawn(_server_environment(settings, environment))
-    volume = getattr(task.task_config, "scratch_volume", None)
+    volume = getattr(getattr(task.task_config, "cluster", None), "scratch_volume", None)
     root = _scratch_root(settings, environment, volume)
     scratched = _scratch(root, settings, execution=flyte.execution_id[2], attempt=attempt)
     with ends.replaced_when_undecided(place, say), voice, running, scratched as (job, keep):

@@ -84,6 +84,10 @@ def task(**config: Any) -> SafeTask:
     return SafeTask(SafeTorch(**config), train)
 
 
+def volume(size: str) -> Kubeflow:
+    return Kubeflow(scratch_volume=ScratchVolume(size_limit=size))
+
+
 TAKEN: dict[str, Callable[[str], Any]] = {
     "scratch.size_limit": lambda size: task(scratch=Scratch(size_limit=size)),
     "cluster.scratch_volume.size_limit": lambda size: task(
