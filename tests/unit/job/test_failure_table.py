@@ -46,6 +46,14 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "USER:SIGSEGV": (killed(signal.SIGSEGV), "was killed by SIGSEGV: invalid memory access in native code"),
     "USER:Exit3": (outcome(0, Status.EXITED, exit_code=3), "left with exit code 3 and no result"),
     "USER:OSError": (failed(of=raised("OSError", errnos=(errno.ENOSPC,))), "rank 0 ran out of disk space"),
+    "USER:PeersLost": (
+        failed(of=raised("RuntimeError", consequence=True)),
+        "none failed by itself, and no node was lost",
+    ),
+    "USER:RanksNotReady": (
+        failed(of=raised("LaunchError", "not begun in time", fault=Fault.RECOVERABLE, code="USER:RanksNotReady")),
+        "raised LaunchError: not begun in time",
+    ),
     "SYSTEM:NodeDisk": (failed(of=raised("OSError", errnos=(errno.EIO,))), "raised OSError"),
     "USER:OutputTooLargeError": (failed(of=raised("OutputTooLargeError", repeats=True)), "raised OutputTooLargeError"),
     "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
