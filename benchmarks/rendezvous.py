@@ -63,7 +63,7 @@ class Member(Protocol):
 class Ours:
     """A node of our rendezvous, with everything a real agent has."""
 
-    def __init__(self, nodes: int, node: int, port: int, beat: float) -> None:
+    def __init__(self, nodes: int, node: int, port: int, heartbeat_interval: float) -> None:
         from flytekitplugins_safedist.rendezvous.group import Group
         from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 
@@ -74,8 +74,8 @@ class Ours:
             host="127.0.0.1",
             port=port,
             timeout=TIMEOUT,
-            silence=TIMEOUT,
-            beat=beat,
+            heartbeat_timeout=TIMEOUT,
+            heartbeat_interval=heartbeat_interval,
         )
         self._group = Group(settings, lambda generation: {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(generation)})
         self._counters: list[Counting] = []
@@ -121,7 +121,7 @@ class Counting:
 class C10d:
     """A node of torch's c10d dynamic rendezvous, as torchrun makes it."""
 
-    def __init__(self, nodes: int, node: int, port: int, beat: float) -> None:
+    def __init__(self, nodes: int, node: int, port: int, heartbeat_interval: float) -> None:
         from torch.distributed.elastic.rendezvous import RendezvousParameters
 
         options = {"is_host": node == 0, "read_timeout": TIMEOUT, "timeout": TIMEOUT}
@@ -204,10 +204,10 @@ def host(run: tuple[str, int, int, float], mine: range, barrier: Any, pipe: Any)
     threading.stack_size(512 * 1024)
     # Thousands of threads that wait for Python's lock wake up this often just to ask again; that is not the rendezvous.
     sys.setswitchinterval(1.0)
-    kind, nodes, port, beat = run
+    kind, nodes, port, heartbeat_interval = run
     if mine.start > 0:
         os.nice(10)  # these would be other machines; the store is not to wait for them
-    steps = Steps({node: KINDS[kind](nodes, node, port, beat) for node in mine}, barrier)
+    steps = Steps({node: KINDS[kind](nodes, node, port, heartbeat_interval) for node in mine}, barrier)
     steps.everywhere(lambda member: member.connect(), lambda _node, _member: True)
     steps.everywhere(lambda member: member.join(), lambda _node, _member: True)
     steps.everywhere(lambda member: member.join(), lambda node, member: node == nodes - 1 or member.waiting())
@@ -218,7 +218,7 @@ def host(run: tuple[str, int, int, float], mine: range, barrier: Any, pipe: Any)
     os._exit(0)
 
 
-def measure(kind: str, nodes: int, processes: int, beat: float) -> dict[str, float]:
+def measure(kind: str, nodes: int, processes: int, heartbeat_interval: float) -> dict[str, float]:
     """Run once; seconds, operations and bytes per node of each step."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -229,7 +229,7 @@ def measure(kind: str, nodes: int, processes: int, beat: float) -> dict[str, flo
     workers = []
     for share in shares:
         ours, theirs = context.Pipe()
-        worker = context.Process(target=host, args=((kind, nodes, port, beat), share, barrier, theirs))
+        worker = context.Process(target=host, args=((kind, nodes, port, heartbeat_interval), share, barrier, theirs))
         worker.start()
         workers.append((worker, ours))
     answers = [pipe.recv() for _, pipe in workers]
@@ -300,7 +300,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {"c10d": [], "ours": []}
         for _ in range(options.repeats):
             for kind, made in runs.items():
-                made.append(measure(kind, nodes, options.processes, options.beat))
+                made.append(measure(kind, nodes, options.processes, options.heartbeat_interval))
                 everything.append({"nodes": nodes, "kind": kind, **made[-1]})
         theirs, ours = median(runs["c10d"]), median(runs["ours"])
         show(nodes, "c10d", theirs)
@@ -309,7 +309,10 @@ def main() -> None:
         first, again = theirs["first"] / ours["first"], theirs["again"] / ours["again"]
         print(f"{'':13s}  ours is faster: first round {first:.1f}x ({whole:.1f}x with connecting), again {again:.1f}x")
     for nodes in sizes(options.alone):
-        alone = [measure("ours", nodes, options.processes * 2, options.beat) for _ in range(min(options.repeats, 3))]
+        alone = [
+            measure("ours", nodes, options.processes * 2, options.heartbeat_interval)
+            for _ in range(min(options.repeats, 3))
+        ]
         everything += [{"nodes": nodes, "kind": "ours", **run} for run in alone]
         show(nodes, "ours", median(alone))
     if options.json:

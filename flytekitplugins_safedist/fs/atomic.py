@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import FsError, FsUnsupportedError, PathBlockedError
-from .calls import Retry, explain, persist
+from .calls import Retry, explain, retry_os_call
 from .dirs import listed
 from .mount_info import mount_of
 from .stale_files import aside, discard
@@ -54,8 +54,10 @@ def atomic_write(
     """
     target = Path(path)
     draft = aside(target)
-    kept = None if permissions is not None else persist(lambda: _mode_of(target), target, "look at what is replaced")
-    raw = _Raw(persist(lambda: _create(draft, permissions, kept), draft, "create the file"), draft)
+    kept = (
+        None if permissions is not None else retry_os_call(lambda: _mode_of(target), target, "look at what is replaced")
+    )
+    raw = _Raw(retry_os_call(lambda: _create(draft, permissions, kept), draft, "create the file"), draft)
     buffered = io.BufferedWriter(raw, _BUFFER)
     file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
     try:
@@ -89,9 +91,9 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
     draft = aside(target)
     try:
         yield draft
-        handle = persist(lambda: os.open(draft, os.O_RDONLY | os.O_CLOEXEC), draft, "open what was to be written")
+        handle = retry_os_call(lambda: os.open(draft, os.O_RDONLY | os.O_CLOEXEC), draft, "open what was to be written")
         try:
-            status = persist(lambda: os.fstat(handle), draft, "look at what was written")
+            status = retry_os_call(lambda: os.fstat(handle), draft, "look at what was written")
             if stat.S_ISDIR(status.st_mode):
                 raise PathBlockedError(
                     "a directory was made where a file was to be written",
@@ -129,7 +131,7 @@ def atomic_dir(path: str | os.PathLike[str], *, exists: Exists = "fail", durable
     """
     target = Path(path)
     draft = aside(target)
-    persist(lambda: _mkdir_new(draft), draft, "make the directory")
+    retry_os_call(lambda: _mkdir_new(draft), draft, "make the directory")
     try:
         yield draft
         if durable:
@@ -143,7 +145,7 @@ def atomic_dir(path: str | os.PathLike[str], *, exists: Exists = "fail", durable
 
 def publish_dir(draft: Path, target: Path, *, exists: Exists) -> None:
     """Give ``draft`` the name ``target`` by one rename. The kernel decides between two that try."""
-    inode = persist(draft.stat, draft, "look at the draft").st_ino
+    inode = retry_os_call(draft.stat, draft, "look at the draft").st_ino
     try:
         _rename(draft, target, inode)
     except PathBlockedError as error:
@@ -170,7 +172,7 @@ class _Raw(io.FileIO):
         handle, self._handle = self._handle, -1
         try:
             try:
-                inode = persist(lambda: os.fstat(handle).st_ino, self._path, "look at what was written")
+                inode = retry_os_call(lambda: os.fstat(handle).st_ino, self._path, "look at what was written")
                 super().close()  # NFS reports on close what it could not write before
             finally:
                 os.close(handle)
@@ -247,7 +249,7 @@ def fsync_dir(path: Path) -> None:
         finally:
             os.close(handle)
 
-    persist(sync, path, "bring the directory to stable storage")
+    retry_os_call(sync, path, "bring the directory to stable storage")
 
 
 def fsync_tree(root: Path) -> None:
@@ -261,7 +263,7 @@ def fsync_tree(root: Path) -> None:
 
 
 def _fsync_file(path: Path) -> None:
-    handle = persist(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, "open the file")
+    handle = retry_os_call(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, "open the file")
     try:
         _fsync(handle, path)
     finally:
@@ -285,7 +287,7 @@ def _rename(source: Path, target: Path, inode: int) -> None:
 def _is_now(target: Path, inode: int) -> bool:
     try:
         # Again where that can help: a look that fails for a moment would make a rename that was done look like none.
-        return persist(target.lstat, target, "look at it").st_ino == inode
+        return retry_os_call(target.lstat, target, "look at it").st_ino == inode
     except FsError:
         return False
 

@@ -92,7 +92,7 @@ class Retry:
         return True
 
 
-def persist(call: Callable[[], T], path: str | os.PathLike[str], doing: str) -> T:
+def retry_os_call(call: Callable[[], T], path: str | os.PathLike[str], doing: str) -> T:
     """Run an idempotent ``call``, again where that can help.
 
     Raises:

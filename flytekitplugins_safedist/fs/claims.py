@@ -25,7 +25,7 @@ from types import TracebackType
 
 from ..errors import ClaimLostError, FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError
 from . import mount_info
-from .calls import NO_LINKS, Retry, explain, persist
+from .calls import NO_LINKS, Retry, explain, retry_os_call
 from .context import timeout_s, who
 from .process import ProcessRecord, boot_id, is_provably_dead, this_process
 from .stale_files import aside
@@ -86,7 +86,7 @@ class Claim:
         began = time.monotonic()
         mine = Owner(this_process(), time.time(), secrets.token_hex(16))
         draft = aside(self.path)
-        self._handle = persist(lambda: _write_record(draft, mine), draft, "write the claim's owner record")
+        self._handle = retry_os_call(lambda: _write_record(draft, mine), draft, "write the claim's owner record")
         try:
             self._take(draft, mine, began, limit)
             self.owner = mine
@@ -215,7 +215,7 @@ class Claim:
             return _read_record(proof)
 
         try:
-            return persist(read, self.path, "verify the claim's owner")
+            return retry_os_call(read, self.path, "verify the claim's owner")
         finally:
             with contextlib.suppress(OSError):
                 proof.unlink()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import PathBlockedError
-from .calls import Retry, explain, persist
+from .calls import Retry, explain, retry_os_call
 from .context import timeout_s
 from .mount_info import mount_of
 from .waiting import job_pauses, refresh, waited_too_long
@@ -66,7 +66,7 @@ def listed(directory: Path) -> list[Listed]:
                 for entry in entries
             ]
 
-    return sorted(persist(ask, directory, "list the directory"), key=lambda entry: entry.path.name)
+    return sorted(retry_os_call(ask, directory, "list the directory"), key=lambda entry: entry.path.name)
 
 
 def _settle(target: str, mode: int, error: OSError, limit: float) -> None:

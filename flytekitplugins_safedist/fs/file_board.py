@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ..errors import FsUnsupportedError
 from .atomic import atomic_path
-from .calls import NO_LINKS, Retry, explain, persist
+from .calls import NO_LINKS, Retry, explain, retry_os_call
 from .dirs import ensure_dir
 from .mount_info import mount_of
 from .stale_files import aside, discard
@@ -66,16 +66,16 @@ class FileBoard:
         place = self._place(key)
         ensure_dir(place.parent)
         with atomic_path(place, durable=False) as draft:
-            persist(lambda: draft.write_text(text), draft, "write a note for the other ranks")
+            retry_os_call(lambda: draft.write_text(text), draft, "write a note for the other ranks")
 
     def put_once(self, key: str, text: str, *, within: float = 30.0) -> str:
         place = self._place(key)
         ensure_dir(place.parent)
         draft = aside(place)
         # Again from the top if it fails: nobody else knows this name.
-        persist(lambda: draft.write_text(text), draft, "write a note for the other ranks")
+        retry_os_call(lambda: draft.write_text(text), draft, "write a note for the other ranks")
         try:
-            persist(lambda: self._link(draft, place), place, "leave a note for the other ranks")
+            retry_os_call(lambda: self._link(draft, place), place, "leave a note for the other ranks")
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink()

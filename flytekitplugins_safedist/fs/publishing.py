@@ -20,7 +20,7 @@ from typing import Literal
 from ..errors import FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError, PublishError
 from .atomic import Exists, atomic_write, fsync_dir, fsync_tree, publish_dir
 from .barriers import Occasion
-from .calls import NO_LINKS, persist
+from .calls import NO_LINKS, retry_os_call
 from .dirs import ensure_dir, listed
 from .group import Group, default_group
 from .mount_info import mount_of
@@ -152,7 +152,7 @@ def _see_the_same(draft: Path, mine: str, how: _How) -> None:
     """Fail where ranks have met that mean directories of one name in different places: nothing else would tell."""
     proof = draft / PROOF
     if draft.name == mine:
-        persist(proof.touch, proof, "mark the draft")
+        retry_os_call(proof.touch, proof, "mark the draft")
         return
     try:
         wait_for(proof, timeout=how.timeout)
@@ -180,7 +180,7 @@ def _hand_in(part: Path, draft: Path, how: _How) -> int:
     _merge(part, draft, durable=how.durable)
     # By this a second committer, after the death of the first, knows the deed as done. Looked up before this rank
     # says that it is ready: after that, another may rename the draft at any moment.
-    return persist(lambda: draft.stat().st_ino, draft, "look at the draft")
+    return retry_os_call(lambda: draft.stat().st_ino, draft, "look at the draft")
 
 
 def _agree_on_end(target: Path, draft: Path, trouble: BaseException | None, how: _How, call: Occasion) -> None:
@@ -241,7 +241,7 @@ def _commit(target: Path, draft: Path, inode: int, how: _How) -> None:
     if how.commit == "marker":
         with atomic_write(target / MARKER, durable=how.durable):
             return
-    persist(lambda: (draft / PROOF).unlink(missing_ok=True), draft, "remove the draft's mark")
+    retry_os_call(lambda: (draft / PROOF).unlink(missing_ok=True), draft, "remove the draft's mark")
     if _inode(target) != inode:  # else the committer before this one had done it when it died
         publish_dir(draft, target, exists=how.exists)
     discard(draft)  # what was replaced, or is not needed
@@ -256,7 +256,7 @@ def _inode(path: Path) -> int | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    return persist(look, path, "see what has the name now")
+    return retry_os_call(look, path, "see what has the name now")
 
 
 def _merge(part: Path, into: Path, *, durable: bool) -> None:
@@ -268,7 +268,7 @@ def _merge(part: Path, into: Path, *, durable: bool) -> None:
             _merge(entry.path, goal, durable=durable)
         else:
             _move(entry.path, goal)
-    persist(lambda: _remove_dir(part), part, "remove the emptied part")
+    retry_os_call(lambda: _remove_dir(part), part, "remove the emptied part")
     if durable:
         fsync_dir(into)  # by each rank: who commits may not see the directories of the others yet
 
@@ -279,9 +279,9 @@ def _remove_dir(path: Path) -> None:
 
 
 def _move(place: Path, goal: Path) -> None:
-    inode = persist(lambda: place.lstat().st_ino, place, "look at this rank's part")
-    persist(lambda: _link(place, goal, inode), goal, "move this rank's part in")
-    persist(lambda: place.unlink(missing_ok=True), place, "remove the moved file's old name")
+    inode = retry_os_call(lambda: place.lstat().st_ino, place, "look at this rank's part")
+    retry_os_call(lambda: _link(place, goal, inode), goal, "move this rank's part in")
+    retry_os_call(lambda: place.unlink(missing_ok=True), place, "remove the moved file's old name")
 
 
 def _link(place: Path, goal: Path, inode: int) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ..errors import FsError
-from .calls import explain, persist
+from .calls import explain, retry_os_call
 from .context import current_identity
 from .dirs import ensure_dir, listed
 
@@ -49,7 +49,7 @@ class RankLog:
         name = f"rank-{self.rank:05d}.{time.time_ns()}.{secrets.token_hex(4)}.jsonl"
         self.path = ensure_dir(directory) / name
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        self._handle = persist(lambda: os.open(self.path, flags, 0o666), self.path, "open the log")
+        self._handle = retry_os_call(lambda: os.open(self.path, flags, 0o666), self.path, "open the log")
         self._durable = durable
         self._lock = threading.Lock()
         self._number = 0
@@ -115,7 +115,7 @@ def merge_logs(directory: str | os.PathLike[str]) -> Iterator[Entry]:
 
 def _entries(path: Path) -> Iterator[Entry]:
     latest = 0
-    with persist(lambda: path.open(encoding="utf-8", errors="replace"), path, "open the log") as file:
+    with retry_os_call(lambda: path.open(encoding="utf-8", errors="replace"), path, "open the log") as file:
         while line := _line(file, path):
             try:
                 values = json.loads(line)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ..errors import FsError
 from .barriers import Occasion
-from .calls import persist
+from .calls import retry_os_call
 from .dirs import ensure_dir
 from .group import Group, default_group
 from .identity import Identity
@@ -118,7 +118,7 @@ def shared_scope(
 def _leave(place: Path, probe: Path) -> dict[str, Any]:
     try:
         ensure_dir(place)
-        persist(probe.touch, probe, "leave a probe")
+        retry_os_call(probe.touch, probe, "leave a probe")
     except FsError as error:
         return {"error": str(error)}
     return {"local": mount_of(place).is_local, "boot": boot_id()}
@@ -151,7 +151,7 @@ def _seen(place: Path, token: str, tables: Sequence[Mapping[str, Any]], me: Iden
     prefix = _prefix(token)
     for pause in pauses(me.world_size):
         refresh(place / prefix)
-        names = persist(lambda: os.listdir(place), place, "list the probes")  # noqa: PTH208
+        names = retry_os_call(lambda: os.listdir(place), place, "list the probes")  # noqa: PTH208
         found = (name[len(prefix) :].partition(".")[0] for name in names if name.startswith(prefix))
         seen = {me.rank, *map(int, found)}
         left = deadline - time.monotonic()

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from ..errors import NodeLostError, RendezvousError
 from ..ranks.outcome import RankOutcome, echo, encodable, is_consequence
 from ..rendezvous.jobstore import TEXT_LIMIT, Failure
-from ..rendezvous.membership import Meeting
 from ..rendezvous.pulse import Pulse
+from ..rendezvous.session import RendezvousSession
 from .policy import Action, Decision, decide, would_repeat
 
 REPORT_SECONDS = 15.0
@@ -81,7 +81,7 @@ class JobWide:
 
     def __init__(
         self,
-        handler: Meeting,
+        handler: RendezvousSession,
         *,
         max_restarts: int,
         stop_seconds: float,
@@ -278,7 +278,7 @@ class JobWide:
         return Ended.from_json(end.text) if end is not None and end.kind == "failed" else None
 
 
-def _spent(handler: Meeting) -> str:
+def _spent(handler: RendezvousSession) -> str:
     return f"{handler.max_replacements} replacements are used up"
 
 

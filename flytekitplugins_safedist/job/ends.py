@@ -18,8 +18,8 @@ from ..errors import JobInterruptedError, RendezvousError, RendezvousTimeoutErro
 from .verdict import is_infrastructure
 
 if TYPE_CHECKING:
-    from ..rendezvous.membership import Meeting
     from ..rendezvous.protocol import End
+    from ..rendezvous.session import RendezvousSession
     from ..topology import Topology
 
 TURN_SECONDS = 5.0
@@ -77,7 +77,7 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
         raise Undecided from error
 
 
-def part_of(error: RendezvousError, handler: Meeting) -> Part | None:
+def part_of(error: RendezvousError, handler: RendezvousSession) -> Part | None:
     """What falls to this node after an error that ended its agent; None where that is not the job's end.
 
     Args:
@@ -97,7 +97,7 @@ def part_of(error: RendezvousError, handler: Meeting) -> Part | None:
     return Part.SPEAKS if end is None and isinstance(error, RendezvousTimeoutError) else None
 
 
-def turn_of(handler: Meeting) -> int:
+def turn_of(handler: RendezvousSession) -> int:
     """This node's place in the order in which nodes upload what nobody else does."""
     return 0 if handler.holds_store else max(1, handler.node_rank)
 

@@ -15,12 +15,12 @@ from ..errors import NodeLostError, RendezvousError, StoreLostError
 from ..flyte.storage_errors import one_line
 
 if TYPE_CHECKING:
-    from ..rendezvous.membership import Meeting
+    from ..rendezvous.session import RendezvousSession
 
-_open: Meeting | None = None
+_open: RendezvousSession | None = None
 
 
-def stay(handler: Meeting) -> None:
+def stay(handler: RendezvousSession) -> None:
     """Node 0, when the task returns: keep the store open until :func:`leave`."""
     global _open  # noqa: PLW0603  (handed from the task to the entrypoint, with all of flytekit in between)
     _open = handler
@@ -46,7 +46,7 @@ def leave(*, uploaded: bool) -> None:
         handler.shutdown()
 
 
-def follow(handler: Meeting, *, timeout: float, exists: Callable[[], bool]) -> None:
+def follow(handler: RendezvousSession, *, timeout: float, exists: Callable[[], bool]) -> None:
     """Node r > 0, when its ranks are done: return when node 0 has uploaded.
 
     Args:

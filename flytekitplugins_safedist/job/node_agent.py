@@ -41,7 +41,7 @@ from ..ranks.forkserver_client import RankServer
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks, plan_orders
 from ..ranks.scratch import JobScratch
-from ..rendezvous.membership import Meeting
+from ..rendezvous.session import RendezvousSession
 from ..topology import Topology
 from .agreement import Agreement
 from .coordinator import JobWide
@@ -104,7 +104,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         *,
         server: RankServer,
         backend: RankBackend,
-        handler: Meeting,
+        handler: RendezvousSession,
         show: Callable[[str], object],
         say: Callable[[str], object],
     ) -> None:

@@ -15,7 +15,7 @@ from .node_agent import STORE_PORT
 
 if TYPE_CHECKING:
     from ..config.options import Timeouts
-    from ..rendezvous.membership import Meeting
+    from ..rendezvous.session import RendezvousSession
     from ..topology import Topology
     from .node_agent import NodePlan
 
@@ -27,7 +27,7 @@ _LAST_CALL = 30.0
 (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py)."""
 
 
-def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], object]) -> Meeting:
+def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], object]) -> RendezvousSession:
     """This node's handler; before each round, node 0 opens there what the ranks meet at.
 
     Raises:
@@ -37,7 +37,7 @@ def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], obje
     handler = handler_for(plan.topology, settings.timeouts, plan.run_id, max_replacements=settings.max_replacements)
     held: list[Server] = []
 
-    def lead(_round: int) -> Mapping[str, str]:
+    def prepare_round(_round: int) -> Mapping[str, str]:
         offered = backend.open_round(nnodes=handler.nodes, nproc_per_node=plan.settings.nproc_per_node)
         for store in held:
             store.close()
@@ -48,12 +48,12 @@ def open_handler(plan: NodePlan, backend: RankBackend, say: Callable[[str], obje
         held[:] = [Server(host, 0)]
         return {**offered, STORE_PORT: str(held[0].port)}
 
-    handler.lead = lead
+    handler.prepare_round = prepare_round
     handler.tell(say)
     return handler
 
 
-def handler_for(place: Topology, timeouts: Timeouts, run_id: str, *, max_replacements: int) -> Meeting:
+def handler_for(place: Topology, timeouts: Timeouts, run_id: str, *, max_replacements: int) -> RendezvousSession:
     """A handler for this place in the job, which nobody has joined yet.
 
     Raises:
@@ -63,12 +63,12 @@ def handler_for(place: Topology, timeouts: Timeouts, run_id: str, *, max_replace
     return opened(place, timeouts, run_id, max_replacements)
 
 
-def _fixed(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> Meeting:
+def _fixed(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> RendezvousSession:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     rendezvous.register()
-    handler: Meeting = get_rendezvous_handler(
+    handler: RendezvousSession = get_rendezvous_handler(
         RendezvousParameters(
             backend=rendezvous.BACKEND,
             endpoint=str(place.endpoint) if place.endpoint is not None else "127.0.0.1:0",
@@ -77,7 +77,7 @@ def _fixed(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: i
             max_nodes=place.max_nodes,
             node_rank=place.node_rank,
             timeout=timeouts.rendezvous,
-            silence=timeouts.heartbeat,
+            heartbeat_timeout=timeouts.heartbeat,
             max_replacements=max_replacements,
             about=_limits(),
         )
@@ -92,7 +92,7 @@ def _limits() -> str:
     return "" if limit is None else f"Its container's memory is limited to {human(limit)}."
 
 
-def _range(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> Meeting:
+def _range(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: int) -> RendezvousSession:
     from ..rendezvous.elastic import ElasticHandler
     from ..rendezvous.settings import RangeSettings
 
@@ -106,8 +106,8 @@ def _range(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: i
             host=place.endpoint.host,
             port=place.endpoint.port,
             timeout=timeouts.rendezvous,
-            silence=timeouts.heartbeat,
-            beat=min(1.0, timeouts.heartbeat / _BEATS),
+            heartbeat_timeout=timeouts.heartbeat,
+            heartbeat_interval=min(1.0, timeouts.heartbeat / _BEATS),
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
             max_replacements=max_replacements,
         )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
 
     from ..config.cluster import ScratchVolume
-    from ..rendezvous.membership import Meeting
+    from ..rendezvous.session import RendezvousSession
     from .node_agent import NodeAgent, NodePlan, Report
 
 
@@ -189,7 +189,7 @@ def _attend(
     return _Attended(report, uploads, summary)
 
 
-def _driven(agent: NodeAgent, handler: Meeting) -> tuple[Report, Part]:
+def _driven(agent: NodeAgent, handler: RendezvousSession) -> tuple[Report, Part]:
     """Drive this node's ranks to the job's end; what it came to, and what falls to this node then.
 
     Raises:
@@ -210,7 +210,7 @@ def _driven(agent: NodeAgent, handler: Meeting) -> tuple[Report, Part]:
 
 
 def _leaving_when_decided(
-    plan: NodePlan, agent: NodeAgent, flyte: task_context.FlyteSnapshot, handler: Meeting
+    plan: NodePlan, agent: NodeAgent, flyte: task_context.FlyteSnapshot, handler: RendezvousSession
 ) -> contextlib.AbstractContextManager[None]:
     if plan.topology.max_nodes == 1:
         return contextlib.nullcontext()
@@ -220,8 +220,8 @@ def _leaving_when_decided(
 
 
 def _in_order(
-    plan: NodePlan, part: Part, handler: Meeting, flyte: task_context.FlyteSnapshot
-) -> tuple[bool, Meeting | None]:
+    plan: NodePlan, part: Part, handler: RendezvousSession, flyte: task_context.FlyteSnapshot
+) -> tuple[bool, RendezvousSession | None]:
     """With several nodes, leave when the verdict is uploaded; whether this node is the one to do it, and the handler
     where it is for the caller to close."""
     if plan.topology.max_nodes == 1:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-BACKEND = "safedist"
-"""Name of the backend in torch elastic's registry (``torchrun --rdzv-backend safedist``)."""
+from .settings import BACKEND as BACKEND
 
 
 def create_handler(params: Any) -> Any:

@@ -92,7 +92,7 @@ def open_dynamic(
 ) -> Any:
     """Torch elastic's handler for a range of nodes.
 
-    A node that stops beating is forgotten after ``silence``, the same time after which our own watchers miss it: were
+    A node that stops beating is forgotten after ``heartbeat_timeout``, when our own watchers miss it too: were
     torch's shorter, it would give away the place of a node that the others still wait for; were it longer, a new round
     would wait for the dead.
 
@@ -104,8 +104,8 @@ def open_dynamic(
             headless service of their own cannot resolve.
         last_call: seconds that the round which is forming waits for further nodes once the minimum is there.
     """
-    silence = timedelta(seconds=settings.silence)
-    beats = {"keep_alive_interval": settings.silence / _KEEP_ALIVES, "keep_alive_max_attempt": _KEEP_ALIVES}
+    heartbeat_timeout = timedelta(seconds=settings.heartbeat_timeout)
+    beats = {"keep_alive_interval": settings.heartbeat_timeout / _KEEP_ALIVES, "keep_alive_max_attempt": _KEEP_ALIVES}
     # Older torch has no such parameters: there it forgets a node after 15 s, whatever was asked for.
     known = inspect.signature(DynamicRendezvousHandler.from_backend).parameters
     return DynamicRendezvousHandler.from_backend(
@@ -115,6 +115,8 @@ def open_dynamic(
         settings.min_nodes,
         settings.max_nodes,
         address,
-        _Timeouts(last_call, join=timedelta(seconds=settings.timeout), close=silence, heartbeat=silence),
+        _Timeouts(
+            last_call, join=timedelta(seconds=settings.timeout), close=heartbeat_timeout, heartbeat=heartbeat_timeout
+        ),
         **{name: value for name, value in beats.items() if name in known},
     )

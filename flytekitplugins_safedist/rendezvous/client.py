@@ -39,13 +39,13 @@ class Connection:
 
     Args:
         where: the store, for messages.
-        silence: seconds without a reply after which the store counts as lost.
+        heartbeat_timeout: seconds without a reply after which the store counts as lost.
         label: name of the thread.
     """
 
-    def __init__(self, where: str, *, silence: float, label: str) -> None:
+    def __init__(self, where: str, *, heartbeat_timeout: float, label: str) -> None:
         self._where = {"store": where}
-        self._silence = silence
+        self._heartbeat_timeout = heartbeat_timeout
         self._dead: str | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._store: list[Any] = []
@@ -54,20 +54,20 @@ class Connection:
         threading.Thread(target=_serve_jobs, args=(self._jobs, self._store), name=name, daemon=True).start()
 
     @classmethod
-    def within(cls, store: Any, *, silence: float, label: str) -> Connection:
+    def within(cls, store: Any, *, heartbeat_timeout: float, label: str) -> Connection:
         """To a store in this process."""
-        connection = cls("in this process", silence=silence, label=label)
+        connection = cls("in this process", heartbeat_timeout=heartbeat_timeout, label=label)
         connection._store.append(store)
         return connection
 
     @classmethod
-    def dial(cls, host: str, port: int, *, timeout: float, silence: float, label: str) -> Connection:
+    def dial(cls, host: str, port: int, *, timeout: float, heartbeat_timeout: float, label: str) -> Connection:
         """To a TCPStore, which may come up later than this node.
 
         Raises:
             RendezvousTimeoutError: no connection within ``timeout`` seconds.
         """
-        connection = cls(f"{host}:{port}", silence=silence, label=label)
+        connection = cls(f"{host}:{port}", heartbeat_timeout=heartbeat_timeout, label=label)
         try:
             connection._connect(host, port, time.monotonic() + timeout)
         except RendezvousTimeoutError:
@@ -121,7 +121,7 @@ class Connection:
 
         if self._dead is not None:
             raise self._lost(what, self._dead)
-        limit = self._silence if timeout is None else timeout
+        limit = self._heartbeat_timeout if timeout is None else timeout
         try:
             return _patient_result(self.submit(op), limit)
         except FutureTimeoutError:

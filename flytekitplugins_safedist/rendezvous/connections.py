@@ -145,7 +145,13 @@ class Links:
         """To the store that node 0 has now: the one before, where it was only cut off, or a new one."""
         settings = self._settings
         search = Search(
-            settings.host, settings.port, self._keys.hello, settings.silence, deadline, vigil, frozenset(self._left)
+            settings.host,
+            settings.port,
+            self._keys.hello,
+            settings.heartbeat_timeout,
+            deadline,
+            vigil,
+            frozenset(self._left),
         )
         found = search.run()
         self._open["control"] = found.connection
@@ -167,7 +173,7 @@ class Links:
     def _dial_further(self, label: str, host: str, port: int) -> None:
         settings = self._settings
         try:
-            self._dial(label, host, port, time.monotonic() + settings.silence)
+            self._dial(label, host, port, time.monotonic() + settings.heartbeat_timeout)
         except RendezvousTimeoutError as error:
             raise StoreLostError(
                 "the job's store went away while this node connected",
@@ -186,12 +192,16 @@ class Links:
         store = HashStore()
         store.set_timeout(FOREVER)
         for label in self._labels:
-            self._open[label] = Connection.within(store, silence=self._settings.silence, label=label)
+            self._open[label] = Connection.within(
+                store, heartbeat_timeout=self._settings.heartbeat_timeout, label=label
+            )
         self._greet()
 
     def _dial(self, label: str, host: str, port: int, deadline: float) -> None:
         left = max(0.1, deadline - time.monotonic())
-        self._open[label] = Connection.dial(host, port, timeout=left, silence=self._settings.silence, label=label)
+        self._open[label] = Connection.dial(
+            host, port, timeout=left, heartbeat_timeout=self._settings.heartbeat_timeout, label=label
+        )
 
     def _greet(self) -> None:
         hello = Hello(self._settings.nodes, uuid.uuid4().hex).text()

@@ -12,17 +12,17 @@ from .carried import Carried
 from .client import ReservedPort
 from .handler import MASTER_ADDR, MASTER_PORT
 from .jobstore import JobStore
-from .membership import Lead
 from .protocol import End
 from .range import RangeGroup
 from .refusing import refuse_range
+from .session import PrepareRound
 from .settings import RangeSettings
 
 LOOPBACK = "127.0.0.1"
 
 
 class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any to mypy here
-    """Rendezvous for a range of nodes: a :class:`~.membership.Meeting`, on torch elastic's c10d rendezvous.
+    """Rendezvous for a range of nodes: a :class:`~.session.RendezvousSession`, on torch elastic's c10d rendezvous.
 
     Args:
         settings: the range, where it meets, and how long it waits.
@@ -30,7 +30,7 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
 
     def __init__(self, settings: RangeSettings) -> None:
         self.settings = settings
-        self.lead: Lead | None = None
+        self.prepare_round: PrepareRound | None = None
         self._group = RangeGroup(settings, self._offer)
         self._reserved: ReservedPort | None = None
         self._round: int | None = None
@@ -60,7 +60,7 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
 
     @property
     def values(self) -> Mapping[str, str]:
-        """What the ``lead`` of the round's node 0 offered, with MASTER_ADDR and MASTER_PORT."""
+        """What the ``prepare_round`` of the round's node 0 offered, with MASTER_ADDR and MASTER_PORT."""
         return self._values
 
     @property
@@ -70,7 +70,7 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
 
     @property
     def nodes(self) -> int:
-        """Nodes of the latest round; for ``lead``, those of the round that is about to start."""
+        """Nodes of the latest round; for ``prepare_round``, those of the round that is about to start."""
         return self._nodes
 
     @property
@@ -103,7 +103,7 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
         return self._group.kept.vigil is not None
 
     def outlive(self, error: StoreLostError) -> bool:
-        """The store is lost, and with it its host: see :class:`~.membership.Meeting`."""
+        """The store is lost, and with it its host: see :class:`~.session.RendezvousSession`."""
         return self._group.outlive(error)
 
     def tell(self, say: Callable[[str], object]) -> None:
@@ -147,7 +147,7 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
         self._group.step_down()
 
     def refuse(self, text: str) -> End:
-        """Instead of joining, end the job as failed: see :class:`~.membership.Meeting`."""
+        """Instead of joining, end the job as failed: see :class:`~.session.RendezvousSession`."""
         return refuse_range(self._group, text)
 
     def num_nodes_waiting(self) -> int:
@@ -188,5 +188,5 @@ class ElasticHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any t
             self._reserved.close()
         self._reserved, self._nodes = ReservedPort(), nodes
         address = LOOPBACK if nodes == 1 else own_address(self.settings.host, self.settings.port)
-        offered = dict(self.lead(number)) if self.lead is not None else {}
+        offered = dict(self.prepare_round(number)) if self.prepare_round is not None else {}
         return {MASTER_ADDR: address, MASTER_PORT: str(self._reserved.port), **offered}

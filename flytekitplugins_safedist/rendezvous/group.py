@@ -50,15 +50,15 @@ class Group:
 
     Args:
         settings: see :class:`GroupSettings`.
-        lead: called on node 0 before it arrives in a generation; returns what the others need for that round
+        prepare_round: called on node 0 before it arrives in a generation; returns what the others need for that round
             (addresses as text). Whatever it started must already listen.
     """
 
-    def __init__(self, settings: GroupSettings, lead: Callable[[int], Mapping[str, str]]) -> None:
+    def __init__(self, settings: GroupSettings, prepare_round: Callable[[int], Mapping[str, str]]) -> None:
         self.settings = settings
         self.keys = Keys(settings.run_id)
         self.kept = Outliving(settings.describe((0,)), settings.timeout)
-        self._lead = lead
+        self._prepare_round = prepare_round
         self.links = Links(settings, self.keys)
         self._ringing: Future[None] | None = None
         self._incarnation = 0
@@ -84,13 +84,13 @@ class Group:
         return self.settings.nodes
 
     @property
-    def silence(self) -> float:
+    def heartbeat_timeout(self) -> float:
         """Seconds without a sign of life after which a node counts as gone."""
-        return self.settings.silence
+        return self.settings.heartbeat_timeout
 
     def beat_keys(self) -> tuple[str, ...]:
         """The heartbeat counter of each node."""
-        return tuple(self.keys.beat(node) for node in range(self.settings.nodes))
+        return tuple(self.keys.heartbeat(node) for node in range(self.settings.nodes))
 
     def gone(self) -> tuple[int, ...]:
         """None: a new process says itself that it has taken the place of one that is gone."""
@@ -200,7 +200,7 @@ class Group:
         return self._read_state().end
 
     def leave(self) -> None:
-        """Say goodbye and let go of every connection; node 0 stays, at most ``linger`` seconds, until all have left."""
+        """Say goodbye, let go of every connection; node 0 stays until all have left, or ``shutdown_grace`` is over."""
         if self.watch is not None:
             self.watch.stop()
         said = self.keys.bye(self.settings.node_rank, self._incarnation)
@@ -222,7 +222,7 @@ class Group:
 
     def _await_byes(self) -> None:
         """Node 0: the others read the end from this process. Wait for them, but not for the dead."""
-        deadline, pause = time.monotonic() + self.settings.linger, 0.01
+        deadline, pause = time.monotonic() + self.settings.shutdown_grace, 0.01
         while time.monotonic() < deadline:
             said = self.control.call("waiting for the others to leave", lambda s: slots.farewells(s, self.keys), 2.0)
             if said.all_left(self.expected):
@@ -300,7 +300,7 @@ class Group:
         it ends in success, which raises, or is left for another round. Returns that one."""
         pause = threading.Event()
         while generation == self._finished_before:
-            pause.wait(min(_LOOK, self.settings.beat))
+            pause.wait(min(_LOOK, self.settings.heartbeat_interval))
             generation = self._current()
         return generation
 
@@ -313,8 +313,8 @@ class Group:
                 # Whoever moved the generation died before ringing; our own wait would block the bell connection.
                 self._wake(self._arrived)
         if settings.node_rank == 0:
-            offer = json.dumps(dict(self._lead(generation)))
-            self.control.call("offering addresses", lambda store: store.set(keys.lead(generation), offer))
+            offer = json.dumps(dict(self._prepare_round(generation)))
+            self.control.call("offering addresses", lambda store: store.set(keys.offer(generation), offer))
         self._arrived = generation
 
         def arrive(store: Any) -> int:
@@ -327,10 +327,10 @@ class Group:
 
     def _complete(self, generation: int) -> Go:
         """Last to arrive: everyone may go, unless the generation moved on meanwhile."""
-        lead, key = self.keys.lead(generation), self.keys.carried
+        offer, key = self.keys.offer(generation), self.keys.carried
 
         def read(store: Any) -> tuple[bytes, Carried]:
-            return bytes(store.get(lead)), change(store, key, lambda now: now.reached(generation))
+            return bytes(store.get(offer)), change(store, key, lambda now: now.reached(generation))
 
         offered, known = self.control.call("completing the round", read)
         return self._decide(generation, Go(go=True, values=json.loads(offered), carried=known.text()))
@@ -353,7 +353,7 @@ class Group:
         while True:
             left = deadline - time.monotonic()
             with suppress(FutureTimeoutError):
-                return Go.parse(self._settled(came, min(self.settings.beat, max(0.0, left))))
+                return Go.parse(self._settled(came, min(self.settings.heartbeat_interval, max(0.0, left))))
             if self.watch is not None:
                 self.watch.check()
                 if self.watch.generation > generation:
@@ -399,7 +399,7 @@ class Group:
         )
         if judge.decode() != me:
             with suppress(FutureTimeoutError):
-                return Go.parse(self._settled(came, settings.linger))
+                return Go.parse(self._settled(came, settings.shutdown_grace))
         # From here the round cannot complete any more; if it just has, that is fine too.
         decided = self._decide(generation, Go(go=False))
         if decided.go:

@@ -16,15 +16,14 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError, StoreLostError
-from . import BACKEND
 from .carried import Carried
 from .client import ReservedPort
 from .group import Group
 from .jobstore import JobStore
-from .membership import Lead
 from .protocol import End
 from .refusing import refuse_fixed
-from .settings import GroupSettings
+from .session import PrepareRound
+from .settings import BACKEND, GroupSettings
 
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
@@ -39,13 +38,15 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
     Args:
         settings: who this node is, and how long it waits.
         local_addr: address of node 0 that ranks elsewhere can reach; default: the endpoint's host.
-        lead: called on node 0 with the round's number before each round; returns texts that every node finds in
-            :attr:`values` once the round is complete, such as the address of Horovod's key-value server.
+        prepare_round: called on node 0 with the round's number before each round; returns texts that every node finds
+            in :attr:`values` once the round is complete, such as the address of Horovod's key-value server.
     """
 
-    def __init__(self, settings: GroupSettings, *, local_addr: str | None = None, lead: Lead | None = None) -> None:
+    def __init__(
+        self, settings: GroupSettings, *, local_addr: str | None = None, prepare_round: PrepareRound | None = None
+    ) -> None:
         self.settings = settings
-        self.lead = lead
+        self.prepare_round = prepare_round
         self._address = "127.0.0.1" if settings.nodes == 1 else local_addr or settings.host
         self._group = Group(settings, self._offer)
         self._reserved: ReservedPort | None = None
@@ -78,7 +79,7 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
 
     @property
     def values(self) -> Mapping[str, str]:
-        """What node 0's ``lead`` offered to this round, with MASTER_ADDR and MASTER_PORT."""
+        """What node 0's ``prepare_round`` offered to this round, with MASTER_ADDR and MASTER_PORT."""
         return self._values
 
     @property
@@ -117,7 +118,7 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         return self._group.kept.vigil is not None
 
     def outlive(self, error: StoreLostError) -> bool:
-        """The store is lost, and with it node 0: see :class:`~.membership.Meeting`."""
+        """The store is lost, and with it node 0: see :class:`~.session.RendezvousSession`."""
         return self._group.outlive(error)
 
     def tell(self, say: Callable[[str], object]) -> None:
@@ -164,7 +165,7 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         """Nothing: each round waits for a process in this node's place."""
 
     def refuse(self, text: str) -> End:
-        """Instead of joining, end the job as failed: see :class:`~.membership.Meeting`."""
+        """Instead of joining, end the job as failed: see :class:`~.session.RendezvousSession`."""
         return refuse_fixed(self._group, text)
 
     def num_nodes_waiting(self) -> int:
@@ -205,7 +206,7 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         self._group.close("done", "the job is over")
 
     def shutdown(self) -> bool:
-        """End the group and leave it. Node 0 stays, at most ``linger`` seconds, until the others have left."""
+        """End the group and leave it. Node 0 stays, at most ``shutdown_grace`` seconds, until the others have left."""
         with suppress(RendezvousError):
             self.set_closed()
         self.leave()
@@ -222,7 +223,7 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         if self._reserved is not None:
             self._reserved.close()
         self._reserved = ReservedPort()
-        offered = dict(self.lead(generation)) if self.lead is not None else {}
+        offered = dict(self.prepare_round(generation)) if self.prepare_round is not None else {}
         return {MASTER_ADDR: self._address, MASTER_PORT: str(self._reserved.port), **offered}
 
 
@@ -230,7 +231,8 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
     """The handler for what ``torchrun`` was told.
 
     ``--nnodes=N --rdzv-backend=safedist --rdzv-endpoint=HOST:PORT --rdzv-id=ID --rdzv-conf=node_rank=R``, and in
-    ``--rdzv-conf`` also ``timeout``, ``silence``, ``beat``, ``linger`` (seconds) and ``max_replacements``.
+    ``--rdzv-conf`` also ``timeout``, ``heartbeat_timeout``, ``heartbeat_interval``, ``shutdown_grace`` (seconds) and
+    ``max_replacements``; ``silence``, ``beat`` and ``linger`` are older names of the three in the middle.
 
     Raises:
         ConfigError: an elastic range, or no or an impossible ``node_rank``; lists every problem.
@@ -249,15 +251,17 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
         problems.append(Problem("endpoint", params.endpoint, "is empty", "pass --rdzv-endpoint=NODE0:PORT"))
     given: dict[str, Any] = {}
     for name, kind in _OPTIONS.items():
-        if (value := params.get(name)) is not None:
-            given[name] = _number(name, value, kind, problems)
+        said = next((each for each in (name, _OLDER_NAMES.get(name, name)) if params.get(each) is not None), None)
+        if said is not None:
+            given[name] = _number(said, params.get(said), kind, problems)
             if given[name] is not None and given[name] < 0:
-                problems.append(Problem(name, value, "is negative", "give 0 or more"))
+                problems.append(Problem(said, params.get(said), "is negative", "give 0 or more"))
     if problems:
         raise ConfigError(problems, where={"rendezvous backend": BACKEND})
     given["about"] = params.get("about") or ""
     # Whoever watches heartbeats with the same patience must see several before it runs out.
-    given.setdefault("beat", min(GroupSettings.beat, given.get("silence", GroupSettings.silence) / 6))
+    patience = given.get("heartbeat_timeout", GroupSettings.heartbeat_timeout)
+    given.setdefault("heartbeat_interval", min(GroupSettings.heartbeat_interval, patience / 6))
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     settings = GroupSettings(
         run_id=params.run_id,
@@ -272,13 +276,14 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
 
 _OPTIONS: Mapping[str, type[int] | type[float]] = {
     "timeout": float,
-    "silence": float,
-    "beat": float,
-    "linger": float,
+    "heartbeat_timeout": float,
+    "heartbeat_interval": float,
+    "shutdown_grace": float,
     "max_replacements": int,
     "short_life": float,
 }
 """What ``--rdzv-conf`` may set besides ``node_rank``; fields of :class:`GroupSettings`."""
+_OLDER_NAMES = {"heartbeat_timeout": "silence", "heartbeat_interval": "beat", "shutdown_grace": "linger"}
 
 
 def _number(name: str, value: Any, kind: type[int] | type[float], problems: list[Problem]) -> float | None:

@@ -16,7 +16,7 @@ from .protocol import SUPERSEDED, End
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobState:
     """One reading of the job.
 
     Attributes:
@@ -36,28 +36,28 @@ class Standing:
         """Process number of the node that uploads: node 0 of the round in which the job ended. -1: there is none."""
         return self.members[0] if self.end is not None and self.members else -1
 
-    def next(self, members: tuple[int, ...]) -> Standing:
+    def next(self, members: tuple[int, ...]) -> JobState:
         """The round after this one."""
-        return Standing(self.round + 1, members)
+        return JobState(self.round + 1, members)
 
-    def asked_to_move(self) -> Standing:
+    def asked_to_move(self) -> JobState:
         """The same round, to be left."""
         return replace(self, moving=True)
 
-    def after(self, round_no: int) -> Standing | None:
+    def after(self, round_no: int) -> JobState | None:
         """To be left for a round after ``round_no``, which was on another store; None where it is past that already."""
-        return Standing(round_no, moving=True) if self.round < round_no else None
+        return JobState(round_no, moving=True) if self.round < round_no else None
 
-    def ended(self, end: End) -> Standing:
+    def ended(self, end: End) -> JobState:
         """The end of the job, in this round."""
         return replace(self, end=end)
 
     def text(self) -> str:
         """As stored; "" is what a store without the key says."""
-        return "" if self == Standing() else json.dumps(asdict(self))
+        return "" if self == JobState() else json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, raw: bytes) -> Standing:
+    def parse(cls, raw: bytes) -> JobState:
         """Read a stored value."""
         if not raw:
             return cls()
@@ -71,7 +71,7 @@ class Standing:
         )
 
 
-def change(store: Any, key: str, wanted: Callable[[Standing], Standing | None]) -> Standing:
+def change(store: Any, key: str, wanted: Callable[[JobState], JobState | None]) -> JobState:
     """Move the standing by compare_set; returns how it is then. An ended job stays as it is.
 
     Args:
@@ -81,7 +81,7 @@ def change(store: Any, key: str, wanted: Callable[[Standing], Standing | None]) 
     """
     before = bytes(store.compare_set(key, "", ""))
     while True:
-        now = Standing.parse(before)
+        now = JobState.parse(before)
         after = wanted(now) if now.end is None else None
         if after is None:
             return now

@@ -66,7 +66,7 @@ class JobStore:
     """What the agents of one job share besides the rendezvous.
 
     Every method may raise :class:`~flytekitplugins_safedist.errors.StoreLostError`. Get it from
-    :attr:`.membership.Meeting.jobs`.
+    :attr:`.session.RendezvousSession.jobs`.
     """
 
     def __init__(self, group: Membership) -> None:
@@ -246,7 +246,7 @@ class JobStore:
             RendezvousTimeoutError: not within ``timeout`` seconds.
         """
         yes, no = self._keys.job("uploaded"), self._keys.job("not-uploaded")
-        beat = self._group.uploader_beat()
+        beats = self._group.uploader_beat()
         last, since = -1, time.monotonic()
 
         def look(store: Any) -> tuple[bool, bytes] | None:
@@ -254,14 +254,14 @@ class JobStore:
             for key in (yes, no):
                 if store.check([key]):
                     return key == yes, bytes(store.get(key))
-            count = last if beat is None else int(store.add(beat, 0))
-            if beat is None or count != last:
+            count = last if beats is None else int(store.add(beats, 0))
+            if beats is None or count != last:
                 last, since = count, time.monotonic()
-            elif time.monotonic() - since > self._group.silence:
+            elif time.monotonic() - since > self._group.heartbeat_timeout:
                 raise NodeLostError(
                     "node 0 has fallen silent before its upload",
                     where={"node": self._node},
-                    seen=f"no sign of life for {self._group.silence:g} s",
+                    seen=f"no sign of life for {self._group.heartbeat_timeout:g} s",
                     hint="look at the pod of that node: killed, evicted, paused, or cut off by the network",
                 )
             return None

@@ -87,7 +87,7 @@ class Keys:
         """The last generation this node arrived in: read only to name the missing."""
         return self._key(f"at/{node}")
 
-    def beat(self, node: int) -> str:
+    def heartbeat(self, node: int) -> str:
         """Counts up while the node's agent is alive."""
         return self._key(f"beat/{node}")
 
@@ -95,7 +95,7 @@ class Keys:
         """Arrivals in this generation."""
         return self._key(f"n/{generation}")
 
-    def lead(self, generation: int) -> str:
+    def offer(self, generation: int) -> str:
         """What node 0 offers to this generation: addresses, as a JSON object of texts."""
         return self._key(f"lead/{generation}")
 

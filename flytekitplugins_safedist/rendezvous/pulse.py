@@ -34,9 +34,9 @@ class Pulse:
         if round_no != self._round:
             # In a range, a node's rank is another node's in the next round, or nobody's: it would count as silent.
             self._round, self._changed = round_no, {}
-        for node, beat in enumerate(beats):
-            if node not in self._changed or self._changed[node][0] != beat:
-                self._changed[node] = (beat, now)
+        for node, heartbeat_interval in enumerate(beats):
+            if node not in self._changed or self._changed[node][0] != heartbeat_interval:
+                self._changed[node] = (heartbeat_interval, now)
         return tuple(node for node, (_, since) in self._changed.items() if now - since > self.limit)
 
     def forget(self) -> None:

@@ -25,7 +25,7 @@ from .carried import change as change_carried
 from .client import Connection
 from .fence import Fence
 from .gathering import Gathering, too_few
-from .job_state import Standing, change, supersede
+from .job_state import JobState, change, supersede
 from .outliving import Outliving
 from .protocol import SUPERSEDED, End, EndKind, Keys
 from .rangelinks import RangeLinks
@@ -75,15 +75,15 @@ class RangeGroup:
 
     Args:
         settings: see :class:`RangeSettings`.
-        lead: called on node 0 of each round with its number and its size, before the others hear of the round.
+        prepare_round: called on node 0 of each round with its number and its size, before the others hear of the round.
     """
 
-    def __init__(self, settings: RangeSettings, lead: Callable[[int, int], Mapping[str, str]]) -> None:
+    def __init__(self, settings: RangeSettings, prepare_round: Callable[[int, int], Mapping[str, str]]) -> None:
         self.settings = settings
         self.keys = Keys(settings.run_id)
-        self.silence = settings.silence
+        self.heartbeat_timeout = settings.heartbeat_timeout
         self.kept = Outliving(f"the pod at {settings.host}, which holds the job's store,", settings.timeout)
-        self._lead = lead
+        self._prepare_round = prepare_round
         self._links = RangeLinks(settings, self.keys)
         self._claimed = ""  # the store on which this node has its number
         self._number = -1
@@ -122,22 +122,22 @@ class RangeGroup:
         self.kept.learn(known)
 
     def gone(self) -> tuple[int, ...]:
-        """Nodes of the latest round that have shown no sign of life for ``silence`` seconds."""
+        """Nodes of the latest round that have shown no sign of life for ``heartbeat_timeout`` seconds."""
         return self.watch.silent() if self.watch is not None else ()
 
     @property
     def uploads(self) -> bool:
         """Whether the job ended in a round of which this was node 0. Another node's word on older rounds is void."""
-        standing = self._read()
-        return standing.round == self._round and standing.uploader == self._number
+        state = self._read()
+        return state.round == self._round and state.uploader == self._number
 
     def beat_keys(self) -> tuple[str, ...]:
         """The heartbeat counter of each node of the latest round."""
-        return tuple(self.keys.beat(member) for member in self._members)
+        return tuple(self.keys.heartbeat(member) for member in self._members)
 
     def uploader_beat(self) -> str | None:
         """The heartbeat counter of the node that uploads: it need not be the one that holds the store."""
-        return self.keys.beat(self._read().uploader)
+        return self.keys.heartbeat(self._read().uploader)
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class RangeGroup:
         """Without joining, end a job as failed that has had no round yet; this node then uploads. None: it has."""
         self._enter(deadline)
         wanted, mine = End("failed", -1, text), (self._number,)
-        after = self._change(lambda now: Standing(now.round, mine, end=wanted) if now.round < 0 else None)
+        after = self._change(lambda now: JobState(now.round, mine, end=wanted) if now.round < 0 else None)
         return after.end
 
     def read_end(self) -> End | None:
@@ -231,7 +231,7 @@ class RangeGroup:
         return end
 
     def leave(self) -> None:
-        """Let go of everything. The store's host stays, at most ``linger`` seconds, until the others know the end."""
+        """Let go of all. The store's host stays, at most ``shutdown_grace`` seconds, until the others know the end."""
         if self.watch is not None:
             self.watch.stop()
         with suppress(RendezvousError):
@@ -266,8 +266,8 @@ class RangeGroup:
         self.watch = RangeWatch(
             self.control,
             self.keys,
-            beat=settings.beat,
-            silence=settings.silence,
+            heartbeat_interval=settings.heartbeat_interval,
+            heartbeat_timeout=settings.heartbeat_timeout,
             number=self._number,
             holds_store=self._links.hosting,
             move_on=self.move_on,
@@ -304,7 +304,7 @@ class RangeGroup:
         if failed is not None:
             # This node then uploads it, unless another one was faster.
             self._round, mine = known.round, (self._number,)
-            self._change(lambda now: Standing(known.round, mine, end=failed) if now.round == known.round else None)
+            self._change(lambda now: JobState(known.round, mine, end=failed) if now.round == known.round else None)
 
     def _gather(self, deadline: float) -> float:
         """Wait for those of the round that is left who are to come; returns torch elastic's last call, in seconds."""
@@ -349,7 +349,7 @@ class RangeGroup:
                 return joining.result(_SLICE)
             except FutureTimeoutError:
                 self._watching().check()
-                if time.monotonic() > deadline + self.settings.silence:
+                if time.monotonic() > deadline + self.settings.heartbeat_timeout:
                     raise self._too_few() from None
             except rendezvous.RendezvousTimeoutError as error:
                 raise self._too_few() from error
@@ -369,7 +369,7 @@ class RangeGroup:
                 return None
             members = tuple(int(self._within(lambda key=key: store.get(key))) for key in keys)  # type: ignore[misc]
             number = self._change(lambda now: now.next(members), unless_ended=True).round
-            offered = dict(self._lead(number, len(members)))
+            offered = dict(self._prepare_round(number, len(members)))
             key = self.keys.carried
             known = self.control.call(
                 "telling the round", lambda s: change_carried(s, key, lambda k: k.reached(number))
@@ -386,8 +386,8 @@ class RangeGroup:
         return self._links["rounds"].call("forming the round", lambda _: op())
 
     def _await(self, there: Callable[[], bool]) -> bool | None:
-        """Wait, at most ``silence`` seconds; None if nothing came."""
-        deadline, pause = time.monotonic() + self.settings.silence, threading.Event()
+        """Wait, at most ``heartbeat_timeout`` seconds; None if nothing came."""
+        deadline, pause = time.monotonic() + self.settings.heartbeat_timeout, threading.Event()
         while not self._within(there):
             self._watching().check()
             if time.monotonic() > deadline:
@@ -402,16 +402,16 @@ class RangeGroup:
             raise RendezvousError("this node is not in the group", where={"store": self._where})
         return self.watch
 
-    def _read(self) -> Standing:
+    def _read(self) -> JobState:
         return self._change(lambda _: None)
 
-    def _change(self, wanted: Callable[[Standing], Standing | None], *, unless_ended: bool = False) -> Standing:
+    def _change(self, wanted: Callable[[JobState], JobState | None], *, unless_ended: bool = False) -> JobState:
         """Move the job's standing by compare_set; returns how it stands then. An ended job stays as it is."""
         key = self.keys.generation
-        standing = self.control.call("reading where the job stands", lambda store: change(store, key, wanted))
-        if unless_ended and standing.end is not None:
-            raise standing.end.error(self.node_rank)
-        return standing
+        state = self.control.call("reading where the job stands", lambda store: change(store, key, wanted))
+        if unless_ended and state.end is not None:
+            raise state.end.error(self.node_rank)
+        return state
 
     def _too_few(self) -> RendezvousError:
         settings, end = self.settings, self.read_end()
@@ -422,11 +422,11 @@ class RangeGroup:
 
     def _await_byes(self) -> None:
         """The store's host: the others read the end from this process. Wait for the last round's nodes."""
-        standing = self._read()
-        if standing.end is None:
+        state = self._read()
+        if state.end is None:
             return  # this process is leaving a job that goes on; nobody can go on without it
-        keys = [self.keys.job(f"bye/{member}") for member in standing.members]
-        deadline, pause = time.monotonic() + self.settings.linger, threading.Event()
+        keys = [self.keys.job(f"bye/{member}") for member in state.members]
+        deadline, pause = time.monotonic() + self.settings.shutdown_grace, threading.Event()
         while time.monotonic() < deadline:
             if self.control.call("waiting for the others to leave", lambda store: store.check(keys), timeout=2.0):
                 return

@@ -68,8 +68,8 @@ class RangeLinks:
         except RendezvousError:
             self.close()
             raise
-        self._open["join"] = Connection.within(None, silence=self._settings.silence, label="join")
-        limit = timedelta(seconds=self._settings.silence)
+        self._open["join"] = Connection.within(None, heartbeat_timeout=self._settings.heartbeat_timeout, label="join")
+        limit = timedelta(seconds=self._settings.heartbeat_timeout)
         self["rounds"].call("setting its timeout", lambda store: store.set_timeout(limit))
 
     def never_again(self) -> None:
@@ -109,11 +109,17 @@ class RangeLinks:
     def _enter_again(self, deadline: float, vigil: Vigil) -> None:
         settings, before = self._settings, self.store
         found = Search(
-            settings.host, settings.port, self._keys.hello, settings.silence, deadline, vigil, frozenset(self._left)
+            settings.host,
+            settings.port,
+            self._keys.hello,
+            settings.heartbeat_timeout,
+            deadline,
+            vigil,
+            frozenset(self._left),
         ).run()
         self._open["control"] = found.connection
         # By number: all connections lead to one store, whatever becomes of the name meanwhile.
-        self._dial(CALLS[1:], found.address, time.monotonic() + settings.silence)
+        self._dial(CALLS[1:], found.address, time.monotonic() + settings.heartbeat_timeout)
         elsewhere = tuple(one for one in self._addresses if one != found.address)
         self.store, self._addresses = found.hello.store, (found.address,)
         if before and before != self.store:
@@ -125,5 +131,5 @@ class RangeLinks:
         for label in labels:
             left = max(0.1, deadline - time.monotonic())
             self._open[label] = Connection.dial(
-                host, settings.port, timeout=left, silence=settings.silence, label=label
+                host, settings.port, timeout=left, heartbeat_timeout=settings.heartbeat_timeout, label=label
             )

@@ -11,19 +11,19 @@ from torch.distributed.elastic.rendezvous import RendezvousError as TorchRendezv
 from ..errors import RendezvousError, StoreLostError
 from . import departures
 from .client import Connection
-from .job_state import Standing
+from .job_state import JobState
 from .protocol import Keys
 from .pulse import Pulse
 
 
 class RangeWatch:
-    """A thread that beats every ``beat`` seconds and looks where the job stands and who wants to join.
+    """A thread that beats every ``heartbeat_interval`` seconds and looks where the job stands and who wants to join.
 
     Args:
         control: connection for short calls.
         keys: names of the job's keys.
-        beat: seconds between two looks.
-        silence: seconds without a sign of life after which a node counts as gone.
+        heartbeat_interval: seconds between two looks.
+        heartbeat_timeout: seconds without a sign of life after which a node counts as gone.
         number: process number of this node, under which it beats.
         holds_store: whether the store is in this process.
         move_on: asks the nodes of a round to leave it.
@@ -34,15 +34,15 @@ class RangeWatch:
         control: Connection,
         keys: Keys,
         *,
-        beat: float,
-        silence: float,
+        heartbeat_interval: float,
+        heartbeat_timeout: float,
         number: int,
         holds_store: bool,
         move_on: Callable[[int], None],
     ) -> None:
         self._control = control
         self._keys = keys
-        self._beat = beat
+        self._beat = heartbeat_interval
         self._number = number
         self._holds_store = holds_store
         self._move_on = move_on
@@ -52,9 +52,9 @@ class RangeWatch:
         self._settled: int | None = None
         self._stopped = threading.Event()
         # Written by the watcher's thread only, read by any: single references, so no lock.
-        self._seen = Standing()
+        self._seen = JobState()
         self._members: tuple[int, ...] = ()
-        self._pulse = Pulse(silence)
+        self._pulse = Pulse(heartbeat_timeout)
         self._silent: tuple[int, ...] = ()
         self._trouble: RendezvousError | None = None
 
@@ -110,10 +110,10 @@ class RangeWatch:
     def _look(self) -> None:
         keys, number, members = self._keys, self._number, self._members
 
-        def look(store: Any) -> tuple[Standing, list[int]]:
-            store.add(keys.beat(number), 1)
-            standing = Standing.parse(bytes(store.compare_set(keys.generation, "", "")))
-            return standing, [int(store.add(keys.beat(member), 0)) for member in members]
+        def look(store: Any) -> tuple[JobState, list[int]]:
+            store.add(keys.heartbeat(number), 1)
+            state = JobState.parse(bytes(store.compare_set(keys.generation, "", "")))
+            return state, [int(store.add(keys.heartbeat(member), 0)) for member in members]
 
         seen, beats = self._control.call("beating", look)
         self._seen = seen

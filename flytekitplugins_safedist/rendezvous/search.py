@@ -65,7 +65,7 @@ class Search:
     Attributes:
         host, port: node 0's name, and its store's port.
         hello: the key under which a store says what it is.
-        silence: seconds without a reply after which a store counts as lost.
+        heartbeat_timeout: seconds without a reply after which a store counts as lost.
         deadline: when to give up (``time.monotonic``).
         vigil: says who is waited for.
         left: ids of stores that are not to be used again.
@@ -74,7 +74,7 @@ class Search:
     host: str
     port: int
     hello: str
-    silence: float
+    heartbeat_timeout: float
     deadline: float
     vigil: Vigil
     left: Container[str]
@@ -129,7 +129,7 @@ class Search:
         from torch.distributed import DistError, TCPStore
 
         where = f"{self.host}:{self.port}, at {address}"
-        connection = Connection(where, silence=self.silence, label="control")
+        connection = Connection(where, heartbeat_timeout=self.heartbeat_timeout, label="control")
         opening = connection.open(
             lambda: TCPStore(
                 address,
@@ -158,7 +158,7 @@ def connect_once(address: str, port: int, *, within: float) -> Connection | None
     """A connection to a store at an address, or None where none is made within some seconds."""
     from torch.distributed import DistError, TCPStore
 
-    connection = Connection(f"{address}:{port}", silence=within, label="older")
+    connection = Connection(f"{address}:{port}", heartbeat_timeout=within, label="older")
     limit = timedelta(seconds=within)
     opening = connection.open(lambda: TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False))
     with suppress(DistError, FutureTimeoutError):

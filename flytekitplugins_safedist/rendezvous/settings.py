@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from . import relapses
 from .protocol import describe_nodes
 
+BACKEND = "safedist"
+"""Name of the backend in torch elastic's registry (``torchrun --rdzv-backend safedist``)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
@@ -19,14 +22,14 @@ class GroupSettings:
         host: how other nodes reach node 0.
         port: the store's port; 0 (any free one) only for ``nodes=1``.
         timeout: seconds for all nodes to arrive, for each round anew.
-        silence: seconds without a reply after which the store counts as lost.
-        beat: seconds between two heartbeats; also the delay with which rare accidents are noticed (a node that died
+        heartbeat_timeout: seconds without a reply after which the store counts as lost.
+        heartbeat_interval: seconds between two heartbeats; also the delay of rare accidents' notice (a node that died
             between asking for a new round and waking the others).
         max_replacements: how often places of dead nodes may be taken, in the whole job.
         short_life: seconds; a node that is lost three times, and lives shorter than this each time it is back, is not
             replaced again. The kubelet, too, forgets a container's crashes when it has run for ten minutes.
         about: what else to say of such a node: what its container is limited to.
-        linger: seconds that node 0 stays at most after the end, so that others can read how it ended.
+        shutdown_grace: seconds that node 0 stays at most after the end, so that others can read how it ended.
         raw_store: open a connection of its own for torch elastic's agent. Needed with torch's LocalElasticAgent,
             whose exit barrier occupies its connection for minutes.
         names: pod or host names by node rank, for messages.
@@ -38,12 +41,12 @@ class GroupSettings:
     host: str
     port: int
     timeout: float = 900.0
-    silence: float = 60.0
-    beat: float = 5.0
+    heartbeat_timeout: float = 60.0
+    heartbeat_interval: float = 5.0
     max_replacements: int = 10
     short_life: float = 600.0
     about: str = ""
-    linger: float = 10.0
+    shutdown_grace: float = 10.0
     raw_store: bool = True
     names: tuple[str, ...] = ()
 
@@ -69,12 +72,12 @@ class RangeSettings:
         min_nodes, max_nodes: the range.
         host, port: where the store is; the node whose address this is holds it.
         timeout: seconds for ``min_nodes`` nodes to arrive, for each round anew.
-        silence: seconds without a sign of life after which a node, or the store, counts as lost.
-        beat: seconds between two heartbeats.
+        heartbeat_timeout: seconds without a sign of life after which a node, or the store, counts as lost.
+        heartbeat_interval: seconds between two heartbeats.
         last_call: seconds that a round waits for further nodes once ``min_nodes`` are there.
         max_replacements: how many processes may join beyond ``max_nodes``, in the whole job; and how often nodes may
             be lost.
-        linger: seconds that the store's host stays at most after the end, so that others can read how it ended.
+        shutdown_grace: seconds that the store's host stays at most after the end, so that others can read how it ended.
     """
 
     run_id: str
@@ -83,8 +86,8 @@ class RangeSettings:
     host: str
     port: int
     timeout: float = 900.0
-    silence: float = 60.0
-    beat: float = 1.0
+    heartbeat_timeout: float = 60.0
+    heartbeat_interval: float = 1.0
     last_call: float = 30.0
     max_replacements: int = 10
-    linger: float = 10.0
+    shutdown_grace: float = 10.0

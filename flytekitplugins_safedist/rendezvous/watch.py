@@ -13,7 +13,7 @@ from .settings import GroupSettings
 
 
 class Watch:
-    """A thread that beats every ``beat`` seconds and reads the group's state; at once when the bell rings.
+    """A thread that beats every ``heartbeat_interval``, and reads the group's state when the wake-up key changes.
 
     Args:
         control: connection for short calls.
@@ -25,7 +25,7 @@ class Watch:
         self._keys = keys
         self._node = settings.node_rank
         self._incarnation = incarnation
-        self._beat = settings.beat
+        self._beat = settings.heartbeat_interval
         self._settled = -1
         self._stopped = threading.Event()
         self._ring = threading.Event()
@@ -80,7 +80,7 @@ class Watch:
         keys, node = self._keys, self._node
 
         def look(store: Any) -> State | None:
-            store.add(keys.beat(node), 1)
+            store.add(keys.heartbeat(node), 1)
             # Until a first node joins there is no generation, and a plain read would wait for it.
             if self._generation < 0 and not store.check([keys.generation]):
                 return None

@@ -110,7 +110,14 @@ class Node:
 class Cluster:
     def __init__(self, port: int) -> None:
         self.base = GroupSettings(
-            run_id="job", nodes=2, node_rank=0, host="localhost", port=port, beat=0.05, silence=PATIENT, timeout=PATIENT
+            run_id="job",
+            nodes=2,
+            node_rank=0,
+            host="localhost",
+            port=port,
+            heartbeat_interval=0.05,
+            heartbeat_timeout=PATIENT,
+            timeout=PATIENT,
         )
         self.started: list[Node] = []
 
@@ -362,7 +369,7 @@ def test_a_missing_node_0_is_named_by_all_others(cluster):
 
 
 def test_the_missing_are_named_although_the_node_that_undertook_to_do_so_died(cluster):
-    nodes = cluster.nodes(2, timeout=1.5, linger=0.2)
+    nodes = cluster.nodes(2, timeout=1.5, shutdown_grace=0.2)
     same_round(joined(nodes))
     nodes[0].do(claim_the_verdict)
     nodes[1].kill()
@@ -489,7 +496,7 @@ def test_a_ghost_frozen_on_the_brink_of_arrival_does_not_complete_a_round(cluste
 
 
 def test_a_paused_node_that_was_not_replaced_goes_on(cluster):
-    first, second = nodes = cluster.nodes(2, silence=0.3)
+    first, second = nodes = cluster.nodes(2, heartbeat_timeout=0.3)
     number = same_round(joined(nodes))
     second.start(until_moved)
     second.freeze()
@@ -505,7 +512,7 @@ def test_a_paused_node_that_was_not_replaced_goes_on(cluster):
 
 @pytest.mark.parametrize("waiting_in", [join, until_moved])
 def test_a_frozen_node_0_is_an_error_and_not_a_hang(cluster, waiting_in):
-    first, second, third = nodes = cluster.nodes(3, silence=0.5)
+    first, second, third = nodes = cluster.nodes(3, heartbeat_timeout=0.5)
     same_round(joined(nodes))
     third.start(until_moved)
     second.start(waiting_in)
@@ -602,7 +609,7 @@ def test_another_node_that_is_lost_with_node_0_comes_back_with_it(cluster):
 
 def test_node_0_that_is_lost_before_the_first_round_is_waited_for(cluster):
     first = cluster.node(0).start(join)
-    second = cluster.node(1, beat=0.05).start(join_stopping_before_arrival)
+    second = cluster.node(1, heartbeat_interval=0.05).start(join_stopping_before_arrival)
     assert second.answer() == "about to arrive"
     first.kill()
     second.pipe.send((go_on, ()))
@@ -615,7 +622,7 @@ def test_node_0_that_is_lost_before_the_first_round_is_waited_for(cluster):
 
 
 def test_a_frozen_node_0_that_wakes_before_anybody_took_its_place_goes_on(cluster):
-    first, second, third = nodes = cluster.nodes(3, silence=0.5)
+    first, second, third = nodes = cluster.nodes(3, heartbeat_timeout=0.5)
     number = same_round(joined(nodes))
     first.freeze()
     for node in (second, third):
@@ -641,7 +648,7 @@ def test_a_node_0_that_nobody_replaces_is_named_by_all_who_outlived_it(cluster):
 
 
 def test_a_worker_that_outlived_node_0_takes_no_place_from_its_own_replacement(cluster):
-    first, second = nodes = cluster.nodes(2, silence=0.5)
+    first, second = nodes = cluster.nodes(2, heartbeat_timeout=0.5)
     number = same_round(joined(nodes))
     second.freeze()  # cut off: it will find neither the loss of node 0 nor its own replacement
     first.kill()
@@ -746,7 +753,7 @@ def test_node_0_stays_until_the_others_have_read_the_end(cluster):
 
 
 def test_node_0_does_not_wait_for_the_dead_longer_than_it_lingers(cluster):
-    first, second = nodes = cluster.nodes(2, linger=0.5)
+    first, second = nodes = cluster.nodes(2, shutdown_grace=0.5)
     same_round(joined(nodes))
     second.kill()
     assert first.do(shutdown)

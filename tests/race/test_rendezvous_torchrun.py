@@ -58,7 +58,7 @@ class Job:
         self.env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed(folder)), str(ROOT)])}
 
     def launch(self, node: int, *, max_restarts: int = 0) -> subprocess.Popen[bytes]:
-        conf = f"node_rank={node},timeout=100,beat=0.1,linger=5"
+        conf = f"node_rank={node},timeout=100,heartbeat_interval=0.1,shutdown_grace=5"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
         command += ["--rdzv-backend=safedist", f"--rdzv-endpoint=localhost:{self.port}", "--rdzv-id=job"]
         command += [f"--rdzv-conf={conf}", f"--max-restarts={max_restarts}", "--monitor-interval=0.1"]

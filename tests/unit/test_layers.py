@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,30 @@ def test_an_upward_or_sideways_import_would_be_seen(source: str, module: str) ->
 )
 def test_a_downward_import_is_fine(source: str, module: str) -> None:
     assert violations(source, module) == []
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module imports which, type-only imports and those in functions included."""
+    files = {name.removesuffix(".__init__"): path for name, path in modules()}
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+        found[module] = set()
+        for node in (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.ImportFrom)):
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            # `from .room import module` needs that module, and the room itself only for a value of its own
+            found[module] |= {name if (name := f"{origin}.{alias.name}") in files else origin for alias in node.names}
+        found[module] &= files.keys() - {module}
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(graph()).prepare()
+
+
+def test_a_circle_would_be_seen() -> None:
+    edges = graph()
+    edges[f"{PACKAGE}.errors"] = {f"{PACKAGE}.job.run"}
+    with pytest.raises(CycleError):
+        TopologicalSorter(edges).prepare()

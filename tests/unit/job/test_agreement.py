@@ -30,7 +30,7 @@ class Node:
         self.boards: list[AgentBoard] = [board.make(path) for path in paths]
         self.ranks: list[RankBoard] = [board.open_board(path) for path in paths]
         self.said: list[str] = []
-        self.connection = Connection.within(store, silence=DEADLINE, label=f"node-{number}")
+        self.connection = Connection.within(store, heartbeat_timeout=DEADLINE, label=f"node-{number}")
         agreement = RoundAgreement(self.connection.call, Keys("job"), round_no=0, nodes=nodes)
         self.agreement = Agreement(self.boards, agreement, say=self.said.append)
 

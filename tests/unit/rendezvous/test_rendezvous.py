@@ -30,7 +30,15 @@ from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 from tests.outcomes import failed, raised
 
 ALONE = GroupSettings(
-    run_id="job", nodes=1, node_rank=0, host="localhost", port=0, timeout=60, silence=30, beat=0.05, linger=5
+    run_id="job",
+    nodes=1,
+    node_rank=0,
+    host="localhost",
+    port=0,
+    timeout=60,
+    heartbeat_timeout=30,
+    heartbeat_interval=0.05,
+    shutdown_grace=5,
 )
 
 
@@ -146,17 +154,34 @@ def test_parameters_that_are_not_numbers_are_refused_together():
 
 def test_parameters_from_torchrun_become_settings():
     params = RendezvousParameters(
-        BACKEND, "node0:1234", "job", 2, 2, node_rank="1", timeout=900, silence="30", max_replacements="3"
+        BACKEND, "node0:1234", "job", 2, 2, node_rank="1", timeout=900, heartbeat_timeout="30", max_replacements="3"
     )
     assert handler_from_parameters(params).settings == GroupSettings(
-        run_id="job", nodes=2, node_rank=1, host="node0", port=1234, timeout=900, silence=30, max_replacements=3
+        run_id="job",
+        nodes=2,
+        node_rank=1,
+        host="node0",
+        port=1234,
+        timeout=900,
+        heartbeat_timeout=30,
+        max_replacements=3,
     )
 
 
-@pytest.mark.parametrize(("silence", "beat"), [(600, 5.0), (6, 1.0)])
-def test_hearts_beat_several_times_within_the_time_that_counts_as_silence(silence, beat):
-    params = RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, silence=silence)
-    assert handler_from_parameters(params).settings.beat == beat
+@pytest.mark.parametrize(("heartbeat_timeout", "heartbeat_interval"), [(600, 5.0), (6, 1.0)])
+def test_hearts_beat_several_times_within_the_time_that_counts_as_silence(heartbeat_timeout, heartbeat_interval):
+    params = RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, heartbeat_timeout=heartbeat_timeout)
+    assert handler_from_parameters(params).settings.heartbeat_interval == heartbeat_interval
+
+
+def test_the_older_names_of_the_times_still_count_and_the_new_ones_first():
+    older = {"silence": "9", "beat": "2", "linger": "3"}
+    settings = handler_from_parameters(
+        RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, heartbeat_interval="1", **older)
+    ).settings
+    assert (settings.heartbeat_timeout, settings.heartbeat_interval, settings.shutdown_grace) == (9.0, 1.0, 3.0)
+    with pytest.raises(errors.ConfigError, match="silence='soon' is not a number"):
+        handler_from_parameters(RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, silence="soon"))
 
 
 # --- one node -----------------------------------------------------------------------------------------------------
@@ -291,7 +316,7 @@ def test_both_nodes_get_their_own_rank_and_the_same_worker_store(pair):
 
 def test_what_node_0_leads_with_reaches_every_node_of_the_round(pair):
     first, second = pair
-    first.lead = lambda generation: {"horovod": f"10.0.0.1:{generation}"}
+    first.prepare_round = lambda generation: {"horovod": f"10.0.0.1:{generation}"}
     together(first.next_rendezvous, second.next_rendezvous)
     assert second.values["horovod"] == f"10.0.0.1:{first.round}"
     assert dict(second.values) == dict(first.values)
