@@ -356,7 +356,7 @@ def test_every_node_names_the_missing_one_when_the_deadline_passes(cluster):
     for node in present:
         node.start(join)
     found = [node.error() for node in present]
-    assert all(type(error) is errors.RendezvousTimeoutError for error in found)
+    assert all(type(error) is errors.RendezvousTimeoutError for error in found), found
     assert [error.what for error in found] == ["node 2 (c) of 4 did not arrive within 1.5 s"] * 3
     assert [error.where["node"] for error in found] == [0, 1, 3]
     assert all("missing: 2" in str(error) for error in found)
