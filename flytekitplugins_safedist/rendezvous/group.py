@@ -278,7 +278,7 @@ class Group:
                 store.add(self.keys.byes, -1)
             self._finished_before = departures.succeed(store, self.keys, settings.node_rank)
             store.add(self.keys.replacements, 1)
-            short = settings.short_life / settings.beat
+            short = settings.short_life / settings.heartbeat_interval
             again = relapses.is_one(store, self.keys, settings.node_rank, self._incarnation, short)
             return change(store, key, Carried.taken_again).retaken
 

@@ -28,7 +28,7 @@ def is_one(store: Any, keys: Keys, node: int, incarnation: int, short: float) ->
         incarnation: of the new process.
         short: a life, in heartbeats.
     """
-    now = int(store.add(keys.beat(0), 0))
+    now = int(store.add(keys.heartbeat(0), 0))
     store.set(_taken(keys, node, incarnation), str(now))
     if incarnation <= TIMES:
         return False
