@@ -41,9 +41,9 @@ def of(function: Callable[..., Any], modules: Mapping[str, Any]) -> MainModule |
         modules: ``sys.modules``.
     """
     main = modules.get("__main__")
-    if main is None or getattr(function, "__module__", None) != "__main__":
+    if main is None or function.__module__ != "__main__":
         return None
-    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    file, spec = vars(main).get("__file__"), vars(main).get("__spec__")
     return MainModule(None if file is None else str(Path(file).absolute()), None if spec is None else spec.name)
 
 
@@ -53,7 +53,8 @@ def stand_in(main: MainModule, function: Callable[..., Any]) -> None:
     The very objects, because pickle compares. Functions and classes that travelled together share their globals.
     """
     module = ModuleType("__main__")
-    names: Mapping[str, Any] = getattr(inspect.unwrap(function), "__globals__", {})
+    inner = inspect.unwrap(function)
+    names = inner.__globals__ if inspect.isfunction(inner) else {}
     module.__dict__.update({name: value for name, value in names.items() if not name.startswith("__")})
     if main.file is not None:
         module.__file__ = main.file

@@ -98,7 +98,12 @@ def test_register_sends_jobs_that_the_backend_understands(project: Path, admin: 
         replica = job["spec"]["pytorchReplicaSpecs"][role]
         pod = replica["template"]["spec"]
         assert replica["replicas"] == 1
-        assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        mine, *ours = pod["tolerations"]
+        assert mine == {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+        assert {one["key"]: one["tolerationSeconds"] for one in ours} == {
+            "node.kubernetes.io/not-ready": 30,
+            "node.kubernetes.io/unreachable": 30,
+        }
         assert pod["containers"][0]["resources"]["limits"] == {"cpu": "16", "memory": "128Gi", "nvidia.com/gpu": "4"}
         pinned = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
         assert (pinned["SAFEDIST_NODES"], pinned["SAFEDIST_NPROC_PER_NODE"]) == ("2", "4")

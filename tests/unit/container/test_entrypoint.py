@@ -407,7 +407,7 @@ def test_messages_go_to_standard_output_where_standard_error_is_closed(pod):
         preexec_fn=lambda: os.close(2),
     )
     out, _ = process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 0, "what every start would meet again is the attempt's verdict"
     assert "register the task again" in out
 
 
