@@ -227,6 +227,10 @@ class Pod:
         with self.under("INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP"):
             yield
 
+    def without_store(self) -> contextlib.AbstractContextManager[None]:
+        """Its connections to the S3 server are refused, old ones included."""
+        return self.under(f"OUTPUT -p tcp --dport {PORT} -j REJECT --reject-with tcp-reset")
+
     @contextmanager
     def under(self, *rules: str) -> Iterator[None]:
         """Its network, and those of its lives that begin meanwhile, are under rules of iptables."""
@@ -261,7 +265,7 @@ class Job:
         """Its pods' connections to the S3 server are refused, old ones included; not those of others, nor ours."""
         with contextlib.ExitStack() as down:
             for pod in self.pods:
-                down.enter_context(pod.under(f"OUTPUT -p tcp --dport {PORT} -j REJECT --reject-with tcp-reset"))
+                down.enter_context(pod.without_store())
             yield
 
     def run(self, within: float = DEADLINE) -> list[Ended]:
