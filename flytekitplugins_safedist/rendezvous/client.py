@@ -7,10 +7,12 @@ that reply. So each connection lives on a thread of its own that may be abandone
 
 from __future__ import annotations
 
+import atexit
 import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -31,7 +33,12 @@ _RESOLVE_AGAIN = 0.5
 _AFTER_A_PAUSE = 1.0
 """Seconds that a late reply is given when the deadline has passed."""
 
+_AT_EXIT = 1.0
+"""Seconds that the interpreter's end waits for connections that were closed: see :func:`_see_off`."""
+
 _Job = tuple["Future[Any]", Callable[[Any], Any]]
+
+_closed: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Connection:
@@ -51,7 +58,8 @@ class Connection:
         self._store: list[Any] = []
         # A daemon: it may hang in a call to a frozen store for ever, and must not keep the process alive.
         name = f"safedist-{label}"
-        threading.Thread(target=_serve_jobs, args=(self._jobs, self._store), name=name, daemon=True).start()
+        self._thread = threading.Thread(target=_serve_jobs, args=(self._jobs, self._store), name=name, daemon=True)
+        self._thread.start()
 
     @classmethod
     def within(cls, store: Any, *, heartbeat_timeout: float, label: str) -> Connection:
@@ -146,6 +154,7 @@ class Connection:
     def close(self) -> None:
         """Let the thread end and drop the connection, unless a call never returns."""
         self._dead = self._dead or "closed"
+        _closed.add(self._thread)
         self._jobs.put(None)
 
     def _lost(self, what: str, seen: str) -> StoreLostError:
@@ -175,6 +184,20 @@ def _serve_jobs(jobs: queue.SimpleQueue[_Job | None], cell: list[Any]) -> None:
             future.set_exception(error)
         del job, future, op
     cell.clear()
+
+
+@atexit.register
+def _see_off() -> None:
+    """Let closed connections go before the interpreter does.
+
+    A thread that comes back from torch's C++ (it drops the store there, too) while Python is being torn down cannot
+    take the interpreter's lock any more: it is ended inside C++ code, which aborts the process ("terminate called
+    without an active exception"), and a job that ended in good order leaves with SIGABRT. One that never comes back
+    does no harm.
+    """
+    end = time.monotonic() + _AT_EXIT
+    for thread in list(_closed):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class Server:

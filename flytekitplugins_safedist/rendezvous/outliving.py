@@ -37,11 +37,12 @@ class Outliving:
         return time.monotonic() + self._seconds if self.vigil is None else self.vigil.deadline
 
     def lose(self, error: StoreLostError, round_no: int) -> None:
-        """The store is lost; ``round_no`` is the highest round that may have begun there."""
+        """The store is lost; ``round_no`` is the highest round that may have begun there, as far as this node knows: -1
+        where it had arrived in none, for without it none could begin."""
         if self.vigil is None:
             self.vigil = Vigil(self._who, self._seconds, self.say)
             self._why = f"{error.what}: {error.seen}"
-        self.carried = self.carried.reached(max(0, round_no))
+        self.carried = self.carried.reached(round_no)
 
     def left(self, store: str) -> None:
         """Another store has taken the place of ``store``."""

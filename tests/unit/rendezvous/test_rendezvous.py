@@ -184,6 +184,28 @@ def test_the_older_names_of_the_times_still_count_and_the_new_ones_first():
         handler_from_parameters(RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, silence="soon"))
 
 
+# --- connections ---------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_connection_has_let_go_of_its_store_before_the_interpreter_ends():
+    program = """
+import threading
+from flytekitplugins_safedist.rendezvous.client import Connection
+leaving, may_go = threading.Event(), threading.Event()
+class Store:  # as torch's: what it does when it is dropped takes a while, outside of the interpreter's lock
+    def __del__(self):
+        leaving.set()
+        may_go.wait()
+        print("dropped", flush=True)
+connection = Connection.within(Store(), heartbeat_timeout=60, label="control")
+connection.close()
+leaving.wait()
+threading.Timer(0.2, may_go.set).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "dropped\n"
+
+
 # --- one node -----------------------------------------------------------------------------------------------------
 
 
