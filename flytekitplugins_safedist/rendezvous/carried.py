@@ -59,6 +59,11 @@ class Carried:
             max(self.retaken, other.retaken),
         )
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the job has run, and something became of it: not told by ``round``, which only *may* have begun."""
+        return bool(self.restarts or self.losses or self.stores or self.retaken)
+
     def reached(self, round_no: int) -> Carried:
         """The same, when ``round_no`` may have begun."""
         return self if round_no <= self.round else replace(self, round=round_no)

@@ -407,7 +407,7 @@ class Group:
         missing = self._missing(generation)
         text = f"{settings.describe(missing)} of {settings.nodes} did not arrive within {settings.timeout:g} s"
         known = self.control.call("asking what was", lambda store: bytes(store.compare_set(keys.carried, "", "")))
-        self.close("lost" if Carried.parse(known).round >= 0 else "timeout", text, missing)
+        self.close("lost" if Carried.parse(known).interrupted else "timeout", text, missing)
         return Go(go=False)
 
     def _missing(self, generation: int) -> tuple[int, ...]:

@@ -151,3 +151,8 @@ def test_what_another_node_brings_at_the_same_moment_is_kept():
     store = Racing({}, theirs.text())
     assert change(store, "k", ours.merge) == ours.merge(theirs)
     assert Carried.parse(store.values["k"].encode()) == ours.merge(theirs)
+
+
+def test_a_round_that_only_may_have_begun_interrupts_no_job():
+    assert not Carried().reached(3).interrupted
+    assert Carried().taken_again().interrupted
