@@ -76,9 +76,9 @@ def horovod(module: str) -> float:
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_nodes() -> str:
-    return repr(run("resume_ddp"))
+    return repr(run(os.environ["TEST_MODULE"]))
 
 
 @task(task_config=SafeHorovod(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def horovod_nodes() -> str:
-    return repr(run("resume_horovod"))
+    return repr(run(os.environ["TEST_MODULE"]))

@@ -5,7 +5,6 @@ Real agents and ranks, two nodes over loopback, as in test_nodes.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,9 @@ def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_
 
 
 @pytest.mark.parametrize("nodes", [(0,), (0, 1)])
-def test_node_0_or_all_nodes_told_to_stop_all_ranks_save_first(warm, tmp_path, ranks_gate: Gate, nodes):
+def test_node_0_or_all_nodes_told_to_stop_the_job_goes_on_from_the_step_at_which_all_ranks_saved(
+    warm, tmp_path, ranks_gate: Gate, nodes
+):
     job = Preempted(warm, tmp_path, "torch", ranks_gate)
     pods: list[Running] = [job.start(0), job.start(1)]
     ranks_gate.heard(4)
@@ -68,11 +69,15 @@ def test_node_0_or_all_nodes_told_to_stop_all_ranks_save_first(warm, tmp_path, r
     step = one_step(ranks_gate.heard(4))
     assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {str(step)}
     for node in nodes:
-        assert "outputs.pb" not in pods[node].wait().uploaded
-    if len(nodes) == 1:
-        with suppress(ProcessLookupError):
-            pods[1].signal(TERM)
-        assert "outputs.pb" not in pods[1].wait().uploaded
+        gone = pods[node].wait()
+        assert gone.code not in (0, -TERM)
+        assert gone.uploaded == []
+        pods[node] = job.start(node)
+    assert all(f"from {step} of 4" in line for line in ranks_gate.heard(4))
+    ended = [pod.wait() for pod in pods]
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert uploaded_output(ended[0]).startswith(f"from {step} to {step + 3} in round ")
+    assert not any("start again: restart" in node.err for node in ended)
 
 
 def test_a_single_pod_saves_before_it_leaves(warm, tmp_path, ranks_gate: Gate):
