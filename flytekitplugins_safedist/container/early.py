@@ -1,8 +1,11 @@
-"""Errors from before the task: where every start would end alike, starting again until a limit is no answer.
+"""Ends from before the task.
 
-Code that is not in the store, an archive that is refused, settings that cannot be: nothing that a replaced pod could do
-better. So that is the attempt's verdict, uploaded by the pod that would upload every other, and it exits 0; the others
-exit non-zero, are started again, and find it. Everything else ends undecided, for the pod to be replaced.
+A pod that is started after its attempt's verdict has nothing to do: it leaves with 0 before it fetches anything.
+
+Errors for which every start would end alike are the verdict themselves: code that is not in the store, an archive that
+is refused, settings that cannot be. Starting again until a limit would be no answer. The pod that would upload every
+other verdict uploads that, and exits 0; the others exit non-zero, are started again, and find it. Everything else ends
+undecided, for the pod to be replaced.
 """
 
 from __future__ import annotations
@@ -11,17 +14,39 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from .. import stopping, topology
 from ..config.registered import Registered
 from ..errors import ArchiveError, CodeNotFoundError, ConfigError, SafedistError, TopologyError
-from ..flyte import error_document, uploads
+from ..flyte import error_document, task_context, uploads
 from ..flyte.storage_errors import one_line
+from ..job import comeback
 
 _EXIT_UNDECIDED = 1
 _REPEATING = (ArchiveError, CodeNotFoundError, ConfigError)
 _COMMAND, _PREFIX = "pyflyte-execute", "--output-prefix"
+
+
+def is_over(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether this pod comes too late: the verdict of its attempt is in the store. A pod that nobody replaces does not
+    look: its attempt begins with it.
+
+    Args:
+        command: flytekit's, which names the place.
+        environment: the pod's variables.
+    """
+    prefix = output_prefix(command)
+    if prefix is None or topology.is_alone(environment):
+        return False
+    with stopping.unwinding(), _access() as access:
+        over = comeback.is_decided(lambda: task_context.uploaded_to(prefix, access), _say)
+    if over:
+        _say(comeback.LEAVES)
+        stopping.decided(0)
+    return over
 
 
 def settle(error: SafedistError, arguments: Sequence[str]) -> int:
@@ -37,14 +62,24 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
     failure = error_document.SystemFailure(f"USER:{type(error).__name__}", str(error), time.time_ns(), repeats=True)
     stopping.finish()
     try:
-        with tempfile.TemporaryDirectory(prefix="safedist-error-") as sandbox:
-            access = uploads.patient_access()(local_sandbox_dir=sandbox, raw_output_prefix=sandbox)
+        with _access() as access:
             error_document.upload(failure, access, prefix)
     except Exception as trouble:  # whatever the store's client raises: this process ends undecided
-        print(f"safedist-execute: that cannot be uploaded: {one_line(trouble)}", file=sys.stderr, flush=True)  # noqa: T201
+        _say(f"that cannot be uploaded: {one_line(trouble)}")
         return _EXIT_UNDECIDED
     stopping.decided(0)
     return 0
+
+
+@contextmanager
+def _access() -> Iterator[Any]:
+    """flytekit's way to the store, as it will make it for the task."""
+    with tempfile.TemporaryDirectory(prefix="safedist-early-") as sandbox:
+        yield uploads.patient_access()(local_sandbox_dir=sandbox, raw_output_prefix=sandbox)
+
+
+def _say(text: str) -> None:
+    print(f"safedist-execute: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def output_prefix(arguments: Sequence[str]) -> str | None:

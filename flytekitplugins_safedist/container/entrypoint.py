@@ -124,6 +124,8 @@ def _run(arguments: list[str]) -> int:
     options = options_from(os.environ)
     prepare_ranks(os.environ)
     # ---- from here on there may be threads and clients: nothing below may be needed before the rank server's fork ----
+    if early.is_over(invocation.command, os.environ):
+        return 0
     if invocation.distribution is not None:
         invocation = with_place(invocation)
         with stopping.unwinding():

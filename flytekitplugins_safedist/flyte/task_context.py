@@ -81,12 +81,23 @@ def take() -> FlyteSnapshot:
 def uploaded(snapshot: FlyteSnapshot) -> bool:
     """Whether the job's outputs, or its one error, are at the output prefix already."""
     from flytekit import FlyteContextManager
-    from flytekit.core.constants import ERROR_FILE_NAME, OUTPUT_FILE_NAME
 
     prefix = snapshot.output_metadata_prefix
-    if prefix is None:
-        return False
-    access = FlyteContextManager.current_context().file_access
+    return prefix is not None and uploaded_to(prefix, FlyteContextManager.current_context().file_access)
+
+
+def uploaded_to(prefix: str, access: FileAccessProvider) -> bool:
+    """The same, of any output prefix.
+
+    Args:
+        prefix: the directory of an attempt's outputs in the store.
+        access: the way to the store.
+
+    Raises:
+        Exception: whatever the store's client raises.
+    """
+    from flytekit.core.constants import ERROR_FILE_NAME, OUTPUT_FILE_NAME
+
     return any(access.exists(f"{prefix.rstrip('/')}/{name}") for name in (OUTPUT_FILE_NAME, ERROR_FILE_NAME))
 
 

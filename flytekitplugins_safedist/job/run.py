@@ -94,6 +94,7 @@ def run(
     flyte = task_context.take()
     run_id = arrival.run_id(flyte, environment)
     voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id, settings.max_replacements), flyte)
+    # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
     if not place.alone and comeback.is_decided(lambda: task_context.uploaded(flyte), say):
         with server or contextlib.nullcontext():
             say(comeback.LEAVES)

@@ -251,6 +251,43 @@ def test_of_several_nodes_node_0_uploads_it_and_the_others_come_back(pod, node, 
     assert pod.outputs.exists() == (code == 0)
 
 
+PLACES = {
+    "node 0": {**NODES, "PET_NODE_RANK": "0", "RANK": "0"},
+    "node 1": {**NODES, "PET_NODE_RANK": "1", "RANK": "1"},
+    "of a range": {**NODES, "SAFEDIST_NODES": "1:2", "PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "127.0.0.1:23456"},
+    "of an MPIJob": {
+        **{"SAFEDIST_NODES": "2", "SAFEDIST_NPROC_PER_NODE": "1", "SAFEDIST_MPI_NODES": "2"},
+        **{"SAFEDIST_MPI_NODE_RANK": "1", "SAFEDIST_MPI_ENDPOINT": "127.0.0.1:23456"},
+    },
+}
+
+
+@pytest.mark.parametrize("verdict", ["outputs.pb", "error.pb"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pod_that_starts_after_the_verdict_fetches_no_code_and_leaves_with_0(pod, place, verdict):
+    pod.outputs.mkdir()
+    (pod.outputs / verdict).write_bytes(b"what it came to")
+    pod.environment |= PLACES[place]
+    done = pod.fast("report")
+    assert done.returncode == 0, done.stderr
+    assert "this attempt has ended, and what it came to is uploaded" in done.stderr
+    assert "safedist: code" not in done.stderr
+    assert (os.listdir(pod.cwd), (pod.root / "store").exists()) == ([], False)
+    assert [(one.name, one.read_bytes()) for one in pod.outputs.iterdir()] == [(verdict, b"what it came to")]
+
+
+def test_a_pod_whose_attempt_cannot_be_looked_at_goes_on(pod):
+    """The store is down for the look: whether it stays so is for what comes next to show."""
+    pod.environment |= PLACES["node 1"]
+    pod.archive.unlink()
+    command = pod.command("report")
+    command[command.index("--output-prefix") + 1] = "nosuchprotocol://outputs"
+    done = pod.run("--additional-distribution", str(pod.archive), "--", *command)
+    assert "whether this attempt has ended already cannot be seen" in done.stderr
+    assert "CodeNotFoundError" in done.stderr
+    assert done.returncode == 1
+
+
 def test_what_would_repeat_and_cannot_be_uploaded_ends_undecided(pod):
     pod.archive.unlink()
     pod.outputs.write_text("a file is in the way")
