@@ -54,7 +54,7 @@ OF_THE_OPERATOR = {
 }
 """Options of the stock command, each with a value, that mean nothing without an operator's pods."""
 
-TELLING = re.compile(r"(tar: .*|\b\w+(?:\.\w+)*(?:Error|Exception)\b.*|gzip: .*|safedist-execute: .*)")
+TELLING = re.compile(r"(tar: .*|\b\w+(?:\.\w+)*(?:Error|Exception)\b.*|gzip: .*|\[safedist\] error: .*)")
 VARYING = re.compile(r"0x[0-9a-f]+|/\S*/|\d+|\[.*?\]|'[^']*'")
 
 

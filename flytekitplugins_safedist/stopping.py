@@ -189,8 +189,8 @@ def _end_in_time() -> None:
 
 
 def _say(text: str) -> None:
-    # Straight to the descriptor, and only if it takes it: the signal may have interrupted sys.stderr itself, and a log
-    # that nobody reads must not keep this process.
+    # Straight to the descriptor, and only if it takes it: the signal may have interrupted sys.stderr itself, or a log's
+    # handler that holds its lock, and a log that nobody reads must not keep this process.
     try:
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"[safedist] {text}\n".encode())

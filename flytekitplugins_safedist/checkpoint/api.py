@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -18,12 +19,13 @@ from ..ranks import context
 from . import due, facts, modes, places, saves
 from .crew import Crew, assemble
 from .finding import Found, find, sources
-from .log import say
 from .saver import Saver
 from .saves import Author, Order, Save
 from .staging import Buffers
 from .stores import Store, open_store
 from .together import Holding, Together
+
+logger = logging.getLogger(__name__)
 
 
 def checkpoints(
@@ -128,7 +130,7 @@ class Checkpoints:
             found = find(crew, self._sources, room)
             if found is None:
                 if crew.rank == 0:
-                    say(f"nothing to resume from; saves go to {self._store.url}")
+                    logger.info(f"nothing to resume from; saves go to {self._store.url}")
                 return 0
             modes.load(found, state, crew, weights_only=self._weights_only)
         return self._resumed(found, crew, time.monotonic() - began)
@@ -142,7 +144,9 @@ class Checkpoints:
             self._by_time.begun()
         self._begun_step = self.last_committed = step
         if crew.rank == 0:
-            say(f"resumed from {found.save} ({made.size} bytes) in {seconds:.1f} s; saves go to {self._store.url}")
+            logger.info(
+                f"resumed from {found.save} ({made.size} bytes) in {seconds:.1f} s; saves go to {self._store.url}"
+            )
         return step + 1
 
     def step(self, step: int, state: MutableMapping[str, Any]) -> None:
@@ -283,7 +287,7 @@ class Checkpoints:
             self._recorded = True
 
     def _committed(self, made: Save, began: float, copied: float) -> None:
-        say(
+        logger.info(
             f"{made} is committed: {made.manifest.size} bytes; training stood still for {copied:.3f} s, "
             f"written in {time.monotonic() - began:.1f} s"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from ..errors import CheckpointError
 from . import full, places, sharded
 from . import manifest as manifests
 from .crew import Crew, broadcast_json
-from .log import say
 from .manifest import Manifest
 from .saves import Save, is_damaged, newest_of
 from .stores import Store, open_store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def find(crew: Crew, places_of: Callable[[], list[list[Store]]], room: Path) -> 
         if not wrong:
             return Found(save, below)
         if crew.rank == 0:
-            say(f"{save} is passed over: {'; '.join(wrong)}")
+            logger.warning(f"{save} is passed over: {'; '.join(wrong)}")
         faults += wrong
     if faults:
         raise CheckpointError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Callable
 
-from .log import say
+logger = logging.getLogger(__name__)
+
 
 SAY_AFTER_SECONDS = 0.05
 """A wait for the save before is said in the log from here on."""
@@ -51,7 +53,9 @@ class Saver:
             work()
         except BaseException as error:  # the training must not end by it, and it must not be lost
             self._failed = error
-            say(f"the save of {label} failed; what was committed before stays: {type(error).__name__}: {error}")
+            logger.warning(
+                f"the save of {label} failed; what was committed before stays: {type(error).__name__}: {error}"
+            )
         else:
             self._failed = None
 
@@ -68,7 +72,9 @@ class Saver:
         thread.join(SAY_AFTER_SECONDS)
         if thread.is_alive():
             under_way = time.monotonic() - self._began
-            say(f"{because} waits for the save of {self._label}, which has been under way for {under_way:.1f} s")
+            logger.info(
+                f"{because} waits for the save of {self._label}, which has been under way for {under_way:.1f} s"
+            )
             thread.join()
         return time.monotonic() - began
 

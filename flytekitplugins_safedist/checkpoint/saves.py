@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,10 @@ from pathlib import Path
 from ..errors import CheckpointError
 from . import manifest as manifests
 from . import points
-from .log import say
 from .manifest import Manifest, Part
 from .stores import Store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def committed(store: Store) -> Iterator[Save]:
         try:
             found = Manifest.from_bytes(data)
         except CheckpointError as error:
-            say(f"{store.url}/{name} is passed over: {error}")
+            logger.warning(f"{store.url}/{name} is passed over: {error}")
             yield Save(store, name, _DAMAGED)
             continue
         yield Save(store, name, found)

@@ -8,6 +8,7 @@ a conditional put where the store has one (S3: ``If-None-Match: *``; GCS: ``ifGe
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -21,7 +22,8 @@ from ..errors import CheckpointError, FsError
 from ..flyte.storage_errors import Verdict, judge, one_line
 from ..fs import atomic_write, ensure_dir
 from ..fs.atomic import fsync_dir
-from .log import say
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -223,7 +225,7 @@ class ObjectStore:
             raise _there(self._path(name))
 
     def _no_condition(self, name: str, data: bytes, why: str) -> None:
-        say(f"{self.url}: objects are put without a condition from now on: {why}")
+        logger.info(f"{self.url}: objects are put without a condition from now on: {why}")
         self._conditional = False
         self.put_new(name, data)
 
@@ -274,7 +276,7 @@ class ObjectStore:
                 lasting = isinstance(error, FileExistsError) or _precondition_failed(error) or _not_implemented(error)
                 if lasting or judge(error) is not Verdict.TRANSIENT or time.monotonic() > deadline:
                     raise
-                say(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
+                logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(pause * 2, 15.0)
 

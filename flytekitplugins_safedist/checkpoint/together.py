@@ -5,6 +5,7 @@ How the ranks come to one step: :mod:`..ranks.board`. Outside a task there is no
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -12,7 +13,8 @@ from types import TracebackType
 from ..errors import NotInTaskError
 from ..ranks import context
 from ..ranks.board import RankBoard, Save
-from .log import say
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
 """Between two looks while a state is held."""
@@ -98,7 +100,9 @@ class Together:
         try:
             save(agreed.urgent)
         except Exception as error:  # what was committed stays, and the training must not end by it
-            say(f"the save that all ranks agreed on failed; an earlier one stays: {type(error).__name__}: {error}")
+            logger.warning(
+                f"the save that all ranks agreed on failed; an earlier one stays: {type(error).__name__}: {error}"
+            )
         finally:
             self._asking, self._is_over = False, agreed.urgent
             board.finish(agreed.call)

@@ -10,8 +10,8 @@ undecided, for the pod to be replaced.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,8 @@ from ..errors import ArchiveError, CodeNotFoundError, ConfigError, SafedistError
 from ..flyte import error_document, task_context, uploads
 from ..flyte.storage_errors import one_line
 from ..job import comeback
+
+logger = logging.getLogger(__name__)
 
 _EXIT_UNDECIDED = 1
 _REPEATING = (ArchiveError, CodeNotFoundError, ConfigError)
@@ -42,9 +44,9 @@ def is_over(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     if prefix is None or topology.is_alone(environment):
         return False
     with stopping.unwinding(), _access() as access:
-        over = comeback.is_decided(lambda: task_context.uploaded_to(prefix, access), _say)
+        over = comeback.is_decided(lambda: task_context.uploaded_to(prefix, access), logger.info)
     if over:
-        _say(comeback.LEAVES)
+        logger.info(comeback.LEAVES)
         stopping.decided(0)
     return over
 
@@ -65,7 +67,7 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
         with _access() as access:
             error_document.upload(failure, access, prefix)
     except Exception as trouble:  # whatever the store's client raises: this process ends undecided
-        _say(f"that cannot be uploaded: {one_line(trouble)}")
+        logger.error(f"that cannot be uploaded: {one_line(trouble)}")
         return _EXIT_UNDECIDED
     stopping.decided(0)
     return 0
@@ -76,10 +78,6 @@ def _access() -> Iterator[Any]:
     """flytekit's way to the store, as it will make it for the task."""
     with tempfile.TemporaryDirectory(prefix="safedist-early-") as sandbox:
         yield uploads.patient_access()(local_sandbox_dir=sandbox, raw_output_prefix=sandbox)
-
-
-def _say(text: str) -> None:
-    print(f"safedist-execute: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def output_prefix(arguments: Sequence[str]) -> str | None:

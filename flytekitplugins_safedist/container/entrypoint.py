@@ -10,6 +10,7 @@ is what the task finds: code importable, working directory as it was. The task r
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import sysconfig
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import envvars, lastwords, stopping
+from .. import envvars, lastwords, log, stopping
 from ..errors import ConfigError, Problem, SafedistError, StagingError
 from ..flyte import storage_clients
 from . import early, readonly
@@ -30,6 +31,8 @@ from .task_command import EXIT_INFRASTRUCTURE, execute_and_leave
 
 if TYPE_CHECKING:
     from .staging import Options, StagedCode
+
+logger = logging.getLogger(f"{log.NAME}.container.entrypoint")  # also as ``python -m``
 
 
 _WITH_VALUE = ("--additional-distribution", "--dest-dir")
@@ -57,13 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     uploaded ``error.pb``), non-zero for the platform's failures, with one message on standard error."""
     stopping.listen()
     _have_stderr()
+    log.install()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except SafedistError as error:
         if not stopping.told():  # else it is what unwinding looked like to somebody
-            print(f"safedist-execute: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            logger.error(f"{type(error).__name__}: {error}")
         given = sys.argv[1:] if arguments is None else arguments
         code = EXIT_INFRASTRUCTURE if stopping.told() else early.settle(error, given)
         if code != 0:
@@ -100,19 +104,15 @@ def _exit_code(leaving: SystemExit) -> int:
 def _show_infrastructure(error: BaseException) -> None:
     traceback.print_exc()
     lastwords.to_termination_log(lastwords.sentence_of(error))
-    print(  # noqa: T201
-        f"safedist-execute: infrastructure failure, for Flyte to retry: {type(error).__name__}: "
-        f"{' '.join(str(error).split())}",
-        file=sys.stderr,
-        flush=True,
-    )
+    logger.error(f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _say_last_words(code: int) -> None:
     sentence = lastwords.take()
     if sentence is None:
         return
-    print(f"[safedist] the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+    # Not through the log, which users may route elsewhere: Kubernetes shows the end of standard error.
+    print(f"{log.PREFIX}the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
     if code != 0:
         lastwords.to_termination_log(sentence)
 
@@ -155,11 +155,7 @@ def with_place(invocation: Invocation) -> Invocation:
     dest = readonly.destination(invocation.dest, os.environ)
     if dest == invocation.dest:
         return invocation
-    print(  # noqa: T201
-        f"safedist: {invocation.dest} cannot be written: the code is in {dest}, and the task starts there",
-        file=sys.stderr,
-        flush=True,
-    )
+    logger.info(f"{invocation.dest} cannot be written: the code is in {dest}, and the task starts there")
     os.chdir(dest)
     return replace(invocation, dest=dest)
 
@@ -269,11 +265,7 @@ def stage_code(invocation: Invocation, options: Options) -> StagedCode:
     code = stage(invocation.distribution or "", invocation.dest, options)
     how = "fetched" if code.fetched else "found on this node"
     seconds = time.monotonic() - started
-    print(  # noqa: T201
-        f"safedist: code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s",
-        file=sys.stderr,
-        flush=True,
-    )
+    logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -15,6 +16,8 @@ from ..errors import RankFailedError, SafedistError
 from ..flyte import error_document, uploads
 from ..job.verdict import Code
 from . import other_command
+
+logger = logging.getLogger(__name__)
 
 EXIT_INFRASTRUCTURE = 1
 EXIT_USAGE = 2
@@ -140,5 +143,5 @@ def _replace_process(command: list[str]) -> int:
             return other_command.run_as_init(command)
         other_command.take_place(command)
     except OSError as error:
-        print(f"safedist-execute: cannot run {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        logger.error(f"cannot run {command[0]}: {error.strerror}")
         return EXIT_USAGE

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import random
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,8 @@ from .storage_errors import Verdict, judge, one_line
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
+
+logger = logging.getLogger(__name__)
 
 LONGEST_SECONDS = 600.0
 """How long an outage of the store may last at most; a GPU that waits longer costs more than a retry."""
@@ -78,7 +80,9 @@ async def tried_again(
             if not may_pass(error) or left <= 0:
                 raise
             pause = min(longest * random.uniform(0.5, 1.0), left)  # noqa: S311
-            _say(f"upload to {label} failed: {one_line(error)}; trying again in {pause:.1f} s, for {left:.0f} s more")
+            logger.info(
+                f"upload to {label} failed: {one_line(error)}; trying again in {pause:.1f} s, for {left:.0f} s more"
+            )
             await sleep(pause)
             longest = min(longest * 2, 30.0)
 
@@ -93,7 +97,3 @@ def may_pass(error: BaseException) -> bool:
             return False
         cause = cause.__cause__
     return True
-
-
-def _say(text: str) -> None:
-    print(f"[safedist] {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -7,9 +7,9 @@ known without the task's own code: registration has pinned it into the pod.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -30,6 +30,8 @@ from . import exit_order
 from .coordinator import Ended
 from .policy import Action, Decision
 from .verdict import is_infrastructure
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,7 +87,7 @@ def of_unloadable(error: Exception, environment: Mapping[str, str]) -> None:
         if place.topology.node_rank == 0:
             return  # it is node 0's to upload, whether or not the others could be told
         lastwords.keep(error)
-        _say(f"this node cannot begin: {type(error).__name__}: {error}; and nobody is told: {trouble}")
+        logger.info(f"this node cannot begin: {type(error).__name__}: {error}; and nobody is told: {trouble}")
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if not uploads:
         raise SystemExit(0) from error
@@ -116,10 +118,10 @@ def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapsho
         raise
     shown = f"{type(error).__name__}: {error}"
     if uploads:
-        _say(f"this node cannot begin, which ends the job: {shown}")
+        logger.info(f"this node cannot begin, which ends the job: {shown}")
         exit_order.stay(handler)
         return True
-    _say(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
+    logger.info(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
     try:
         exit_order.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
     except BaseException:
@@ -227,7 +229,3 @@ def _first_of_users(trace: TracebackType | None) -> TracebackType | None:
             return trace
         trace = trace.tb_next
     return first
-
-
-def _say(text: str) -> None:
-    print(f"[safedist] {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -8,6 +8,7 @@ nor outlive an agent's SIGKILL without orphans; that is why it is not used.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -48,6 +49,8 @@ from .coordinator import JobWide
 from .policy import Action
 from .preemption import Preemption
 from .verdict import Verdict, judge
+
+logger = logging.getLogger(__name__)
 
 MONITOR_SECONDS = 0.1
 STORE_PORT = "agent_store_port"
@@ -191,7 +194,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         contexts = [self._context(group, local_rank) for local_rank in range(group.nproc_per_node)]
         environments = [self._environment(group, context) for context in contexts]
         orders = plan_orders(contexts, environments, self.plan.scratch, self.plan.job_order)
-        ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=self._say)
+        ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         self.report.rounds += 1
         self.report.result = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import envvars, lastwords, stopping, topology
+from .. import envvars, lastwords, log, stopping, topology
 from ..config.options import Resolved
 from ..errors import RendezvousError, SafedistError, ScratchError, StoreLostError
 from ..flyte import task_context, uploads
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from ..config.cluster import ScratchVolume
     from ..rendezvous.session import RendezvousSession
     from .node_agent import NodeAgent, NodePlan, Report
+
+logger = logging.getLogger(__name__)
+say = logger.info
+"""Takes a sentence of safedist's own for the node's log."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,6 @@ class _Attended:
     report: Report
     uploads: bool
     summary: str
-
-
-def say(text: str) -> None:
-    """One line of safedist's own in the node's log."""
-    sys.stderr.write(f"[safedist] {text}\n")
-    with contextlib.suppress(AttributeError):  # an object of the user's with no more than a write()
-        sys.stderr.flush()
 
 
 @arrival.elsewhere_if_told(Elsewhere())
@@ -89,6 +87,7 @@ def run(
             stop. Nothing of it is left running.
         Undecided: the same, where the job goes on without this process; its pod is to be replaced.
     """
+    log.install()
     backend = backends.create(settings.backend)
     place = topology.from_env(environment, settings, devices=[one.name for one in Path("/dev").iterdir()])
     flyte = task_context.take()
@@ -105,7 +104,7 @@ def run(
 
     settings = replace(settings, nproc_per_node=place.nproc_per_node)
     for note in place.notes:
-        say(f"warning: {note}")
+        logger.warning(note)
     uploads.be_patient(settings.timeouts.upload)
     attempt = int(environment.get(envvars.FLYTE_ATTEMPT, "0"))
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
@@ -141,7 +140,7 @@ def run(
             imported = max(running.imported(), 0 if fork else memory.anonymous())
             short = memory.shortage(memory.cgroup(), ranks=settings.nproc_per_node, imported=imported)
             if short is not None:
-                say(f"warning: {short}")
+                logger.warning(short)
             voice.is_agents = True
             attended = _attend(plan, running, backend, flyte, preparing=time.monotonic() - started)
             keep.succeeded = attended.report.verdict is None
@@ -258,7 +257,7 @@ def _preload(server: RankServer, settings: Resolved, backend: backends.RankBacke
     modules = [order.module] if order.module is not None else []
     unsafe, _ = server.preload(libraries, modules, search_path=order.sys_path, timeout=settings.timeouts.start)
     if unsafe is not None:
-        say(f"warning: ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
+        logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
     return unsafe is None
 
 
@@ -307,8 +306,8 @@ def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: Sc
     is_ours = settings.scratch.path is None and volume is not None and named == volume.mount_path
     if not is_ours or elsewhere.is_dir():
         return elsewhere
-    say(
-        f"warning: this pod has no scratch volume at {named} (with_overrides(pod_template=...) replaced the pod "
+    logger.warning(
+        f"this pod has no scratch volume at {named} (with_overrides(pod_template=...) replaced the pod "
         f"template that brings it): scratch is in {tempfile.gettempdir()}, in the container's own file system"
     )
     return Path(tempfile.gettempdir())
@@ -329,7 +328,7 @@ def _scratch(root: Path, settings: Resolved, *, execution: str, attempt: int) ->
         else:
             left = scratch.remove(job.path)
             if left is not None:
-                say(f"warning: scratch could not be removed whole: {left}")
+                logger.warning(f"scratch could not be removed whole: {left}")
 
 
 def _check_room(root: Path, limit: int | None) -> None:
@@ -344,8 +343,8 @@ def _check_room(root: Path, limit: int | None) -> None:
             hint="create it, or set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to another",
         ) from error
     if limit is not None and free < limit:
-        say(
-            f"warning: Scratch(size_limit=...) allows {scratch.human(limit)}, but {root} has only "
+        logger.warning(
+            f"Scratch(size_limit=...) allows {scratch.human(limit)}, but {root} has only "
             f"{scratch.human(free)} free: the disk will be full before the limit is reached"
         )
 

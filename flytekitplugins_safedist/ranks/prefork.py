@@ -8,14 +8,16 @@ safe, the agent starts its rank server as a fresh interpreter later on, which co
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 
 from .. import envvars
 from ..config.options import BACKENDS
 from . import backends, preload
 from .forkserver_client import RankServer
+
+logger = logging.getLogger(__name__)
 
 _server: RankServer | None = None
 
@@ -46,7 +48,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     if unsafe is None:
         _server = RankServer.fork()
     else:
-        sys.stderr.write(f"[safedist] ranks are not forked from this process: {unsafe}\n")
+        logger.info(f"ranks are not forked from this process: {unsafe}")
 
 
 def take() -> RankServer | None:

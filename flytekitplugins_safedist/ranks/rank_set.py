@@ -156,7 +156,7 @@ class Ranks:
         member.noted = True
         if ended.exit_code != 0 and self._all_reported is None:
             how = signal_reason(-ended.exit_code) if ended.exit_code < 0 else f"exit code {ended.exit_code}"
-            self._warn(f"warning: rank {outcome.rank} reported success, then ended with {how}; its result counts")
+            self._warn(f"rank {outcome.rank} reported success, then ended with {how}; its result counts")
 
     @property
     def failed(self) -> bool:
@@ -191,7 +191,7 @@ class Ranks:
         if left:
             listed = ", ".join(f"{member.order.context.rank} (process {member.pid})" for member in left)
             self._warn(
-                f"warning: rank(s) {listed} were not ended by SIGKILL within {_KILL_PATIENCE_SECONDS:g} s (the kernel "
+                f"rank(s) {listed} were not ended by SIGKILL within {_KILL_PATIENCE_SECONDS:g} s (the kernel "
                 "waits for a device or a file system); their success counts, and the job goes on without them"
             )
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from .. import log
 from ..errors import (
     ConfigError,
     IncompatibleVersionError,
@@ -117,6 +118,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     if preloaded is not None:
         preload.refresh(preloaded, order.environment)
     _redirect_output(order.log)
+    log.install()
     # By number: sys.stderr may be an object of the user's.
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)

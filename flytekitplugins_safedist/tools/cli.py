@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import log
 from ..errors import SafedistError
+
+logger = logging.getLogger(__name__)
 
 _FIRST = ("apiVersion", "kind", "metadata", "name", "image", "command", "args", "replicas", "restartPolicy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0: all is well, 1: there are findings, 2: it could not be done."""
+    log.install()
     parser = _parser()
     options = parser.parse_args(argv)
     try:
@@ -37,16 +42,13 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
 
     from ..container.mpi import launching, supervisor, worker_agent, worker_pod
 
+    log.install()
     options = launching.parse(sys.argv[1:] if argv is None else argv)
     if options.wait:
         return worker_pod.wait()
     if options.worker is not None:
         return worker_agent.work(options.worker, options.agent, start=not options.attach)
     hostfile = options.hostfile or Path(os.environ.get(launching.HOSTFILE_VARIABLE, launching.DEFAULT_HOSTFILE))
-
-    def say(text: str) -> None:
-        print(f"[safedist launcher] {text}", file=sys.stderr, flush=True)
-
     try:
         launch = launching.plan(
             options.agent,
@@ -56,9 +58,9 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
             environment=dict(os.environ),
             cwd=str(Path.cwd()),
         )
-        return supervisor.run(launch, say=say, signals=(signal.SIGTERM, signal.SIGINT))
+        return supervisor.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
     except (SafedistError, OSError) as error:
-        say(str(error))
+        logger.error(str(error))
         return 1
 
 

@@ -105,7 +105,7 @@ class Sink:
         self._midline = False
 
     def say(self, text: str) -> None:
-        """Write a line of its own, whatever was written last."""
+        """Write a line of its own, whatever was written last. Not through the log: to the launcher it is a message."""
         self.write(f"{chr(10) if self._midline else ''}{text}\n".encode())
 
     def write(self, block: bytes) -> None:

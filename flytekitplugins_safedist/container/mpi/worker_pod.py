@@ -8,13 +8,15 @@ help: when a job is deleted, its right to ``kubectl exec`` goes with it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
 
 from .launching import RECORD
+
+logger = logging.getLogger(__name__)
 
 _TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_SECONDS = 0.1
@@ -38,7 +40,7 @@ def wait(records: str = RECORD) -> int:
         told |= running
         signal.sigtimedwait({*_TOLD, signal.SIGCHLD}, _LOOK_SECONDS)
         _reap()
-    _say(f"{signal.Signals(number).name}: {len(told)} agent(s) of this pod have ended")
+    logger.info(f"{signal.Signals(number).name}: {len(told)} agent(s) of this pod have ended")
     return 128 + number
 
 
@@ -71,11 +73,6 @@ def _reap() -> None:
 
 def _pass_on(number: int, processes: Set[int]) -> None:
     for process in processes:
-        _say(f"{signal.Signals(number).name}: passing it to the agent (process {process})")
+        logger.info(f"{signal.Signals(number).name}: passing it to the agent (process {process})")
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"[safedist] {text}\n")
-    sys.stderr.flush()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
+
+from ...log import PREFIX
+
+logger = logging.getLogger(__name__)
 
 _QUIET = 3.0
 _LINE_FIRST, _LINE_MOST = 10.0, 60.0
@@ -22,15 +27,22 @@ def human(size: float) -> str:
 
 
 class Progress:
-    """Speaks on ``stream`` about one staging.
+    """Speaks about one staging: draws on ``stream`` where that is a terminal, and says lines to the log elsewhere.
 
     Args:
         stream: default stderr.
         clock: seconds, never going back.
+        say: takes a line for the log.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], object] = logger.info,
+    ) -> None:
         self._stream = stream if stream is not None else sys.stderr
+        self._log = say
         self._clock = clock
         self._start = clock()
         self._live = self._stream.isatty()
@@ -52,11 +64,6 @@ class Progress:
         if self._due():
             self._say(f"code: waiting for {owner}, {waited:.0f} s")
 
-    def note(self, text: str) -> None:
-        """One line, at once."""
-        self.end()
-        print(f"safedist: {text}", file=self._stream, flush=True)
-
     def end(self) -> None:
         """Leave the bar's line."""
         if self._drawn:
@@ -74,7 +81,7 @@ class Progress:
 
     def _say(self, text: str) -> None:
         if self._live:
-            print(f"\r\033[Ksafedist: {text}", end="", file=self._stream, flush=True)
+            print(f"\r\033[K{PREFIX}{text}", end="", file=self._stream, flush=True)
             self._drawn = True
         else:
-            print(f"safedist: {text}", file=self._stream, flush=True)
+            self._log(text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from ...flyte.storage_errors import Verdict, judge, one_line
 from .clients import filesystem
 from .failures import fetch_failed
 from .watch import Abandoned, Call, Watch
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -53,14 +55,13 @@ class Retry:
     most: float = 15.0
     answer: float = 120.0
     sleep: Callable[[float], None] = time.sleep
-    say: Callable[[str], object] = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: T201
+    say: Callable[[str], object] = logger.info
 
     def pause(self, attempt: int, label: str, error: BaseException) -> None:
         """Wait after attempt number ``attempt`` (from 1) at ``label`` has failed with ``error``."""
         seconds = min(self.base * 2 ** (attempt - 1), self.most) * random.uniform(0.5, 1.0)  # noqa: S311
         self.say(
-            f"safedist: {label}: {one_line(error)}; trying again in {seconds:.1f} s "
-            f"(attempt {attempt} of {self.attempts} failed)"
+            f"{label}: {one_line(error)}; trying again in {seconds:.1f} s (attempt {attempt} of {self.attempts} failed)"
         )
         self.sleep(seconds)
 

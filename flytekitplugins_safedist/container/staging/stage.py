@@ -136,7 +136,7 @@ def _open_store(options: Options) -> Store:
         root = Store.default_root(place.directory)
         if place.against:
             options.retry.say(
-                f"safedist: staged code is kept in {root}, for want of a better place: {place.against};"
+                f"staged code is kept in {root}, for want of a better place: {place.against};"
                 " name one with SAFEDIST_CODE_STORE"
             )
     with _explained(root, "Opening the store for staged code"):
@@ -150,7 +150,7 @@ def _warn_of_noexec(run: _Run, tree: Tree) -> None:
     extension = next((name for name in tree.entries if name.endswith(b".so")), None)
     if extension is not None:
         run.options.retry.say(
-            f"safedist: {run.store.root} is mounted noexec: {os.fsdecode(extension)} and other compiled extensions of"
+            f"{run.store.root} is mounted noexec: {os.fsdecode(extension)} and other compiled extensions of"
             " the archive cannot be imported from there; name another directory with SAFEDIST_CODE_STORE"
         )
 

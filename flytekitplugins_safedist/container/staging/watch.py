@@ -112,7 +112,7 @@ class Watch:
                 raise TimeoutError(f"no answer within {limit:g} s")
             if now - told >= _TELL:
                 told = now
-                self._say(f"safedist: waiting for {label}: no answer for {waited:.0f} s")
+                self._say(f"waiting for {label}: no answer for {waited:.0f} s")
         return call.result()
 
     def call(self, action: Callable[[], T], label: str, limit: float) -> T:

@@ -87,17 +87,17 @@ def test_a_second_run_goes_on_where_the_first_ended(place):
         ),
     ],
 )
-def test_a_damaged_part_is_passed_over_and_said(three, damage, capfd):
+def test_a_damaged_part_is_passed_over_and_said(three, damage, caplog):
     damage(directory(three, 3) / "state.pt")
     assert resumed(three) == (3, 2.0, 2)
-    assert f"step 3 in {directory(three, 3)} is passed over: a part of a save" in capfd.readouterr().err
+    assert f"step 3 in {directory(three, 3)} is passed over: a part of a save" in caplog.text
 
 
-def test_a_damaged_manifest_is_passed_over_and_said(three, capfd):
+def test_a_damaged_manifest_is_passed_over_and_said(three, caplog):
     path = directory(three, 3) / manifest.NAME
     path.write_bytes(path.read_bytes()[:-10])
     assert resumed(three) == (3, 2.0, 2)
-    assert f"{directory(three, 3)} is passed over: a manifest cannot be read" in capfd.readouterr().err
+    assert f"{directory(three, 3)} is passed over: a manifest cannot be read" in caplog.text
 
 
 def test_a_save_without_a_manifest_is_none(three):
@@ -142,7 +142,8 @@ def test_what_is_saved_is_the_state_at_the_step_whatever_training_does_since(pla
     assert resumed(place)[:2] == (2, 1.0)
 
 
-def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, capfd):
+def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, caplog):
+    caplog.set_level("INFO")
     written = threading.Event()
     points.on_point = lambda point: written.wait(0.3) if point == points.SAVE_BEGUN else None
     try:
@@ -152,7 +153,7 @@ def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, capfd):
         ckpt.wait()
     finally:
         points.on_point = None
-    assert "step 1 waits for the save of step 0, which has been under way" in capfd.readouterr().err
+    assert "step 1 waits for the save of step 0, which has been under way" in caplog.text
     assert resumed(place) == (2, 1.0, 1)
 
 
@@ -170,7 +171,7 @@ def test_by_time_a_save_in_flight_is_not_waited_for(place):
     assert resumed(place) == (1, 0.0, 0)
 
 
-def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_stays(place, capfd):
+def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_stays(place, caplog):
     ckpt = checkpoints(place, every=None)
     ckpt.save(1, fresh(1), wait=True)
 
@@ -185,7 +186,7 @@ def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_
             ckpt.wait()
     finally:
         points.on_point = None
-    assert "the save of step 2 failed; what was committed before stays: OSError" in capfd.readouterr().err
+    assert "the save of step 2 failed; what was committed before stays: OSError" in caplog.text
     assert resumed(place) == (2, 1.0, 1)
     ckpt.save(3, fresh(3), wait=True)
     assert resumed(place) == (4, 3.0, 3)

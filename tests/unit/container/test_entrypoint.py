@@ -156,7 +156,7 @@ def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_
     assert found["beside"] == "data"
     assert found["PYTHONPATH"].split(os.pathsep)[-1] == str(pod.cwd)
     assert found["argv"][0] == "pyflyte-execute"
-    assert re.search(r"safedist: code [0-9a-f]{12} fetched: 3 files", done.stderr)
+    assert re.search(r"\[safedist\] code [0-9a-f]{12} fetched: 3 files", done.stderr)
 
 
 def test_path_order_is_the_stock_commands(pod):
@@ -231,7 +231,7 @@ def test_missing_code_is_the_verdict_for_no_start_would_find_it(pod):
     error = pod.error()
     assert (error.code, error.kind) == ("USER:CodeNotFoundError", errors_pb2.ContainerError.NON_RECOVERABLE)
     assert "register the task again" in error.message
-    assert done.stderr.count("safedist-execute:") == 1
+    assert done.stderr.count("[safedist] error: ") == 1
     assert "register the task again" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -271,7 +271,7 @@ def test_a_pod_that_starts_after_the_verdict_fetches_no_code_and_leaves_with_0(p
     done = pod.fast("report")
     assert done.returncode == 0, done.stderr
     assert "this attempt has ended, and what it came to is uploaded" in done.stderr
-    assert "safedist: code" not in done.stderr
+    assert "[safedist] code" not in done.stderr
     assert (os.listdir(pod.cwd), (pod.root / "store").exists()) == ([], False)
     assert [(one.name, one.read_bytes()) for one in pod.outputs.iterdir()] == [(verdict, b"what it came to")]
 

@@ -460,7 +460,7 @@ class Terminal(io.StringIO):
 
 def reported(stream, seconds):
     now = [0.0]
-    progress = Progress(stream, lambda: now[0])
+    progress = Progress(stream, lambda: now[0], say=lambda text: print(text, file=stream))
     for second in range(seconds):
         now[0] = float(second)
         progress.fetching(second * 10_000_000, 2_000_000_000, second * 7)
@@ -475,7 +475,7 @@ def test_short_stagings_say_nothing():
 def test_a_log_gets_sparse_lines_with_size_rate_and_files():
     lines = reported(io.StringIO(), 120).splitlines()
     assert 3 <= len(lines) <= 8
-    assert lines[0] == "safedist: code: 30.0 MB of 2.0 GB (1%), 10.0 MB/s, 21 files, 3 s"
+    assert lines[0] == "code: 30.0 MB of 2.0 GB (1%), 10.0 MB/s, 21 files, 3 s"
 
 
 def test_a_terminal_gets_one_line_that_is_redrawn_and_left_at_the_end():

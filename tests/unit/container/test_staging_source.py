@@ -103,7 +103,7 @@ def test_pauses_grow_and_are_bounded_and_each_is_told():
     for attempt in range(1, 9):
         retry.pause(attempt, "s3://b/k", ConnectionError("refused"))
     assert all(0.5 * least <= pause <= least for pause, least in zip(pauses, [1, 2, 4, 4, 4, 4, 4, 4], strict=True))
-    assert said[0].startswith("safedist: s3://b/k: ConnectionError: refused; trying again in")
+    assert said[0].startswith("s3://b/k: ConnectionError: refused; trying again in")
     assert said[0].endswith("(attempt 1 of 5 failed)")
 
 
@@ -212,7 +212,7 @@ def test_whoever_waits_is_told_what_for_again_and_again(monkeypatch):
             enough.set()
 
     Watch(3600.0, say).call(enough.wait, "s3://b/k", 3600.0)
-    assert said[2].startswith("safedist: waiting for s3://b/k: no answer for")
+    assert said[2].startswith("waiting for s3://b/k: no answer for")
 
 
 # --- what tells one version from another ----------------------------------------------------------------------------

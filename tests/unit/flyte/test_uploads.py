@@ -77,9 +77,10 @@ def test_what_cannot_pass_is_not_tried_again(error: OSError) -> None:
         tried(lambda _: error)
 
 
-def test_the_log_says_what_is_waited_for_and_no_signature(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_says_what_is_waited_for_and_no_signature(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     tried(lambda number: ConnectionError("https://host/k?X-Amz-Signature=abc") if number == 1 else None)
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "upload to s3://b/k failed: ConnectionError: https://host/k?..." in said
     assert "abc" not in said
 
