@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -28,49 +27,19 @@ from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 from tests.outcomes import failed, raised
-
-ALONE = GroupSettings(
-    run_id="job",
-    nodes=1,
-    node_rank=0,
-    host="localhost",
-    port=0,
-    timeout=60,
-    heartbeat_timeout=30,
-    heartbeat_interval=0.05,
-    shutdown_grace=5,
-)
+from tests.two_nodes import ALONE, one_node, reserved_port, together, two_nodes
 
 
 @pytest.fixture
 def alone() -> Iterator[SafedistHandler]:
-    handler = SafedistHandler(ALONE)
-    handler.next_rendezvous()
-    yield handler
-    handler.shutdown()
+    with one_node() as handler:
+        yield handler
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[SafedistHandler, SafedistHandler]]:
-    """Two nodes in one process: what they share is only the store, as between pods."""
-    with reserved_port() as port:
-        settings = replace(ALONE, nodes=2, port=port)
-        both = (SafedistHandler(settings), SafedistHandler(replace(settings, node_rank=1)))
-        together(*(node.next_rendezvous for node in both))
+    with two_nodes() as both:
         yield both
-        together(*(node.shutdown for node in both))
-
-
-@contextmanager
-def reserved_port() -> Iterator[int]:
-    reserved = ReservedPort()
-    yield reserved.port
-    reserved.close()
-
-
-def together(*calls):
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def until_moved(handler: SafedistHandler) -> None:
