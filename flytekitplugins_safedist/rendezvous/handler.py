@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError, StoreLostError
-from .carried import Carried
-from .client import ReservedPort
+from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError
+from .base import MASTER_ADDR, MASTER_PORT, JobHandler
 from .group import Group
-from .jobstore import JobStore
 from .protocol import End
 from .refusing import refuse_fixed
 from .session import PrepareRound
 from .settings import BACKEND, GroupSettings
 
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
-
 DEFAULT_PORT = 29400
 """Where the endpoint names no port: torch elastic's own default (torch/distributed/run.py)."""
 
 
-class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any to mypy here
+class SafedistHandler(JobHandler):
     """Rendezvous for a group of fixed size.
 
     Args:
@@ -42,16 +36,15 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
             in :attr:`values` once the round is complete, such as the address of Horovod's key-value server.
     """
 
+    settings: GroupSettings
+    _group: Group
+
     def __init__(
         self, settings: GroupSettings, *, local_addr: str | None = None, prepare_round: PrepareRound | None = None
     ) -> None:
-        self.settings = settings
-        self.prepare_round = prepare_round
+        super().__init__(settings, prepare_round)
         self._address = "127.0.0.1" if settings.nodes == 1 else local_addr or settings.host
         self._group = Group(settings, self._offer)
-        self._reserved: ReservedPort | None = None
-        self._round: int | None = None
-        self._values: Mapping[str, str] = {}
 
     @property
     def node_0_holds_store(self) -> bool:
@@ -64,82 +57,18 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         return self.settings.node_rank == 0
 
     @property
-    def round(self) -> int:
-        """Number of the round this node is in: the same on every node, and never used twice in one job.
-
-        It grows by one or more with each restart; a round that never came together is skipped.
-        TORCHELASTIC_RESTART_COUNT is per agent and cannot serve for this.
-
-        Raises:
-            RendezvousError: there was no round yet.
-        """
-        if self._round is None:
-            raise RendezvousError("no round has come together yet", where={"node": self.settings.node_rank})
-        return self._round
-
-    @property
-    def values(self) -> Mapping[str, str]:
-        """What node 0's ``prepare_round`` offered to this round, with MASTER_ADDR and MASTER_PORT."""
-        return self._values
-
-    @property
-    def node_rank(self) -> int:
-        """This node."""
-        return self.settings.node_rank
-
-    @property
     def nodes(self) -> int:
         """Size of the group."""
         return self.settings.nodes
-
-    @property
-    def max_replacements(self) -> int:
-        """How often nodes may be lost in the whole job."""
-        return self.settings.max_replacements
 
     @property
     def uploads(self) -> bool:
         """Whether this is the one node that uploads how the job ended: node 0."""
         return self.settings.node_rank == 0
 
-    @property
-    def jobs(self) -> JobStore:
-        """Counters and notes of the whole job, on the same store. Usable after the first round, until shutdown."""
-        return JobStore(self._group)
-
-    @property
-    def known(self) -> Carried:
-        """This node's copy of what the job knows of its restarts and losses."""
-        return self._group.kept.carried
-
-    @property
-    def searching(self) -> bool:
-        """Whether the store is lost, and no round has come together since."""
-        return self._group.kept.vigil is not None
-
-    def outlive(self, error: StoreLostError) -> bool:
-        """The store is lost, and with it node 0: see :class:`~.session.RendezvousSession`."""
-        return self._group.outlive(error)
-
-    def tell(self, say: Callable[[str], object]) -> None:
-        """Where to tell who is waited for; default: this package's logger."""
-        self._group.kept.say = say
-
     def get_backend(self) -> str:
         """Name in torch elastic's registry."""
         return BACKEND
-
-    def get_run_id(self) -> str:
-        """The job's id."""
-        return self.settings.run_id
-
-    @property
-    def use_agent_store(self) -> bool:
-        """False: ranks make a store of their own, on a fresh port for every round.
-
-        Keys of dead ranks stay in a shared store, and after a pod was replaced agents would keep its old address.
-        """
-        return False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until every node of the job is there.
@@ -157,31 +86,12 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         bootstrap = RendezvousStoreInfo(address, port)
         return RendezvousInfo(store, self.settings.node_rank, self.settings.nodes, bootstrap)
 
-    def request_round(self) -> None:
-        """Ask every node to restart, without joining the next round yet; once per round, however many ask."""
-        self._group.move_on(self.round)
-
     def step_down(self) -> None:
         """Nothing: each round waits for a process in this node's place."""
 
     def refuse(self, text: str) -> End:
         """Instead of joining, end the job as failed: see :class:`~.session.RendezvousSession`."""
         return refuse_fixed(self._group, text)
-
-    def num_nodes_waiting(self) -> int:
-        """1 when a new round was asked for, else 0. Never blocks.
-
-        Raises:
-            GroupClosedError, RendezvousTimeoutError: the group has ended. Torch's agents ask only while their ranks
-                run, and would otherwise let them run on.
-            FencedError: another process took this node's place.
-            StoreLostError: node 0 is gone or frozen.
-        """
-        watch = self._group.watch
-        if watch is None:
-            return 0
-        watch.check()
-        return 1 if watch.moved() else 0
 
     def is_closed(self) -> bool:
         """Whether the group was seen to have ended. Never blocks."""
@@ -212,19 +122,8 @@ class SafedistHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any 
         self.leave()
         return True
 
-    def leave(self) -> None:
-        """Leave without ending the group: the place of this node stays free for a new process."""
-        self._group.leave()
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-
     def _offer(self, generation: int) -> Mapping[str, str]:
-        if self._reserved is not None:
-            self._reserved.close()
-        self._reserved = ReservedPort()
-        offered = dict(self.prepare_round(generation)) if self.prepare_round is not None else {}
-        return {MASTER_ADDR: self._address, MASTER_PORT: str(self._reserved.port), **offered}
+        return self._offered(generation, self._address)
 
 
 def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:

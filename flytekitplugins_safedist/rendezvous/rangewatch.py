@@ -8,15 +8,16 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousError as TorchRendezvousError
 
-from ..errors import RendezvousError, StoreLostError
+from ..errors import StoreLostError
 from . import departures
 from .client import Connection
+from .heartbeat import Heartbeat
 from .job_state import JobState
 from .protocol import Keys
 from .pulse import Pulse
 
 
-class RangeWatch:
+class RangeWatch(Heartbeat):
     """A thread that beats every ``heartbeat_interval`` seconds and looks where the job stands and who wants to join.
 
     Args:
@@ -40,9 +41,9 @@ class RangeWatch:
         holds_store: bool,
         move_on: Callable[[int], None],
     ) -> None:
+        super().__init__(heartbeat_interval)
         self._control = control
         self._keys = keys
-        self._beat = heartbeat_interval
         self._number = number
         self._holds_store = holds_store
         self._move_on = move_on
@@ -50,18 +51,16 @@ class RangeWatch:
         # Torch elastic's handler is not for two threads: nobody asks it who waits while it waits itself.
         self._asking = threading.Lock()
         self._settled: int | None = None
-        self._stopped = threading.Event()
         # Written by the watcher's thread only, read by any: single references, so no lock.
         self._seen = JobState()
         self._members: tuple[int, ...] = ()
         self._pulse = Pulse(heartbeat_timeout)
         self._silent: tuple[int, ...] = ()
-        self._trouble: RendezvousError | None = None
 
     def start(self, dynamic: Any) -> None:
         """Begin to beat; ``dynamic`` is torch elastic's handler."""
         self._dynamic = dynamic
-        threading.Thread(target=self._run, name="safedist-watch", daemon=True).start()
+        self.begin()
 
     def settle(self, round_no: int, members: tuple[int, ...]) -> None:
         """The node now runs in ``round_no``, with these processes."""
@@ -81,31 +80,6 @@ class RangeWatch:
     def silent(self) -> tuple[int, ...]:
         """Node ranks of the latest round whose processes have shown no sign of life for too long."""
         return self._silent
-
-    def check(self) -> None:
-        """Raise what the watcher found out; never blocks.
-
-        Raises:
-            GroupClosedError, RendezvousTimeoutError: the job has ended.
-            StoreLostError: the store's host is gone, or has not replied for so long that a heartbeat was given up.
-        """
-        trouble = self._trouble
-        if trouble is not None:
-            raise trouble
-
-    def stop(self) -> None:
-        """Stop beating. Returns at once; a call that hangs is abandoned."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._look()
-            except RendezvousError as error:
-                if not self._stopped.is_set():
-                    self._trouble = error
-                return
-            self._stopped.wait(self._beat)
 
     def _look(self) -> None:
         keys, number, members = self._keys, self._number, self._members

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from typing import Any
 
-from ..errors import RendezvousError
 from .client import Connection
+from .heartbeat import Heartbeat
 from .protocol import Keys, State
 from .settings import GroupSettings
 
 
-class Watch:
+class Watch(Heartbeat):
     """A thread that beats every ``heartbeat_interval``, and reads the group's state when the wake-up key changes.
 
     Args:
@@ -21,18 +20,14 @@ class Watch:
     """
 
     def __init__(self, control: Connection, keys: Keys, settings: GroupSettings, incarnation: int) -> None:
+        super().__init__(settings.heartbeat_interval)
         self._control = control
         self._keys = keys
         self._node = settings.node_rank
         self._incarnation = incarnation
-        self._beat = settings.heartbeat_interval
         self._settled = -1
-        self._stopped = threading.Event()
-        self._ring = threading.Event()
-        # Written by the watcher's thread only, read by any: single references, so no lock.
-        self._generation = -1
-        self._trouble: RendezvousError | None = None
-        threading.Thread(target=self._run, name="safedist-watch", daemon=True).start()
+        self._generation = -1  # written by the watcher's thread only
+        self.begin()
 
     @property
     def generation(self) -> int:
@@ -42,39 +37,11 @@ class Watch:
     def settle(self, generation: int, bell: Future[None]) -> None:
         """The node now runs in ``generation``, until ``bell`` is done."""
         self._settled = generation
-        bell.add_done_callback(lambda _: self._ring.set())
+        bell.add_done_callback(lambda _: self._wake.set())
 
     def moved(self) -> bool:
         """Whether a later generation than the settled one was asked for."""
         return self._generation > self._settled
-
-    def check(self) -> None:
-        """Raise what the watcher found out; never blocks.
-
-        Raises:
-            GroupClosedError, RendezvousTimeoutError: the group ended.
-            FencedError: another process took this node's place.
-            StoreLostError: node 0 is gone, or has not replied for so long that a heartbeat was given up.
-        """
-        trouble = self._trouble
-        if trouble is not None:
-            raise trouble
-
-    def stop(self) -> None:
-        """Stop beating. Returns at once; a call that hangs is abandoned."""
-        self._stopped.set()
-        self._ring.set()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._look()
-            except RendezvousError as error:
-                if not self._stopped.is_set():
-                    self._trouble = error
-                return
-            self._ring.wait(self._beat)
-            self._ring.clear()
 
     def _look(self) -> None:
         keys, node = self._keys, self._node
