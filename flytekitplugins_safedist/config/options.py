@@ -7,94 +7,26 @@ It runs when the ``@task`` decorator runs: not at serialization, not in the pod.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field
 from typing import Literal
 
-from ..envvars import IDENTITY
 from ..errors import ConfigError, Problem
-from . import reserved
-from .caches import CACHE_NAMES
 from .cluster import Kubeflow
+from .fields import Logs as Logs  # noqa: PLC0414  (where a config is written)
+from .fields import Scratch as Scratch  # noqa: PLC0414  (where a config is written)
+from .fields import Timeouts as Timeouts  # noqa: PLC0414  (where a config is written)
+from .fields import environment_problems, is_count, log_problems, not_among, scratch_problems, timeout_problems
 from .moved import NOTHING_SAID, ReadsMovedFields, takes_moved_fields
 from .quantities import size_in_bytes
 
 Backend = Literal["horovod", "torch"]
 StartMethod = Literal["preload", "spawn"]
-Keep = Literal["never", "on_failure", "always"]
 
 BACKENDS: tuple[Backend, ...] = ("horovod", "torch")
 START_METHODS: tuple[StartMethod, ...] = ("preload", "spawn")
 DEFAULT_REPLACEMENTS = 10
-KEEP: tuple[Keep, ...] = ("never", "on_failure", "always")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scratch:
-    """Where ranks keep their private files, and for how long.
-
-    Attributes:
-        path: directory under which the job's scratch is made; default ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
-        keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
-        size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
-            None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
-            else the disk.
-        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
-            purpose, because the library locks them well enough for the user's file system.
-    """
-
-    path: str | None = None
-    keep: Keep = "never"
-    size_limit: int | str | None = None
-    shared_caches: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """How long each wait may take, in seconds. Every wait has a deadline; when one expires, the error says who was
-    waited for.
-
-    Attributes:
-        code: for the code archive: for the store, and for another process of the node that fetches it.
-        start: for all ranks of a node to begin the task's function: imports of the user's module included, whether in
-            the preloading process or in each rank.
-        rendezvous: for all nodes of the job to arrive.
-        stop: between SIGTERM and SIGKILL when ranks are torn down.
-        exit: for a rank that has reported its outcome to end.
-        heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
-        preemption: for ranks to save their work after the pod is told to stop, before they are ended. The pod's grace
-            period allows for it.
-        upload: for node 0 to upload the outputs, while the other nodes wait. When the store fails, node 0 tries again
-            for half of it, at most 600 s.
-    """
-
-    code: float = 1800.0
-    start: float = 600.0
-    rendezvous: float = 900.0
-    stop: float = 5.0
-    exit: float = 60.0
-    heartbeat: float = 60.0
-    preemption: float = 20.0
-    upload: float = 3600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Logs:
-    """What of the ranks' output reaches the node's log.
-
-    Attributes:
-        show: ranks whose lines are shown; None: all. Every rank's output is in its own file all the same, the last
-            16 MiB of it.
-        tail_lines: lines of the failing rank's output that go into the error.
-        prefix: text before each line; ``{rank}``, ``{local_rank}`` and ``{node_rank}`` are filled in.
-    """
-
-    show: tuple[int, ...] | None = None
-    tail_lines: int = 20
-    prefix: str = "[rank {rank}] "
 
 
 @takes_moved_fields
@@ -267,15 +199,15 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     if parse_nodes(config.nodes) is None:
         yield Problem("nodes", config.nodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"')
     yield from _nproc_problems(config.nproc_per_node, requested)
-    if not _is_count(config.max_restarts, least=0):
+    if not is_count(config.max_restarts, least=0):
         yield Problem("max_restarts", config.max_restarts, "is not a number of restarts", "use 0 or more")
     yield from _replacement_problems(config)
     if config.start_method not in START_METHODS:
-        yield _not_among("start_method", config.start_method, START_METHODS)
-    yield from _scratch_problems(config.scratch)
-    yield from _timeout_problems(config.timeouts)
-    yield from _log_problems(config.logs)
-    yield from _environment_problems(config.environment)
+        yield not_among("start_method", config.start_method, START_METHODS)
+    yield from scratch_problems(config.scratch)
+    yield from timeout_problems(config.timeouts)
+    yield from log_problems(config.logs)
+    yield from environment_problems(config.environment)
     cluster: object = config.cluster
     if not isinstance(cluster, Kubeflow):
         yield Problem("cluster", cluster, "is not a Kubeflow", "use Kubeflow(operator=..., worker=..., ...)")
@@ -284,7 +216,7 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
 def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
     if nproc is None:
         return
-    if not _is_count(nproc, least=1):
+    if not is_count(nproc, least=1):
         yield Problem(
             "nproc_per_node", nproc, "is not a number of ranks", "use 1 or more, or None for one rank per GPU"
         )
@@ -302,94 +234,9 @@ def _replacement_problems(config: SafeDistributed) -> Iterator[Problem]:
     limit = getattr(getattr(config.cluster, "run_policy", None), "backoff_limit", None)
     if said is None:
         return
-    if not _is_count(said, least=0):
+    if not is_count(said, least=0):
         yield Problem("max_replacements", said, "is not a number of lost nodes", "use 0 or more, or None for 10")
     elif isinstance(limit, int) and limit <= said:
         reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
         repair = f"lower it to {limit - 1}, or raise backoff_limit to {said + 1}"
         yield Problem("max_replacements", said, reason, repair)
-
-
-def _scratch_problems(value: object) -> Iterator[Problem]:
-    if not isinstance(value, Scratch):
-        yield Problem("scratch", value, "is not a Scratch", "use Scratch(path=..., keep=..., size_limit=...)")
-        return
-    if value.path is not None and not (isinstance(value.path, str) and PurePosixPath(value.path).is_absolute()):
-        yield Problem("scratch.path", value.path, "is not an absolute path", "use one that exists in the task's pod")
-    if value.keep not in KEEP:
-        yield _not_among("scratch.keep", value.keep, KEEP)
-    if value.size_limit is not None and not size_in_bytes(value.size_limit):
-        yield Problem("scratch.size_limit", value.size_limit, "is not a size", 'use bytes or a quantity such as "20Gi"')
-    names: object = value.shared_caches
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        yield Problem("scratch.shared_caches", value.shared_caches, "is not a list of names", 'use ("triton",)')
-        return
-    for name in names:
-        if not isinstance(name, str) or name not in CACHE_NAMES:
-            yield _not_among("scratch.shared_caches", name, sorted(CACHE_NAMES))
-
-
-def _timeout_problems(value: object) -> Iterator[Problem]:
-    if not isinstance(value, Timeouts):
-        yield Problem(
-            "timeouts", value, "is not a Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
-        )
-        return
-    for each in fields(value):
-        seconds = getattr(value, each.name)
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-            yield Problem(f"timeouts.{each.name}", seconds, "is not a time to wait", "use seconds, more than 0")
-
-
-def _log_problems(value: object) -> Iterator[Problem]:
-    if not isinstance(value, Logs):
-        yield Problem("logs", value, "is not a Logs", "use Logs(show=..., tail_lines=..., prefix=...)")
-        return
-    if value.show is not None and (
-        not isinstance(value.show, (tuple, list, set, frozenset, range))
-        or not all(_is_count(rank, least=0) for rank in value.show)
-    ):
-        yield Problem("logs.show", value.show, "is not a list of ranks", "use ranks such as (0,), or None for all")
-    if not _is_count(value.tail_lines, least=0):
-        yield Problem("logs.tail_lines", value.tail_lines, "is not a number of lines", "use 0 or more")
-    try:
-        value.prefix.format(rank=0, local_rank=0, node_rank=0)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        yield Problem("logs.prefix", value.prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")
-
-
-def _environment_problems(value: object) -> Iterator[Problem]:
-    if not isinstance(value, Mapping):
-        yield Problem("environment", value, "is not a mapping", 'use {"NAME": "value"}')
-        return
-    for name, text in value.items():
-        # Values may be secrets: the message names the variable and the type, never the text.
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Problem("environment", name, "is not a name of a variable", "use letters, digits and _")
-        elif not isinstance(text, str):
-            yield Problem(f"environment[{name!r}]", type(text).__name__, "is not text", "use a str")
-        elif not _can_be_given(text):
-            yield Problem(
-                f"environment[{name!r}]", "str", "cannot be the value of a variable", "remove NUL and lone surrogates"
-            )
-        elif name in IDENTITY:
-            yield Problem(
-                "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
-            )
-        elif (problem := reserved.problem_of(name, "environment")) is not None:
-            yield problem
-
-
-def _can_be_given(text: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def _is_count(value: object, *, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _not_among(name: str, value: object, allowed: Iterable[str]) -> Problem:
-    return Problem(name, value, "is unknown", "use one of: " + ", ".join(repr(each) for each in allowed))

@@ -9,15 +9,11 @@ nor outlive an agent's SIGKILL without orphans; that is why it is not used.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -31,68 +27,28 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from .. import envvars, stopping
 from ..compat import torch as torch_inside
-from ..config.grace_period import END_SECONDS
-from ..config.options import Resolved
 from ..errors import GroupClosedError, JobInterruptedError, SafedistError
 from ..ranks import scratch
 from ..ranks.backends import Group, RankBackend
 from ..ranks.context import RankContext
-from ..ranks.disk_limit import DiskLimit, DiskWatch
+from ..ranks.disk_limit import DiskWatch
 from ..ranks.forkserver_client import RankServer
+from ..ranks.orders import plan_orders
 from ..ranks.outcome import RankOutcome, root_cause
-from ..ranks.rank_set import Ranks, plan_orders
-from ..ranks.scratch import JobScratch
+from ..ranks.rank_set import Ranks
 from ..rendezvous.session import RendezvousSession
-from ..topology import Topology
 from .agreement import Agreement
 from .coordinator import JobWide
+from .node_plan import STORE_PORT, NodePlan, Report
 from .policy import Action
 from .preemption import Preemption
-from .verdict import Verdict, judge
+from .process_state import signals_as_exceptions, torch_settings
+from .verdict import judge
 
 logger = logging.getLogger(__name__)
 
 MONITOR_SECONDS = 0.1
-STORE_PORT = "agent_store_port"
-"""Name under which node 0 offers the port of the store that it holds for the ranks' helpers."""
 _BUG = "report this as a bug of safedist, with the log"
-
-
-@dataclass(frozen=True)
-class NodePlan:
-    """All that one node's agent needs to know. A value: computing it starts nothing.
-
-    Attributes:
-        settings: the task's configuration, resolved.
-        topology: this node's place in the job.
-        scratch: the job's directory on this node.
-        job_order: file with what all ranks share.
-        environment: the agent's own variables, which ranks inherit.
-        run_id: names the job; the same on every node.
-        attempt: Flyte's attempt.
-        fork: whether ranks may be forked from the server.
-        limit: how much they may write to disk.
-    """
-
-    settings: Resolved
-    topology: Topology
-    scratch: JobScratch
-    job_order: Path
-    environment: Mapping[str, str]
-    run_id: str
-    attempt: int
-    fork: bool
-    limit: DiskLimit | None = None
-
-
-@dataclass
-class Report:
-    """What the agent learned: for the end line and for the caller."""
-
-    rounds: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    result: Path | None = None
-    verdict: Verdict | None = None
 
 
 torch_inside.require_hooks(SimpleElasticAgent)
@@ -155,7 +111,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             JobInterruptedError: a signal told this process to stop; every rank is gone.
             LaunchError, ScratchError, RendezvousError: the ranks could not be started.
         """
-        with _signals_as_exceptions(self.plan.settings.timeouts.stop, self._preemption.defer), _torch_settings():
+        with signals_as_exceptions(self.plan.settings.timeouts.stop, self._preemption.defer), torch_settings():
             started = time.monotonic()
             try:
                 self.run()
@@ -326,63 +282,6 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
     def _note_phases(self, outcomes: list[RankOutcome]) -> None:
         for phase in ("import", "inputs", "function", "outputs"):
             self.report.seconds[phase] = max((outcome.seconds.get(phase, 0.0) for outcome in outcomes), default=0.0)
-
-
-@contextmanager
-def _signals_as_exceptions(stop_seconds: float, defer: Callable[[int], float]) -> Iterator[None]:
-    """Turn the first SIGTERM, SIGINT or SIGHUP into torch's SignalException; later ones do not disturb the clean-up.
-
-    Only the main thread can; a task called from another thread leaves signals to whoever owns them.
-
-    Args:
-        stop_seconds: how long ranks may take to end. A container's process ends some seconds after that, come what may.
-        defer: told of the signal; returns how many seconds this node stays first, seeing to the exception itself then.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-    def stop(number: int, _frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        stays = defer(number)
-        if stopping.listening():
-            stopping.note(within=stays + stop_seconds + END_SECONDS)
-        if stays:
-            return
-        raise SignalException(f"agent {os.getpid()} got {signal.Signals(number).name}", sigval=signal.Signals(number))
-
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-_TORCH_SETTINGS: Mapping[str, str] = {
-    # Every node runs the same number of ranks: torch elastic then computes ranks without a word to the store.
-    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
-    # With its shared store, agents keep the address of a pod that was replaced
-    # (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). Only a range of nodes (c10d) reads it.
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-}
-
-
-@contextmanager
-def _torch_settings() -> Iterator[None]:
-    """What torch elastic takes from this process's own variables. Ranks do not inherit them."""
-    before = {name: os.environ.get(name) for name in _TORCH_SETTINGS}
-    os.environ.update(_TORCH_SETTINGS)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def to_stdout(text: str) -> None:

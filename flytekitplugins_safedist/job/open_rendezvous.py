@@ -11,13 +11,12 @@ from ..ranks import memory
 from ..ranks.backends import RankBackend
 from ..ranks.scratch import human
 from ..rendezvous.client import Server
-from .node_agent import STORE_PORT
+from .node_plan import STORE_PORT, NodePlan
 
 if TYPE_CHECKING:
     from ..config.options import Timeouts
     from ..rendezvous.session import RendezvousSession
     from ..topology import Topology
-    from .node_agent import NodePlan
 
 _BEATS = 6
 """Signs of life within the time after which their absence counts."""

@@ -24,6 +24,7 @@ from ..ranks.payload import JobOrder
 from ..ranks.scratch import JobScratch
 from . import arrival, comeback, ends, exit_order
 from .ends import Part
+from .node_plan import NodePlan, Report
 from .verdict import Verdict, of_error
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..config.cluster import ScratchVolume
     from ..rendezvous.session import RendezvousSession
-    from .node_agent import NodeAgent, NodePlan, Report
+    from .node_agent import NodeAgent
 
 logger = logging.getLogger(__name__)
 say = logger.info
@@ -100,8 +101,6 @@ def run(
         return Elsewhere()
     with ends.replaced_when_undecided(place, say), voice:
         backend.check()
-    from .node_agent import NodePlan  # torch elastic: only now is it known to be there
-
     settings = replace(settings, nproc_per_node=place.nproc_per_node)
     for note in place.notes:
         logger.warning(note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
 from . import board, log_lines, memory, scratch, worker
 from .board import AgentBoard
-from .context import RankContext
 from .forkserver_client import Ended, RankServer, Start
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
 from .scratch import JobScratch
@@ -42,27 +41,6 @@ class _Member:
     def running(self) -> bool:
         """Whether there is a process that can still be waited for."""
         return bool(self.pid) and self.ended is None and not self.given_up
-
-
-def plan_orders(
-    contexts: Sequence[RankContext], environments: Sequence[Mapping[str, str]], job: JobScratch, job_order: Path
-) -> list[RankOrder]:
-    """What each rank of a round is told. Pure."""
-    orders = []
-    for context, environment in zip(contexts, environments, strict=True):
-        name = f"round-{context.round}-rank-{context.rank}"
-        orders.append(
-            RankOrder(
-                context=context,
-                environment=dict(environment),
-                job=job_order,
-                log=job.log(context.round, context.rank),
-                board=job.orders / f"{name}.board",
-                outcome=job.orders / f"{name}.outcome.json",
-                result=job.orders / f"{name}.result.pb",
-            )
-        )
-    return orders
 
 
 class Ranks:

@@ -6,17 +6,16 @@ All of them are single requests or compare_set loops: two nodes that ask at once
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ..errors import GroupClosedError, NodeLostError, RendezvousTimeoutError
 from . import departures
 from .agreement import RoundAgreement
 from .carried import Budget, Carried, Unit, change
+from .failure import Failure, propose
 from .membership import Membership
 from .protocol import End
 
@@ -27,39 +26,6 @@ TEXT_LIMIT = 64 * 1024
 
 _POLL_FIRST, _POLL_LAST = 0.02, 0.5
 """Seconds between two looks while waiting, growing from the first to the last."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a rank failed, as the whole job sees it.
-
-    Attributes:
-        node, rank: where; ``rank`` is the global rank.
-        time_ns: when, by that node's clock (``time.time_ns``).
-        consequence: whether the rank failed only because another one had (it lost its peer): 0 for no, and the more the
-            less its failure explains.
-        text: the outcome record, as text.
-    """
-
-    node: int
-    rank: int
-    time_ns: int
-    consequence: int
-    text: str
-
-    def dump(self) -> str:
-        """As stored."""
-        return json.dumps([self.node, self.rank, self.time_ns, self.consequence, self.text], ensure_ascii=False)
-
-    @classmethod
-    def parse(cls, raw: bytes) -> Failure:
-        """Read a stored value."""
-        node, rank, time_ns, consequence, text = json.loads(raw)
-        return cls(int(node), int(rank), int(time_ns), int(consequence), str(text))
-
-    def earlier_than(self, other: Failure) -> bool:
-        """Whether this is nearer to the root: causes before consequences, then by time, then by rank."""
-        return (self.consequence, self.time_ns, self.rank) < (other.consequence, other.time_ns, other.rank)
 
 
 class JobStore:
@@ -101,10 +67,6 @@ class JobStore:
         """Whether ``round_no`` was ended because a node wants to join."""
         return self._call("asking who joins", lambda store: departures.made_room(store, self._keys, round_no))
 
-    def restarts(self) -> int:
-        """Restarts spent so far."""
-        return len(self.known().restarts)
-
     def _spend(self, budget: Budget, limit: int, round_no: int, why: str) -> int | None:
         unit, granted = Unit(time.time_ns(), why), None
 
@@ -135,7 +97,7 @@ class JobStore:
 
         def report(store: Any) -> bytes | None:
             departures.note_returned(store, keys, round_no, node, returned)
-            best = None if failure is None else _propose(store, cause, failure, dumped)
+            best = None if failure is None else propose(store, cause, failure, dumped)
             # Counted after the cause is in place, and once per node: who sees all reports sees the cause.
             departures.report(store, keys, round_no, node)
             if best is None and store.check([cause]):
@@ -280,34 +242,6 @@ class JobStore:
         """How the nodes of ``round_no`` come to one step at which all ranks save."""
         return RoundAgreement(self._call, self._keys, round_no=round_no, nodes=self._group.nodes)
 
-    # --- notes ---------------------------------------------------------------------------------------------------
-
-    def publish(self, name: str, text: str) -> str:
-        """Write a note once; returns the note that counts (the first one)."""
-        key, value = self._keys.job(f"note/{name}"), _bounded(text)
-        return bytes(self._call("publishing a note", lambda s: s.compare_set(key, "", value))).decode()
-
-    def lookup(self, name: str, timeout: float) -> str:
-        """Wait for a note and return it.
-
-        Raises:
-            GroupClosedError: the job ended and there is no such note.
-            RendezvousTimeoutError: no note within ``timeout`` seconds.
-        """
-        return self._await_text(self._keys.job(f"note/{name}"), timeout, f"the note {name!r}")
-
-    def _await_text(self, key: str, timeout: float, what: str) -> str:
-        raw = self._poll(lambda store: bytes(store.get(key)) if store.check([key]) else None, timeout)
-        if raw is not None:
-            return raw.decode()
-        end = self.end()
-        late = self._read(key)
-        if late is not None:
-            return late.decode()
-        if end is not None:
-            raise end.error(self._node)
-        raise self._in_vain(what, timeout)
-
     def _in_vain(self, what: str, timeout: float) -> RendezvousTimeoutError:
         return RendezvousTimeoutError(
             f"waited without success for {what}",
@@ -342,18 +276,6 @@ class JobStore:
                 return found
             never.wait(min(pause, left))
             pause = min(_POLL_LAST, pause * 1.5)
-
-
-def _propose(store: Any, key: str, mine: Failure, dumped: str) -> bytes:
-    """Put my failure in place unless one nearer to the root is there; returns what is in place."""
-    before = ""
-    while True:
-        if before and not mine.earlier_than(Failure.parse(before.encode())):
-            return before.encode()
-        found: str = store.compare_set(key, before, dumped).decode()
-        if found == dumped:
-            return dumped.encode()
-        before = found
 
 
 def _bounded(text: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 from flytekitplugins_safedist.job.coordinator import Ended, _failure, speaks_for_the_others
 from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.ranks.outcome import RankOutcome
-from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
+from flytekitplugins_safedist.rendezvous.failure import Failure
+from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
 from flytekitplugins_safedist.rendezvous.pulse import Pulse
 from tests.outcomes import failed, raised
 

@@ -17,8 +17,9 @@ from flytekitplugins_safedist.ranks import memory, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import Ended, Start
+from flytekitplugins_safedist.ranks.orders import plan_orders
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
-from flytekitplugins_safedist.ranks.rank_set import Ranks, plan_orders
+from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
 from tests.procs import until
 

@@ -22,8 +22,9 @@ from flytekitplugins_safedist.job.policy import Action
 from flytekitplugins_safedist.rendezvous import BACKEND, client, departures, register, torchrun_handler
 from flytekitplugins_safedist.rendezvous.client import ReservedPort, takes_listening_socket
 from flytekitplugins_safedist.rendezvous.connections import allow_open_files
+from flytekitplugins_safedist.rendezvous.failure import Failure
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
-from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT, Failure
+from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 from tests.outcomes import failed, raised
@@ -386,7 +387,7 @@ def test_a_group_of_another_size_is_refused():
 def test_a_round_that_fails_on_both_nodes_spends_one_restart(pair):
     spent = together(*(lambda node=node: node.jobs.spend_restart(3, round_no=0) for node in pair))
     assert spent == [1, 1]
-    assert pair[1].jobs.restarts() == 1
+    assert len(pair[1].jobs.known().restarts) == 1
 
 
 def test_the_budget_is_for_the_job_and_ends(pair):
@@ -512,13 +513,14 @@ def until_claimed(lost: SafedistHandler) -> None:
         until_moved(lost)
 
 
-def test_notes_are_written_once_and_waited_for(pair):
+def test_that_it_is_uploaded_is_written_once_and_waited_for(pair):
     first, second = pair
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(second.jobs.lookup, "address", 60)
-        assert first.jobs.publish("address", "a") == "a"
+        waiting = pool.submit(second.jobs.wait_uploaded, 60)
+        first.jobs.set_uploaded("a")
         assert waiting.result() == "a"
-    assert second.jobs.publish("address", "b") == "a"
+    second.jobs.set_uploaded("b")
+    assert first.jobs.wait_uploaded(60) == "a"
 
 
 def test_uploaded_is_seen_even_when_the_group_is_closed_right_after(pair):
@@ -596,6 +598,6 @@ def test_an_echo_in_a_round_that_was_ended_for_a_node_costs_no_restart_of_the_us
     job = JobWide(first, max_restarts=3, stop_seconds=60, heartbeat=60, say=lambda _: None)
     decision = job.settle(cause, "")
     assert decision.action is Action.RESTART
-    assert first.jobs.restarts() == restarts
+    assert len(first.jobs.known().restarts) == restarts
     if not restarts:
         assert decision.reason == f"the round was ended for {ended_for}"

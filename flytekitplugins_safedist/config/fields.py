@@ -1,0 +1,175 @@
+"""The values in a config (``Scratch``, ``Timeouts``, ``Logs``, ``environment``), and what can be wrong with each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
+from typing import Literal
+
+from ..envvars import IDENTITY
+from ..errors import Problem
+from . import reserved
+from .caches import CACHE_NAMES
+from .quantities import size_in_bytes
+
+Keep = Literal["never", "on_failure", "always"]
+KEEP: tuple[Keep, ...] = ("never", "on_failure", "always")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """Where ranks keep their private files, and for how long.
+
+    Attributes:
+        path: directory under which the job's scratch is made; default ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
+        keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
+        size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
+            None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
+            else the disk.
+        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
+            purpose, because the library locks them well enough for the user's file system.
+    """
+
+    path: str | None = None
+    keep: Keep = "never"
+    size_limit: int | str | None = None
+    shared_caches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long each wait may take, in seconds. Every wait has a deadline; when one expires, the error says who was
+    waited for.
+
+    Attributes:
+        code: for the code archive: for the store, and for another process of the node that fetches it.
+        start: for all ranks of a node to begin the task's function: imports of the user's module included, whether in
+            the preloading process or in each rank.
+        rendezvous: for all nodes of the job to arrive.
+        stop: between SIGTERM and SIGKILL when ranks are torn down.
+        exit: for a rank that has reported its outcome to end.
+        heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
+        preemption: for ranks to save their work after the pod is told to stop, before they are ended. The pod's grace
+            period allows for it.
+        upload: for node 0 to upload the outputs, while the other nodes wait. When the store fails, node 0 tries again
+            for half of it, at most 600 s.
+    """
+
+    code: float = 1800.0
+    start: float = 600.0
+    rendezvous: float = 900.0
+    stop: float = 5.0
+    exit: float = 60.0
+    heartbeat: float = 60.0
+    preemption: float = 20.0
+    upload: float = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """What of the ranks' output reaches the node's log.
+
+    Attributes:
+        show: ranks whose lines are shown; None: all. Every rank's output is in its own file all the same, the last
+            16 MiB of it.
+        tail_lines: lines of the failing rank's output that go into the error.
+        prefix: text before each line; ``{rank}``, ``{local_rank}`` and ``{node_rank}`` are filled in.
+    """
+
+    show: tuple[int, ...] | None = None
+    tail_lines: int = 20
+    prefix: str = "[rank {rank}] "
+
+
+def scratch_problems(value: object) -> Iterator[Problem]:
+    """What is wrong with a ``scratch``."""
+    if not isinstance(value, Scratch):
+        yield Problem("scratch", value, "is not a Scratch", "use Scratch(path=..., keep=..., size_limit=...)")
+        return
+    if value.path is not None and not (isinstance(value.path, str) and PurePosixPath(value.path).is_absolute()):
+        yield Problem("scratch.path", value.path, "is not an absolute path", "use one that exists in the task's pod")
+    if value.keep not in KEEP:
+        yield not_among("scratch.keep", value.keep, KEEP)
+    if value.size_limit is not None and not size_in_bytes(value.size_limit):
+        yield Problem("scratch.size_limit", value.size_limit, "is not a size", 'use bytes or a quantity such as "20Gi"')
+    names: object = value.shared_caches
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        yield Problem("scratch.shared_caches", value.shared_caches, "is not a list of names", 'use ("triton",)')
+        return
+    for name in names:
+        if not isinstance(name, str) or name not in CACHE_NAMES:
+            yield not_among("scratch.shared_caches", name, sorted(CACHE_NAMES))
+
+
+def timeout_problems(value: object) -> Iterator[Problem]:
+    """What is wrong with ``timeouts``."""
+    if not isinstance(value, Timeouts):
+        yield Problem(
+            "timeouts", value, "is not a Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
+        )
+        return
+    for each in fields(value):
+        seconds = getattr(value, each.name)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+            yield Problem(f"timeouts.{each.name}", seconds, "is not a time to wait", "use seconds, more than 0")
+
+
+def log_problems(value: object) -> Iterator[Problem]:
+    """What is wrong with ``logs``."""
+    if not isinstance(value, Logs):
+        yield Problem("logs", value, "is not a Logs", "use Logs(show=..., tail_lines=..., prefix=...)")
+        return
+    if value.show is not None and (
+        not isinstance(value.show, (tuple, list, set, frozenset, range))
+        or not all(is_count(rank, least=0) for rank in value.show)
+    ):
+        yield Problem("logs.show", value.show, "is not a list of ranks", "use ranks such as (0,), or None for all")
+    if not is_count(value.tail_lines, least=0):
+        yield Problem("logs.tail_lines", value.tail_lines, "is not a number of lines", "use 0 or more")
+    try:
+        value.prefix.format(rank=0, local_rank=0, node_rank=0)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        yield Problem("logs.prefix", value.prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")
+
+
+def environment_problems(value: object) -> Iterator[Problem]:
+    """What is wrong with an ``environment``."""
+    if not isinstance(value, Mapping):
+        yield Problem("environment", value, "is not a mapping", 'use {"NAME": "value"}')
+        return
+    for name, text in value.items():
+        # Values may be secrets: the message names the variable and the type, never the text.
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Problem("environment", name, "is not a name of a variable", "use letters, digits and _")
+        elif not isinstance(text, str):
+            yield Problem(f"environment[{name!r}]", type(text).__name__, "is not text", "use a str")
+        elif not _can_be_given(text):
+            yield Problem(
+                f"environment[{name!r}]", "str", "cannot be the value of a variable", "remove NUL and lone surrogates"
+            )
+        elif name in IDENTITY:
+            yield Problem(
+                "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
+            )
+        elif (problem := reserved.problem_of(name, "environment")) is not None:
+            yield problem
+
+
+def is_count(value: object, *, least: int) -> bool:
+    """Whether it is a number, at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def not_among(name: str, value: object, allowed: Iterable[str]) -> Problem:
+    """The problem of a word that is none of those allowed."""
+    return Problem(name, value, "is unknown", "use one of: " + ", ".join(repr(each) for each in allowed))
+
+
+def _can_be_given(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
