@@ -6,6 +6,7 @@ the process before it; container tests give it another.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 from pathlib import Path
@@ -141,7 +142,8 @@ def test_node_0_is_lost_when_all_ranks_are_done(warm, tmp_path, how):
     job = OnePrefix(warm, tmp_path, "torch", "nothing")
     lost, other = job.start(0), job.start(1)
     job.says(other, "waiting until node 0 has uploaded")
-    end(lost, how)
+    with contextlib.suppress(ProcessLookupError):  # after the upload it may have ended by itself
+        end(lost, how)
     goes_on(job, job.start(0), other)
 
 

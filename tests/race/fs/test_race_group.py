@@ -649,7 +649,8 @@ def test_ranks_that_mean_places_of_one_name_are_told_and_publish_nothing(meet, t
 
     with ranks(2, work, meet=meet) as started:
         errors = [str(one.outcome(within=60).error()) for one in started]
-    assert sum("say key=" in error for error in errors) == 1
+    # One gives up first, and the other hears that; on a slow machine both give up.
+    assert any("say key=" in error for error in errors), errors
     assert not any((tmp_path / f"place{rank}" / "ckpt").exists() for rank in range(2))
 
 
