@@ -10,7 +10,7 @@ import pytest
 from flytekitplugins_safedist.errors import TopologyError
 from flytekitplugins_safedist.topology import ADAPTERS, from_env
 from flytekitplugins_safedist.topology.adapters import is_alone
-from tests.unit.topology.test_topology import FIXED, Asked, elastic
+from tests.unit.topology.test_topology import FIXED, Asked, Open, elastic, volcano
 
 NAMES = {
     "pytorchjob": "PyTorchJob",
@@ -151,3 +151,228 @@ def test_the_ranks_of_an_elastic_node_are_known_only_after_its_rendezvous() -> N
 def test_a_pod_of_an_operators_is_not_alone(operator: str) -> None:
     assert not is_alone(variables(operator)[0])
     assert is_alone({"PATH": "/bin", "SAFEDIST_NODES": "1"})
+
+
+REFUSED = {
+    "two operators speak": (
+        FIXED["pytorchjob"](0, 2, 4) | FIXED["jobset"](0, 2, 4),
+        Asked(2, 2, 4),
+        (
+            "more than one operator says which node this is [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
+            "JOB_COMPLETION_INDEX=0, MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4,"
+            " PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, "
+            "PET_NPROC_PER_NODE=auto, RANK=0, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4, WORLD_SIZE=2] (seen: "
+            "PyTorchJob and JobSet; expected: the variables of one operator). Next step: remove those that the "
+            "task's environment, pod template or image sets itself"
+        ),
+    ),
+    "two agents in a pod": (
+        FIXED["mpirun"](0, 2, 4) | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        Asked(2, 2, 4),
+        (
+            "mpirun started 2 agents in this pod [OMPI_COMM_WORLD_LOCAL_SIZE=2, OMPI_COMM_WORLD_RANK=0, "
+            "OMPI_COMM_WORLD_SIZE=2, SAFEDIST_ENDPOINT=10.0.0.7:23456, SAFEDIST_NODES=2, "
+            "SAFEDIST_NPROC_PER_NODE=4] (expected: one agent for each pod; the agent starts the ranks itself). "
+            "Next step: start it with --map-by ppr:1:node"
+        ),
+    ),
+    "no training pod": (
+        {"VC_TASK_INDEX": "0", "MASTER_ADDR": "a", "WORLD_SIZE": "2"},
+        Asked(2, 2, 4),
+        (
+            "this pod is not a training pod of its job [MASTER_ADDR=a, VC_TASK_INDEX=0, WORLD_SIZE=2] (seen: no "
+            "RANK; the plugin gives one to its master and worker tasks only). Next step: run safedist-execute in "
+            "the tasks that the plugin's --master and --worker arguments name"
+        ),
+    ),
+    "too few pods": (
+        FIXED["volcano"](0, 2, 4) | {"SAFEDIST_NODES": "3"},
+        Asked(3, 3, 4),
+        (
+            "Volcano's pytorch plugin contradicts the task's configuration [MASTER_ADDR=job-master-0.job, "
+            "MASTER_PORT=23456, RANK=0, SAFEDIST_NODES=3, SAFEDIST_NPROC_PER_NODE=4, VC_TASK_INDEX=0, "
+            "WORLD_SIZE=2] (seen: a job of 2 pods; expected: at least 3, one for each node). Next step: register "
+            "the task again; if it stays, something sets the operator's variables a second time"
+        ),
+    ),
+    "nobody speaks": (
+        {"SAFEDIST_NODES": "2"},
+        Asked(2, 2, 4),
+        (
+            "nothing says which node of the job this pod is [SAFEDIST_NODES=2] (expected: the variables of one "
+            "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, MPIJob worker, "
+            "MPIJob worker (mpirun), JobSet, Volcano's pytorch plugin). Next step: check that the cluster's "
+            "training operator handled this job (the pod has none of its variables)"
+        ),
+    ),
+    "an endpoint for one": (
+        {"SAFEDIST_ENDPOINT": "a:1"},
+        Asked(1, 1, 4),
+        (
+            "SAFEDIST_ENDPOINT is set, but there is no other node to meet [SAFEDIST_ENDPOINT=a:1] (seen: local "
+            "run). Next step: remove it; it has a meaning for jobs of two or more nodes only"
+        ),
+    ),
+    "ranks left to each pod": (
+        {"PET_NPROC_PER_NODE": "auto"}
+        | {n: v for n, v in FIXED["pytorchjob"](0, 2, 4).items() if n != "SAFEDIST_NPROC_PER_NODE"},
+        Asked(2, 2, 4),
+        (
+            "PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod, which could decide differently "
+            "[MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, PET_MASTER_ADDR=f1-n0-0-master-0, "
+            "PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, PET_NPROC_PER_NODE=auto, RANK=0, "
+            "SAFEDIST_NODES=2, WORLD_SIZE=2] (expected: a number, or SAFEDIST_NPROC_PER_NODE pinned into the "
+            "pod). Next step: register the task with this package, which pins it, or set the variable in the pod "
+            "template"
+        ),
+    ),
+    "another index than rank": (
+        FIXED["trainjob"](1, 2, 4) | {"JOB_COMPLETION_INDEX": "0"},
+        Asked(2, 2, 4),
+        (
+            "Kubeflow Trainer's TrainJob contradicts the task's configuration [JOB_COMPLETION_INDEX=0, "
+            "PET_MASTER_ADDR=f1-node-0-0.f1, PET_MASTER_PORT=29500, PET_NNODES=2, PET_NODE_RANK=1, "
+            "PET_NPROC_PER_NODE=auto, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4] (seen: JOB_COMPLETION_INDEX=0;"
+            " expected: 1, as PET_NODE_RANK says). Next step: register the task again; if it stays, something "
+            "sets the operator's variables a second time"
+        ),
+    ),
+    "another RANK": (
+        FIXED["pytorchjob"](1, 2, 4) | {"RANK": "0"},
+        Asked(2, 2, 4),
+        (
+            "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, "
+            "PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=1, "
+            "PET_NPROC_PER_NODE=auto, RANK=0, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4, WORLD_SIZE=2] (seen: "
+            "RANK=0; expected: RANK=1, as PET_NODE_RANK says). Next step: register the task again; if it stays, "
+            "something sets the operator's variables a second time"
+        ),
+    ),
+    "a rank that is too high": (
+        FIXED["mpijob"](2, 2, 4),
+        Asked(2, 2, 4),
+        (
+            "MPIJob worker contradicts the task's configuration [SAFEDIST_MPI_ENDPOINT=10.0.0.7:23456, "
+            "SAFEDIST_MPI_NODES=2, SAFEDIST_MPI_NODE_RANK=2, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4] (seen: "
+            "node rank 2; expected: 0 to 1). Next step: register the task again; if it stays, something sets the "
+            "operator's variables a second time"
+        ),
+    ),
+    "a fixed operator for a range": (
+        FIXED["volcano"](0, 4, 4) | {"SAFEDIST_NODES": "2:4"},
+        Asked(2, 4, 4),
+        (
+            "Volcano's pytorch plugin contradicts the task's configuration [MASTER_ADDR=job-master-0.job, "
+            "MASTER_PORT=23456, RANK=0, SAFEDIST_NODES=2:4, SAFEDIST_NPROC_PER_NODE=4, VC_TASK_INDEX=0, "
+            "WORLD_SIZE=4] (seen: a job of fixed size; expected: an elastic one, 2:4). Next step: register the "
+            "task again; if it stays, something sets the operator's variables a second time"
+        ),
+    ),
+    "other code than registered": (
+        FIXED["mpijob"](0, 2, 4),
+        Asked(2, 2, 8),
+        (
+            "the code in this pod is configured differently from what was registered [SAFEDIST_NPROC_PER_NODE=4] "
+            "(seen: nproc_per_node=8 in the code, 4 at registration). Next step: register the task again; and let"
+            " the config depend on nothing that differs in the pod, such as the GPUs of the machine it is "
+            "imported on"
+        ),
+    ),
+    "another range than registered": (
+        elastic("2:4", 4),
+        Asked(2, 5, 4),
+        (
+            "the code in this pod is configured differently from what was registered [SAFEDIST_NODES=2:4] (seen: "
+            "nodes=2:5 in the code, 2:4 at registration). Next step: register the task again; and let the config "
+            "depend on nothing that differs in the pod, such as the GPUs of the machine it is imported on"
+        ),
+    ),
+    "fewer GPUs": (
+        {"SAFEDIST_NODES": "1", "SAFEDIST_GPUS": "8", "CUDA_VISIBLE_DEVICES": "0"},
+        Asked(1, 1, 8),
+        (
+            "this pod has fewer GPUs than its 8 ranks were registered for [SAFEDIST_GPUS=8, this pod=1] (seen: 1 "
+            "GPUs; expected: 8). Next step: leave nproc_per_node out, so that ranks follow the GPUs that a pod "
+            "has; or give the pod as many (with_overrides on the task changes GPUs, and a platform's limit makes "
+            "them fewer)"
+        ),
+    ),
+}
+"""What is refused, and every word that is said about it."""
+
+NOTED = {
+    "extra pods of Volcano's": (
+        volcano(0, 2, 4, extras=1),
+        Asked(2, 2, 4),
+        (
+            "WORLD_SIZE=3 counts every pod of the Volcano job, training or not; the job has 2 nodes and 8 ranks, "
+            "as it was registered"
+        ),
+    ),
+    "a TrainJob that counts CPUs": (
+        FIXED["trainjob"](1, 2, 4) | {"PET_NPROC_PER_NODE": "16"},
+        Asked(2, 2, 4),
+        (
+            "PET_NPROC_PER_NODE=16 of the TrainJob is not used (it counts CPUs where there is no GPU): 4 ranks on"
+            " each node, as the task is configured"
+        ),
+    ),
+    "a local run of many nodes": ({}, Asked(3, 3, 4), ("a local run is one node: 4 ranks instead of 12 on 3 nodes")),
+    "more GPUs than one": (
+        {"SAFEDIST_NODES": "1", "SAFEDIST_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
+        Open(1, 1, 1),
+        (
+            "2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPU, and leaves "
+            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
+        ),
+    ),
+    "fewer GPUs than eight": (
+        {"SAFEDIST_NODES": "1", "SAFEDIST_GPUS": "8", "CUDA_VISIBLE_DEVICES": "3"},
+        Open(1, 1, 8),
+        (
+            "1 rank on each node, one for each GPU of this pod; the task was registered for 8 GPUs, and leaves "
+            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
+        ),
+    ),
+    "GPUs where none were asked for": (
+        {"SAFEDIST_NODES": "1", "CUDA_VISIBLE_DEVICES": "3"},
+        Open(1, 1, 4),
+        (
+            "1 rank on each node, one for each GPU of this pod; the task was registered for no GPUs, and leaves "
+            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
+        ),
+    ),
+}
+"""What is decided in another way than a user would think, and how it is told."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_says_what_was_seen_what_was_expected_and_the_next_step(case: str) -> None:
+    env, asked, text = REFUSED[case]
+    with pytest.raises(TopologyError) as caught:
+        from_env(env, asked)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_a_user_would_not_think_is_told_in_one_sentence(case: str) -> None:
+    env, asked, text = NOTED[case]
+    assert from_env(env, asked).notes == (text,)
+
+
+@pytest.mark.parametrize("port", [1, 65535])
+def test_the_first_and_the_last_port_are_ports(port: int) -> None:
+    for operator, change in (
+        ("pytorchjob", {"MASTER_PORT": str(port)}),
+        ("mpijob", {"SAFEDIST_MPI_ENDPOINT": f"node-0:{port}"}),
+    ):
+        env, asked = variables(operator)
+        endpoint = from_env(env | change, asked).endpoint
+        assert endpoint is not None
+        assert endpoint.port == port
+
+
+def test_an_mpirun_of_one_node_meets_nobody() -> None:
+    env = {name: text for name, text in FIXED["mpirun"](0, 1, 4).items() if name != "SAFEDIST_ENDPOINT"}
+    topology = from_env(env, Asked(1, 1, 4))
+    assert (topology.node_rank, topology.source, topology.endpoint) == (0, "MPIJob worker (mpirun)", None)
