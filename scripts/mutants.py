@@ -29,7 +29,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "topology": ["topology"],
     "job/coordinator": ["job/test_coordinator.py", "job/test_job_wide.py"],
     "fs": ["fs"],
-    "container/archive": ["container/test_archive.py"],
+    "container/archive": ["container/test_archive.py", "container/test_archive_words.py"],
     "container/staging": [
         "container/test_staging.py",
         "container/test_staging_keeping.py",

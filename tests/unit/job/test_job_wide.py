@@ -12,6 +12,7 @@ from flytekitplugins_safedist.job import coordinator
 from flytekitplugins_safedist.job.coordinator import JobWide
 from flytekitplugins_safedist.job.policy import Action
 from flytekitplugins_safedist.ranks.outcome import RankOutcome, Status
+from flytekitplugins_safedist.rendezvous import departures
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler
 from flytekitplugins_safedist.rendezvous.jobstore import JobStore
 from tests.outcomes import failed, outcome, raised
@@ -20,6 +21,8 @@ from tests.two_nodes import one_node, together, two_nodes
 Pair = tuple[SafedistHandler, SafedistHandler]
 WHY = "told to stop by SIGTERM"
 ECHO = failed(1, time_ns=50, of=raised("horovod.common.exceptions.HorovodInternalError", consequence=True))
+
+OWN = failed(0, of=raised("ValueError"))
 
 
 @pytest.fixture
@@ -180,6 +183,17 @@ def test_the_next_round_is_reported_anew(pair, job):
     assert pair[1].jobs.root_cause(pair[1].round).rank == 0
 
 
+def test_an_agent_that_first_speaks_in_a_later_round_is_heard(pair, job, said, monkeypatch):
+    together(*(node.next_rendezvous for node in pair))
+    assert pair[0].round == 1
+    job.report(OWN, [])
+    assert pair[1].jobs.root_cause(1).rank == 0
+    job_of(pair[1]).all_done()
+    watching(job, monkeypatch, 1).watch_nodes()
+    assert said == ["node(s) 1 lost after their ranks had succeeded: the round goes on"]
+    assert job.all_done()
+
+
 def test_a_restart_stops_the_others_and_names_who_failed_and_the_budget(pair, job, said):
     second = pair[1]
     second.jobs.report(second.round, None)
@@ -200,7 +214,7 @@ def test_the_root_cause_of_another_node_decides_and_not_the_own_echo(pair, job):
     ended = job_of(second).ended()
     assert ended is not None
     assert (ended.cause, ended.disk, ended.returned) == (cause, "16 MiB", ())
-    assert second.jobs.restarts() == 0
+    assert len(second.jobs.known().restarts) == 0
     assert job.over()
 
 
@@ -229,7 +243,7 @@ def test_an_echo_of_a_node_that_does_not_answer_is_its_loss_and_no_restart(pair,
     ]
     (loss,) = second.jobs.known().losses.values()
     assert loss.why == f"node(s) 1 lost ({seen})"
-    assert second.jobs.restarts() == 0
+    assert len(second.jobs.known().restarts) == 0
 
 
 def test_a_cause_of_its_own_spends_a_restart_although_a_node_does_not_answer(pair, job):
@@ -245,7 +259,7 @@ def test_an_echo_of_the_node_with_the_store_costs_nothing_when_that_has_left(pai
     assert (decision.action, decision.reason) == (Action.RESTART, "the node with the job's store has left")
     assert said == [f"node 0 has left: {WHY}"]
     assert second.jobs.known().losses == {}
-    assert second.jobs.restarts() == 0
+    assert len(second.jobs.known().restarts) == 0
 
 
 @pytest.mark.usefixtures("no_replacements")
@@ -258,6 +272,45 @@ def test_a_node_that_is_lost_once_too_often_is_named_with_the_round_and_what_to_
     assert "seen: no word from them; on node 0, rank 1 lost its peer" in text
     assert "look at the pods of those nodes: evicted, out of memory, or their machine gone" in text
     assert pair[1].jobs.end().kind == "replacements"
+
+
+# --- whose restart an echo costs --------------------------------------------------------------------------------------
+
+
+def test_who_had_returned_on_any_node_is_told_with_a_failure_that_only_echoes(pair):
+    first, second = pair
+    second.jobs.report(second.round, None, returned=(2, 3))
+    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=lambda _: None)
+    assert job.settle(ECHO, "", returned=(1,)).action is Action.GIVE_UP
+    ended = job.ended()
+    assert ended is not None
+    assert ended.returned == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("cause", "ended_for", "restarts"),
+    [
+        (ECHO, None, 1),
+        (ECHO, "a lost node", 0),
+        (ECHO, "a node that joins", 0),
+        (OWN, "a lost node", 1),
+        (OWN, "a node that joins", 1),
+    ],
+)
+def test_an_echo_in_a_round_that_was_ended_for_a_node_costs_no_restart_of_the_users(pair, cause, ended_for, restarts):
+    first, second = pair
+    round_ = first.round
+    if ended_for == "a lost node":
+        second.jobs.spend_replacement(10, round_no=round_)
+    if ended_for == "a node that joins":
+        second._group.control.call("", lambda store: departures.make_room(store, second._group.keys, round_))
+    second.jobs.report(round_, None)
+    job = JobWide(first, max_restarts=3, stop_seconds=60, heartbeat=60, say=lambda _: None)
+    decision = job.settle(cause, "")
+    assert decision.action is Action.RESTART
+    assert len(first.jobs.known().restarts) == restarts
+    if not restarts:
+        assert decision.reason == f"the round was ended for {ended_for}"
 
 
 # --- nodes that fall silent -----------------------------------------------------------------------------------------
@@ -286,6 +339,22 @@ def test_after_a_loss_every_node_has_its_whole_time_again(pair, job, monkeypatch
     monkeypatch.setattr(job._pulse, "forget", lambda: forgotten.append(True))
     job.watch_nodes()
     assert forgotten == [True]
+
+
+def test_the_loss_of_one_node_more_than_may_be_replaced_ends_the_job_for_all(pair, monkeypatch):
+    first, second = pair
+    limit = first.max_replacements
+    said: list[str] = []
+    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=said.append)
+    monkeypatch.setattr(job._pulse, "due", lambda: True)
+    monkeypatch.setattr(job._pulse, "silent", lambda round_, beats: (1,))
+    for number in range(1, limit + 1):
+        job.watch_nodes()
+        assert f"replacement {number} of {limit}" in said[-1]
+        together(first.next_rendezvous, second.next_rendezvous)
+    with pytest.raises(NodeLostError, match=rf"node\(s\) 1 were lost, and {limit} replacements are used up"):
+        job.watch_nodes()
+    assert second.jobs.end().kind == "replacements"
 
 
 @pytest.mark.parametrize("silent", [(), (0,), (0, 1)], ids=["nobody", "itself", "both"])

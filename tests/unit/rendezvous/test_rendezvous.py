@@ -17,9 +17,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from flytekitplugins_safedist import errors
-from flytekitplugins_safedist.job.coordinator import JobWide
-from flytekitplugins_safedist.job.policy import Action
-from flytekitplugins_safedist.rendezvous import BACKEND, client, departures, register, torchrun_handler
+from flytekitplugins_safedist.rendezvous import BACKEND, client, register, torchrun_handler
 from flytekitplugins_safedist.rendezvous.client import ReservedPort, takes_listening_socket
 from flytekitplugins_safedist.rendezvous.connections import allow_open_files
 from flytekitplugins_safedist.rendezvous.failure import Failure
@@ -27,7 +25,6 @@ from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
-from tests.outcomes import failed, raised
 from tests.two_nodes import ALONE, one_node, reserved_port, together, two_nodes
 
 
@@ -398,22 +395,6 @@ def test_the_budget_is_for_the_job_and_ends(pair):
     assert second.jobs.spend_restart(2, round_no=2) is None
 
 
-def test_the_loss_of_one_node_more_than_may_be_replaced_ends_the_job_for_all(pair, monkeypatch):
-    first, second = pair
-    limit = first.max_replacements
-    said: list[str] = []
-    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=said.append)
-    monkeypatch.setattr(job._pulse, "due", lambda: True)
-    monkeypatch.setattr(job._pulse, "silent", lambda round_, beats: (1,))
-    for number in range(1, limit + 1):
-        job.watch_nodes()
-        assert f"replacement {number} of {limit}" in said[-1]
-        together(first.next_rendezvous, second.next_rendezvous)
-    with pytest.raises(errors.NodeLostError, match=rf"node\(s\) 1 were lost, and {limit} replacements are used up"):
-        job.watch_nodes()
-    assert second.jobs.end().kind == "replacements"
-
-
 def test_losing_nodes_has_a_budget_of_its_own(pair):
     assert pair[0].jobs.spend_restart(1, round_no=0) == 1
     assert not pair[0].jobs.replaced(1)
@@ -560,44 +541,3 @@ def test_heartbeats_count_up_for_every_node(pair):
     pause = threading.Event()
     while min(pair[0].jobs.beats()) < 3:
         pause.wait(0.01)
-
-
-# --- whose restart an echo costs --------------------------------------------------------------------------------------
-ECHO = failed(0, of=raised("horovod.common.exceptions.HorovodInternalError", consequence=True))
-OWN = failed(0, of=raised("ValueError"))
-
-
-def test_who_had_returned_on_any_node_is_told_with_a_failure_that_only_echoes(pair):
-    first, second = pair
-    second.jobs.report(second.round, None, returned=(2, 3))
-    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=lambda _: None)
-    assert job.settle(ECHO, "", returned=(1,)).action is Action.GIVE_UP
-    ended = job.ended()
-    assert ended is not None
-    assert ended.returned == (1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("cause", "ended_for", "restarts"),
-    [
-        (ECHO, None, 1),
-        (ECHO, "a lost node", 0),
-        (ECHO, "a node that joins", 0),
-        (OWN, "a lost node", 1),
-        (OWN, "a node that joins", 1),
-    ],
-)
-def test_an_echo_in_a_round_that_was_ended_for_a_node_costs_no_restart_of_the_users(pair, cause, ended_for, restarts):
-    first, second = pair
-    round_ = first.round
-    if ended_for == "a lost node":
-        second.jobs.spend_replacement(10, round_no=round_)
-    if ended_for == "a node that joins":
-        second._group.control.call("", lambda store: departures.make_room(store, second._group.keys, round_))
-    second.jobs.report(round_, None)
-    job = JobWide(first, max_restarts=3, stop_seconds=60, heartbeat=60, say=lambda _: None)
-    decision = job.settle(cause, "")
-    assert decision.action is Action.RESTART
-    assert len(first.jobs.known().restarts) == restarts
-    if not restarts:
-        assert decision.reason == f"the round was ended for {ended_for}"
