@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from ..errors import CheckpointError, FsError
+from ..flyte.put_new import NoConditionError, put_new
 from ..flyte.storage_errors import Verdict, judge, one_line
 from ..fs import atomic_write, ensure_dir
 from ..fs.atomic import fsync_dir
@@ -199,25 +200,17 @@ class ObjectStore:
         """Nothing: an object that was closed without an error is durable."""
 
     def put_new(self, name: str, data: bytes) -> None:
-        def once() -> None:
-            if not self._conditional:
-                self._fs.pipe_file(self._path(name), data)
-                return
-            self._fs.pipe_file(self._path(name), data, mode="create")
+        def once() -> bool:
+            if self._conditional:
+                return put_new(self._fs, self._path(name), data)
+            self._fs.pipe_file(self._path(name), data)
+            return True
 
         try:
-            self._patiently(once, f"put {name}")
-        except FileExistsError:
-            self._same(name, data)
-        except TypeError:
-            self._no_condition(name, data, "this version of its fsspec package has no conditional put")
-        except Exception as error:
-            if _precondition_failed(error):
+            if not self._patiently(once, f"put {name}"):
                 self._same(name, data)
-            elif _not_implemented(error):
-                self._no_condition(name, data, one_line(error))
-            else:
-                raise
+        except NoConditionError as error:
+            self._no_condition(name, data, str(error))
 
     def _same(self, name: str, data: bytes) -> None:
         """An earlier try of ours may have got through and its reply not: then what is there is ours."""
@@ -273,8 +266,11 @@ class ObjectStore:
             try:
                 return action()
             except Exception as error:
-                lasting = isinstance(error, FileExistsError) or _precondition_failed(error) or _not_implemented(error)
-                if lasting or judge(error) is not Verdict.TRANSIENT or time.monotonic() > deadline:
+                if (
+                    isinstance(error, NoConditionError)
+                    or judge(error) is not Verdict.TRANSIENT
+                    or time.monotonic() > deadline
+                ):
                     raise
                 logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -301,26 +297,3 @@ def _there(path: object) -> CheckpointError:
         where={"object": path},
         hint="see whether two jobs save at one place",
     )
-
-
-def _code(error: BaseException) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        status = getattr(cause, "status", getattr(cause, "code", None))
-        if status is not None:
-            return str(status)
-        cause = cause.__cause__
-    return ""
-
-
-def _precondition_failed(error: BaseException) -> bool:
-    """S3, GCS and Azure say 412; S3 says ConditionalRequestConflict (409) when two puts race: the other one wins."""
-    return _code(error) in {"PreconditionFailed", "412", "ConditionalRequestConflict", "ConditionNotMet"}
-
-
-def _not_implemented(error: BaseException) -> bool:
-    """S3-like servers without conditional puts say so (501, or the header is an argument that they do not take)."""
-    return _code(error) in {"NotImplemented", "501"}

@@ -160,12 +160,12 @@ def project_root(file: str) -> str:
     return str(lookup(script_mode, "_find_project_root", of="flytekit")(file))
 
 
-def file_access(around: Callable[[Callable[[], Awaitable[Any]], str], Awaitable[Any]]) -> type[Any]:
+def file_access(around: Callable[[Any, str, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> type[Any]:
     """flytekit's ``FileAccessProvider``, with something around each upload: of outputs and of files, all go through
     its ``_put``.
 
     Args:
-        around: called with what uploads, and the address it goes to.
+        around: called with the provider, the path that is uploaded, the address it goes to, and what does it.
 
     Raises:
         IncompatibleVersionError: uploads go another way.
@@ -179,7 +179,7 @@ def file_access(around: Callable[[Callable[[], Awaitable[Any]], str], Awaitable[
             async def once() -> Any:
                 return await super(WatchedFileAccess, self)._put(from_path, to_path, recursive=recursive, **kwargs)
 
-            return await around(once, to_path)
+            return await around(self, from_path, to_path, once)
 
     return WatchedFileAccess
 

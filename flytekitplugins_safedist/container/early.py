@@ -63,6 +63,7 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
         return _EXIT_UNDECIDED
     failure = error_document.SystemFailure(f"USER:{type(error).__name__}", str(error), time.time_ns(), repeats=True)
     stopping.finish()
+    uploads.first_stays(prefix)
     try:
         with _access() as access:
             error_document.upload(failure, access, prefix)

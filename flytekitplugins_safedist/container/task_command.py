@@ -94,6 +94,8 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
     def dispatch_execute(
         ctx: Any, load_task: Callable[[], Any], inputs_path: str, output_prefix: str, *args: Any, **kwargs: Any
     ) -> None:
+        if not topology.is_alone(os.environ):
+            uploads.first_stays(output_prefix)
         with ExitStack() as running:
 
             def load() -> Any:

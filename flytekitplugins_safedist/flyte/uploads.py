@@ -1,8 +1,11 @@
 """Uploads that outlast a short outage of the store: what a job has worked for is not lost to a bad minute.
 
 flytekit tries once. After hours of training that is too little: the outputs are still on this node's disk, whole, and
-putting them again overwrites what a broken attempt left. So the way to the store that flytekit uses is replaced by one
+putting them again overwrites what a broken try left. So the way to the store that flytekit uses is replaced by one
 that tries again while the error may pass, within a time.
+
+An attempt has one verdict. Where several pods may upload one (node 0, cut off from the others, and those who gave it
+up), the first stays: nothing goes over an ``outputs.pb`` or ``error.pb`` that is there.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
+from . import task_context
+from .put_new import NoConditionError, put_new
 from .storage_errors import Verdict, judge, one_line
 
 if TYPE_CHECKING:
@@ -27,11 +33,14 @@ logger = logging.getLogger(__name__)
 LONGEST_SECONDS = 600.0
 """How long an outage of the store may last at most; a GPU that waits longer costs more than a retry."""
 
+THERE = "the verdict of this attempt is uploaded already: nothing goes over it"
+
 _STAYING = {errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG}
 
 T = TypeVar("T")
 
 _seconds = LONGEST_SECONDS
+_verdict_at: str | None = None
 
 
 def be_patient(upload_timeout: float) -> float:
@@ -42,15 +51,56 @@ def be_patient(upload_timeout: float) -> float:
     return _seconds
 
 
+def first_stays(prefix: str) -> None:
+    """What this process uploads to *prefix* is its attempt's verdict; other pods of the job may upload one as well."""
+    global _verdict_at  # noqa: PLW0603  (as above)
+    _verdict_at = prefix
+
+
 def patient_access() -> type[FileAccessProvider]:
     """flytekit's ``FileAccessProvider``, whose uploads are tried again."""
 
-    async def patiently(once: Callable[[], Awaitable[Any]], to_path: str) -> Any:
+    async def patiently(access: Any, from_path: str, to_path: str, once: Callable[[], Awaitable[Any]]) -> Any:
         if stopping.told():  # and what was to end the task has been swallowed: what it made since is not to count
             stopping.end()
+        if to_path == _verdict_at:
+            if _is_decided(access, to_path):
+                return to_path
+            once = _only_one(access, from_path, to_path, once)
         return await tried_again(once, to_path, seconds=_seconds)
 
     return flytekit_inside.file_access(patiently)
+
+
+def _is_decided(access: Any, prefix: str) -> bool:
+    """Before the first try only: a later one would find what a broken one of our own left."""
+    try:
+        decided = task_context.uploaded_to(prefix, access)
+    except Exception:  # whatever the store's client raises: the upload will show whether the store is down
+        return False
+    if decided:
+        logger.info(THERE)
+    return decided
+
+
+def _only_one(access: Any, directory: str, prefix: str, once: Callable[[], Awaitable[Any]]) -> Callable[..., Any]:
+    """The upload of an error, where the store arbitrates; of outputs, which are several objects, *once* as it is."""
+    from flytekit.core.constants import ERROR_FILE_NAME
+
+    error = Path(directory) / ERROR_FILE_NAME
+    if not error.exists():
+        return once
+
+    async def put_error() -> str:
+        filesystem = access.get_filesystem_for_path(prefix)
+        try:
+            if not put_new(filesystem, f"{prefix.rstrip('/')}/{ERROR_FILE_NAME}", error.read_bytes()):
+                logger.info(THERE)
+        except NoConditionError:
+            await once()
+        return prefix
+
+    return put_error
 
 
 async def tried_again(

@@ -111,7 +111,7 @@ def is_said_by_another(
 ) -> bool:
     """Wait for this node's turn, and look meanwhile whether the verdict is in the store; False: it is to upload it.
 
-    Two nodes may upload all the same, when the store is slow: the same kind, origin and code, in one object, whole.
+    Two nodes may upload all the same, when the store is slow: what the first one left stays (:mod:`..flyte.uploads`).
 
     Args:
         turn: 0 for the first.

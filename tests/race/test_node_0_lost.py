@@ -172,3 +172,27 @@ def test_when_nobody_replaces_node_0_the_other_uploads_that_and_a_late_one_finds
     late = job.start(0).wait()
     assert (late.code, job.uploaded) == (0, ["error.pb"])
     assert "what it came to is uploaded" in late.err
+
+
+class Three(OnePrefix):
+    """Three pods with one rank each, whose survivors both take themselves for the lowest."""
+
+    module = "job_survivors"
+
+    def pod(self, node: int) -> dict[str, str]:
+        sizes = {"SAFEDIST_NODES": "3", "SAFEDIST_NPROC_PER_NODE": "1", "WORLD_SIZE": "3", "PET_NNODES": "3"}
+        return super().pod(node) | sizes
+
+
+def test_two_survivors_that_both_take_themselves_for_the_lowest_upload_one_verdict(warm, tmp_path, ranks_gate: Gate):
+    job = Three(warm, tmp_path, "not_replaced", "gate", ranks_gate.environment)
+    lost, *others = [job.start(node) for node in range(3)]
+    ranks_gate.heard(3)
+    end(lost, KILL)
+    assert ranks_gate.heard(2) == ["puts error.pb"] * 2  # both have looked, and found none
+    assert not job.outputs.exists()
+    ranks_gate.let_go(2)
+    ended = [pod.wait() for pod in others]
+    assert [(pod.code, pod.left) for pod in ended] == [(0, [])] * 2
+    assert job.uploaded == ["error.pb"]
+    assert sorted("nothing goes over it" in pod.err for pod in ended) == [False, True]

@@ -112,6 +112,69 @@ def test_both_ways_of_flytekit_to_upload_try_again(
     assert len(made) == 1
 
 
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where an attempt's verdict goes that several pods may upload."""
+    monkeypatch.setattr(uploads, "_verdict_at", None)
+    uploads.first_stays(str(tmp_path / "outputs"))
+    return tmp_path / "outputs"
+
+
+def upload(prefix: Path, name: str, content: str) -> dict[str, str]:
+    """Upload an engine directory as flytekit does; what is at the prefix then."""
+    directory = prefix.parent / f"engine-{content}"
+    directory.mkdir()
+    (directory / name).write_text(content)
+    access = uploads.patient_access()(str(prefix.parent / "sandbox"), str(prefix.parent / "raw"))
+    access.put_data(str(directory), str(prefix), is_multipart=True)
+    return {path.name: path.read_text() for path in prefix.iterdir()}
+
+
+@pytest.mark.parametrize("second", ["outputs.pb", "error.pb"])
+@pytest.mark.parametrize("first", ["outputs.pb", "error.pb"])
+def test_of_two_verdicts_the_first_stays(
+    prefix: Path, first: str, second: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert upload(prefix, first, "first") == {first: "first"}
+    assert upload(prefix, second, "second") == {first: "first"}
+    assert caplog.text.count("nothing goes over it") == 1
+
+
+def test_of_two_errors_the_first_stays_also_where_both_pods_had_found_none(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uploads, "_is_decided", lambda *_: False)
+    caplog.set_level("INFO")
+    assert upload(prefix, "error.pb", "first") == {"error.pb": "first"}
+    assert upload(prefix, "error.pb", "second") == {"error.pb": "first"}
+    assert caplog.text.count("nothing goes over it") == 1
+
+
+def test_an_error_goes_flytekits_way_where_the_store_cannot_arbitrate(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_new(*_: object) -> bool:
+        raise uploads.NoConditionError
+
+    monkeypatch.setattr(uploads, "put_new", put_new)
+    assert upload(prefix, "error.pb", "first") == {"error.pb": "first"}
+
+
+def test_a_store_that_cannot_be_looked_at_is_shown_by_the_upload(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def down(*_: object) -> bool:
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(uploads.task_context, "uploaded_to", down)
+    assert upload(prefix, "outputs.pb", "first") == {"outputs.pb": "first"}
+
+
+def test_a_pod_that_is_alone_uploads_as_flytekit_does(prefix: Path) -> None:
+    other = prefix.parent / "other"
+    assert upload(other, "error.pb", "first") == {"error.pb": "first"}
+    assert upload(other, "error.pb", "second") == {"error.pb": "second"}
+
+
 def test_flytekits_entrypoint_makes_its_provider_by_the_name_that_is_replaced() -> None:
     from flytekit.core.data_persistence import FileAccessProvider
 

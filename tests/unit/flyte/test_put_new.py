@@ -1,0 +1,123 @@
+"""Of two who put one object, the store lets one: on file systems by link(2), on object stores by a condition."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.flyte import put_new as module
+from flytekitplugins_safedist.flyte.put_new import NoConditionError, put_new
+from tests.moto_s3 import BUCKET, S3
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path, scheme: str) -> None:
+    address = f"{scheme}{tmp_path}/not/there/yet/error.pb"
+    assert put_new(None, address, b"first")
+    assert not put_new(None, address, b"second")
+    [file] = (tmp_path / "not/there/yet").iterdir()
+    assert (file.name, file.read_bytes()) == ("error.pb", b"first")
+
+
+def _put(address: str, data: bytes, both: Any, answers: Any) -> None:
+    both.wait()
+    answers.put((put_new(None, address, data), data))
+
+
+def test_of_processes_that_put_at_once_one_has_put_and_its_object_is_whole(tmp_path: Path) -> None:
+    forked = multiprocessing.get_context("fork")
+    answers = forked.SimpleQueue()
+    both = forked.Barrier(4)
+    data = [bytes([number]) * 100_000 for number in range(4)]
+    putting = [forked.Process(target=_put, args=(f"{tmp_path}/error.pb", one, both, answers)) for one in data]
+    for one in putting:
+        one.start()
+    found = [answers.get() for _ in putting]
+    for one in putting:
+        one.join()
+    assert [data for won, data in found if won] == [(tmp_path / "error.pb").read_bytes()]
+    assert os.listdir(tmp_path) == ["error.pb"]
+
+
+def test_what_is_in_the_way_is_not_taken_for_the_object(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        put_new(None, f"{tmp_path}/file/error.pb", b"data")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_links_says_so_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(number, "no links here")
+
+    monkeypatch.setattr(module.os, "link", link)
+    with pytest.raises(NoConditionError, match="no links here"):
+        put_new(None, f"{tmp_path}/error.pb", b"data")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    made = S3(tmp_path_factory.mktemp("s3"))
+    yield made
+    made.close()
+
+
+def test_an_object_that_is_there_stays_as_it_is(s3: S3) -> None:
+    import s3fs
+
+    s3.put("something", b"")  # the bucket is there
+    stores = [
+        s3fs.S3FileSystem(endpoint_url=s3.endpoint, key="test", secret="test", skip_instance_cache=True)
+        for _ in range(2)
+    ]
+    assert put_new(stores[0], f"s3://{BUCKET}/a/error.pb", b"first")
+    assert not put_new(stores[1], f"s3://{BUCKET}/a/error.pb", b"second")
+    assert s3.get("a/error.pb") == b"first"
+
+
+class SaysError(Exception):
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
+class Store:
+    """A filesystem of fsspec that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def pipe_file(self, *_: object, **__: object) -> None:
+        raise OSError("the client's own words") from self._error
+
+
+class Old:
+    """One of a version without the condition."""
+
+    def pipe_file(self, address: str, data: bytes) -> None:
+        raise AssertionError("nothing was to be put")
+
+
+@pytest.mark.parametrize("code", ["PreconditionFailed", "412", "ConditionalRequestConflict", "ConditionNotMet"])
+def test_a_store_that_refuses_has_the_object(code: str) -> None:
+    assert not put_new(Store(SaysError(code)), "s3://bucket/key", b"data")
+
+
+@pytest.mark.parametrize("store", [Store(SaysError("NotImplemented")), Store(SaysError("501")), Old()])
+def test_a_store_that_has_no_condition_says_so(store: Any) -> None:
+    with pytest.raises(NoConditionError):
+        put_new(store, "s3://bucket/key", b"data")
+
+
+def test_every_other_error_is_the_callers() -> None:
+    with pytest.raises(OSError, match="own words"):
+        put_new(Store(SaysError("SlowDown")), "s3://bucket/key", b"data")
