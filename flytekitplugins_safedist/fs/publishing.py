@@ -243,7 +243,11 @@ def _commit(target: Path, draft: Path, inode: int, how: _How) -> None:
             return
     retry_os_call(lambda: (draft / PROOF).unlink(missing_ok=True), draft, "remove the draft's mark")
     if _inode(target) != inode:  # else the committer before this one had done it when it died
-        publish_dir(draft, target, exists=how.exists)
+        try:
+            publish_dir(draft, target, exists=how.exists)
+        except PathBlockedError:  # nobody else will publish it: all ranks fail with this error
+            discard(draft)
+            raise
     discard(draft)  # what was replaced, or is not needed
     if how.durable:
         fsync_dir(target.parent)
