@@ -1,0 +1,258 @@
+"""Before a job's ranks on this node: its place, its scratch, its rank server, and what all of them are told."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import envvars, topology
+from ..config.options import Resolved
+from ..errors import ScratchError
+from ..flyte import task_context
+from ..flyte.output_limits import OutputLimits, limits_from
+from ..ranks import backends, disk_limit, main_module, memory, payload, scratch
+from ..ranks.forkserver_client import RankServer
+from ..ranks.payload import JobOrder
+from ..ranks.scratch import JobScratch
+from ..topology import Topology
+from . import arrival, ends
+from .node_plan import NodePlan
+
+if TYPE_CHECKING:
+    from flytekit.core.python_function_task import PythonFunctionTask
+    from flytekit.models.literals import LiteralMap
+
+    from ..config.cluster import ScratchVolume
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as this node is called for it.
+
+    Attributes:
+        task: the task to run.
+        settings: its configuration, with the number of ranks that this pod has room for.
+        environment: this process's variables.
+        backend: how its ranks meet.
+        place: which node of how many this is.
+        flyte: what flytekit knows of this attempt.
+        run_id: names the job; the same on every node.
+        voice: says what keeps this node from beginning.
+    """
+
+    task: PythonFunctionTask[Any]
+    settings: Resolved
+    environment: Mapping[str, str]
+    backend: backends.RankBackend
+    place: Topology
+    flyte: task_context.FlyteSnapshot
+    run_id: str
+    voice: arrival.Voice
+
+    @classmethod
+    def of(cls, task: PythonFunctionTask[Any], settings: Resolved, environment: Mapping[str, str]) -> Job:
+        """What this process's variables, devices and flytekit say.
+
+        Raises:
+            TopologyError: nobody says which node this is, or two contradict each other.
+        """
+        backend = backends.create(settings.backend)
+        place = topology.from_env(environment, settings, devices=[device.name for device in Path("/dev").iterdir()])
+        flyte = task_context.take()
+        run_id = arrival.run_id(flyte, environment)
+        voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id, settings.max_replacements), flyte)
+        settings = replace(settings, nproc_per_node=place.nproc_per_node)
+        return cls(task, settings, environment, backend, place, flyte, run_id, voice)
+
+    @property
+    def attempt(self) -> int:
+        """Flyte's, from 0."""
+        return int(self.environment.get(envvars.FLYTE_ATTEMPT, "0"))
+
+    @property
+    def version(self) -> str:
+        """Of the task as it is registered; "" in a local run."""
+        return self.flyte.task_id[3] if self.flyte.task_id else ""
+
+    def verdict_is_there(self) -> bool:
+        """Whether this attempt's outputs, or its one error, are in the store. Asks it."""
+        return task_context.uploaded(self.flyte)
+
+
+@dataclass
+class Scratched:
+    """The job's directory on this node; what stays of it depends on whether the job has ``succeeded``."""
+
+    job: JobScratch
+    succeeded: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a node's agent begins with.
+
+    Attributes:
+        plan: what to do.
+        server: starts ranks.
+        scratch: the job's directory.
+        seconds: that preparing took.
+    """
+
+    plan: NodePlan
+    server: RankServer
+    scratch: Scratched
+    seconds: float
+
+    def shortage(self) -> str | None:
+        """What to warn of where the container's memory is less than its ranks will most likely need."""
+        imported = max(self.server.imported(), 0 if self.plan.fork else memory.anonymous())
+        return memory.shortage(memory.cgroup(), ranks=self.plan.settings.nproc_per_node, imported=imported)
+
+
+def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | None) -> Prepared:
+    """Start what the ranks need; *held* ends it all, in the right order.
+
+    Args:
+        job: the job.
+        inputs: of the task.
+        held: takes over what is started.
+        server: one that was started earlier, or None to start one.
+    """
+    settings = job.settings
+    # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
+    # write there any more.
+    running = server or RankServer.spawn(_server_environment(settings, job.environment))
+    volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
+    root = _scratch_root(settings, job.environment, volume)
+    held.enter_context(ends.replaced_when_undecided(job.place, logger.info))
+    held.enter_context(job.voice)
+    held.enter_context(running)
+    scratched = held.enter_context(_scratch(root, settings, execution=job.flyte.execution_id[2], attempt=job.attempt))
+    # Orders hold every rank's environment, and with it the task's secrets: they never stay.
+    running.guard([scratched.job.path if settings.scratch.keep == "never" else scratched.job.orders])
+    remote = job.flyte.mode == "TASK_EXECUTION"
+    limits = limits_from({**job.environment, **dict(settings.environment)}) if remote else None
+    order = _job_order(job.task, inputs, job.flyte, scratched.job, settings.timeouts.upload, limits=limits)
+    order_file = scratched.job.orders / "job.json"
+    order_file.write_text(order.to_json())
+    started = time.monotonic()
+    held.enter_context(running)
+    running.enter(Path.cwd(), job.environment)
+    plan = NodePlan(
+        settings=settings,
+        topology=job.place,
+        scratch=scratched.job,
+        job_order=order_file,
+        environment=job.environment,
+        run_id=job.run_id,
+        attempt=job.attempt,
+        fork=_preload(running, settings, job.backend, order),
+        limit=disk_limit.limit_of(settings, job.environment, volume),
+    )
+    return Prepared(plan, running, scratched, time.monotonic() - started)
+
+
+def _preload(server: RankServer, settings: Resolved, backend: backends.RankBackend, order: JobOrder) -> bool:
+    """Whether ranks may be forked; says why not where the user asked for it."""
+    if settings.start_method != "preload":
+        return False
+    libraries = [*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"]
+    modules = [order.module] if order.module is not None else []
+    unsafe, _ = server.preload(libraries, modules, search_path=order.sys_path, timeout=settings.timeouts.start)
+    if unsafe is not None:
+        logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
+    return unsafe is None
+
+
+def _job_order(
+    task: PythonFunctionTask[Any],
+    inputs: LiteralMap,
+    flyte: task_context.FlyteSnapshot,
+    job: JobScratch,
+    upload_timeout: float,
+    *,
+    limits: OutputLimits | None = None,
+) -> JobOrder:
+    module, name, pickled = payload.reference(task, sys.modules)
+    # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
+    home = task.task_function.__module__
+    inputs_file = job.orders / "inputs.pb"
+    payload.write_literals(inputs, inputs_file)
+    return JobOrder(
+        module=module,
+        name=name,
+        pickled=pickled,
+        sys_path=payload.search_path(None if home == "__main__" else home, sys.modules, sys.path),
+        argv=tuple(sys.argv),
+        inputs=inputs_file,
+        flyte=flyte,
+        upload_timeout=upload_timeout,
+        limits=limits,
+        main=main_module.of(task.task_function, sys.modules),
+    )
+
+
+def _server_environment(settings: Resolved, environment: Mapping[str, str]) -> dict[str, str]:
+    """What libraries read when they are loaded must be right in the preloading process already."""
+    defaults = {envvars.OMP_NUM_THREADS: "1"} if settings.nproc_per_node > 1 else {}
+    return {**defaults, **environment, **dict(settings.environment)}
+
+
+def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: ScratchVolume | None) -> Path:
+    """Where scratch goes: a pod lacks the volume that registration named when a pod template replaced the task's."""
+    named = environment.get(envvars.SCRATCH_ROOT)
+    elsewhere = Path(settings.scratch.path or named or tempfile.gettempdir())
+    is_ours = settings.scratch.path is None and volume is not None and named == volume.mount_path
+    if not is_ours or elsewhere.is_dir():
+        return elsewhere
+    logger.warning(
+        f"this pod has no scratch volume at {named} (with_overrides(pod_template=...) replaced the pod "
+        f"template that brings it): scratch is in {tempfile.gettempdir()}, in the container's own file system"
+    )
+    return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def _scratch(root: Path, settings: Resolved, *, execution: str, attempt: int) -> Iterator[Scratched]:
+    _check_room(root, settings.size_limit)
+    job = scratch.make_job(root, execution=execution, attempt=attempt)
+    scratched = Scratched(job)
+    try:
+        yield scratched
+    finally:
+        mode = settings.scratch.keep
+        if mode == "always" or (mode == "on_failure" and not scratched.succeeded):
+            scratch.remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
+            logger.info(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")
+        else:
+            left = scratch.remove(job.path)
+            if left is not None:
+                logger.warning(f"scratch could not be removed whole: {left}")
+
+
+def _check_room(root: Path, limit: int | None) -> None:
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise ScratchError(
+            "the directory for scratch cannot be used",
+            where={"path": root},
+            seen=str(error.strerror),
+            expected="an existing directory that this user may write",
+            hint="create it, or set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to another",
+        ) from error
+    if limit is not None and free < limit:
+        logger.warning(
+            f"Scratch(size_limit=...) allows {scratch.human(limit)}, but {root} has only "
+            f"{scratch.human(free)} free: the disk will be full before the limit is reached"
+        )
