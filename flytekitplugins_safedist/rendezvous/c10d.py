@@ -5,11 +5,19 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, dynamic_rendezvous
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    dynamic_rendezvous,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -22,6 +30,9 @@ from .client import Connection
 
 if TYPE_CHECKING:
     from .settings import RangeSettings
+
+_SLICE = 0.5
+"""Seconds between looks at the watch while torch elastic waits for the others."""
 
 _KEEP_ALIVES = 6
 """Keep-alives within the time after which torch elastic forgets a node; it compares nodes' wall clocks for that."""
@@ -120,3 +131,36 @@ def open_dynamic(
         ),
         **{name: value for name, value in beats.items() if name in known},
     )
+
+
+def next_round(
+    joining: Future[Any],
+    *,
+    check: Callable[[], None],
+    too_few: Callable[[], Exception],
+    deadline: float,
+    patience: float,
+) -> Any:
+    """Torch elastic's next round; None where it came together and fell apart again.
+
+    Args:
+        joining: torch elastic's ``next_rendezvous``, on a thread of its own.
+        check: raises what ends the wait.
+        too_few: the error where the minimum did not come together.
+        deadline: for that, on ``time.monotonic``'s clock.
+        patience: seconds beyond it that torch elastic may take to say so itself.
+    """
+    while True:
+        try:
+            return joining.result(_SLICE)
+        except FutureTimeoutError:
+            check()
+            if time.monotonic() > deadline + patience:
+                raise too_few() from None
+        except RendezvousTimeoutError as error:
+            raise too_few() from error
+        except (DistError, RendezvousError) as error:
+            check()
+            if time.monotonic() > deadline:
+                raise too_few() from error
+            return None

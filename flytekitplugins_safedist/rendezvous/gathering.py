@@ -7,14 +7,20 @@ torch elastic need not hope.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import NotReplacedError, RendezvousTimeoutError
+from ..errors import NodeLostError, NotReplacedError, RendezvousTimeoutError
 from . import departures
+from .client import Connection
 from .protocol import Keys
 from .settings import RangeSettings
+
+_POLL = 0.05
+"""Seconds between two looks for what another node is about to say."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,37 @@ class Gathering:
         coming = {node for node, bye in enumerate(byes) if node not in gone and not store.check([bye])}
         return coming, {node for node in coming if not store.check([self._ready(node)])}
 
+    def meet(self, control: Connection, node: int, check: Callable[[], None], is_over: Callable[[], bool]) -> set[int]:
+        """Be ready, and wait until all who are to come are; returns those.
+
+        Args:
+            control: connection for short calls.
+            node: this one.
+            check: raises what ends the wait.
+            is_over: whether nobody need be waited for any more.
+        """
+        control.call("being ready", lambda store: self.ready(store, node))
+        pause = threading.Event()
+        while True:
+            check()
+            coming, missing = control.call("gathering", self.look)
+            if not missing or is_over():
+                return coming
+            pause.wait(_POLL)
+
     def _ready(self, node: int) -> str:
         return self.keys.job(f"ready/{self.round_no}/{node}")
+
+
+def count_again(control: Connection, keys: Keys, members: int, check: Callable[[], None], deadline: float) -> None:
+    """On a new store, where nobody is known yet: wait until as many have come as there were, for as long as a first
+    round waits for further nodes."""
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        check()
+        if control.call("gathering", lambda store: int(store.add(keys.claims, 0))) >= members:
+            return
+        pause.wait(_POLL)
 
 
 def too_few(settings: RangeSettings, came: int, *, begun: bool) -> RendezvousTimeoutError:
@@ -65,4 +100,15 @@ def too_few(settings: RangeSettings, came: int, *, begun: bool) -> RendezvousTim
         expected=f"{settings.min_nodes} to {settings.max_nodes} nodes at the same time",
         hint="look at the missing pods: pending, crashed, or unable to reach this address; or raise "
         "timeouts.rendezvous",
+    )
+
+
+def too_many(settings: RangeSettings, count: int) -> NodeLostError:
+    """The error where more processes have joined than the job has nodes and replacements."""
+    return NodeLostError(
+        "too many processes have joined this job",
+        where={"store": f"{settings.host}:{settings.port}"},
+        seen=f"{count} processes",
+        expected=f"at most {settings.max_nodes} nodes and {settings.max_replacements} replacements",
+        hint="look at the pods of this job that ended: evicted, out of memory, or their machine gone",
     )

@@ -5,7 +5,6 @@ The rules, and the races they settle, are in ``docs/rendezvous.md``; names of ke
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -13,17 +12,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RendezvousError, StoreLostError
-from . import departures, relapses, slots
-from .carried import Carried, change
+from . import slots
+from .carried import Carried
 from .client import Connection
 from .connections import Links
 from .fence import Fence
+from .generations import Generations, Round
 from .outliving import Outliving
-from .protocol import FIRST, SUPERSEDED, End, EndKind, Go, Keys, Slot, State, supersede
+from .protocol import SUPERSEDED, End, EndKind, Go, Keys, Slot, State, supersede
 from .settings import GroupSettings
 from .vigil import NOT_THERE, Vigil
 from .watch import Watch
@@ -35,14 +34,6 @@ _LOOK = 0.5
 
 _RING = 0.2
 """Seconds for the bell of the last generation to be heard, once its successor was seen."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """A generation that came together: its number and what node 0 offers to it."""
-
-    generation: int
-    values: Mapping[str, str]
 
 
 class Group:
@@ -60,6 +51,7 @@ class Group:
         self.kept = Outliving(settings.describe((0,)), settings.timeout)
         self._prepare_round = prepare_round
         self.links = Links(settings, self.keys)
+        self._generations = Generations(self.links, self.keys, settings)
         self._ringing: Future[None] | None = None
         self._incarnation = 0
         self._claimed = ""  # the store on which it was claimed
@@ -172,7 +164,7 @@ class Group:
 
     def move_on(self, generation: int) -> None:
         """Ask every node to leave ``generation`` and form the next one. Asking twice, or from two nodes, moves once."""
-        self._replace_generation(generation, str(generation + 1))
+        self._generations.replace(generation, str(generation + 1))
 
     def close(self, kind: EndKind, text: str, missing: tuple[int, ...] = ()) -> End:
         """End the group for every node; whoever ends it first gives the reason. Returns the reason that counts.
@@ -187,11 +179,11 @@ class Group:
             if state.end is not None:
                 return state.end
             state.check(self.settings.node_rank, self._incarnation)
-            self._replace_generation(state.generation, wanted.text_value())
+            self._generations.replace(state.generation, wanted.text_value())
 
     def finish(self, round_no: int) -> bool:
         """End the group as done, unless it has moved on from ``round_no``; whether it has ended as done."""
-        self._replace_generation(round_no, End("done", self.node_rank, "").text_value())
+        self._generations.replace(round_no, End("done", self.node_rank, "").text_value())
         end = self.read_end()
         return end is not None and end.kind == "done"
 
@@ -217,18 +209,14 @@ class Group:
                     self._await_byes()
             elif self.settings.nodes == 1:
                 # No server goes away under the waiting thread, so it must be woken to end.
-                self._wake(self._arrived)
+                self._generations.wake(self._arrived)
         self.links.close()
 
     def _await_byes(self) -> None:
-        """Node 0: the others read the end from this process. Wait for them, but not for the dead."""
-        deadline, pause = time.monotonic() + self.settings.shutdown_grace, 0.01
-        while time.monotonic() < deadline:
-            said = self.control.call("waiting for the others to leave", lambda s: slots.farewells(s, self.keys), 2.0)
-            if said.all_left(self.expected):
-                return
-            time.sleep(pause)
-            pause = min(0.2, pause * 1.5)
+        """Node 0: the others read the end from this process."""
+        slots.await_farewells(
+            self.control, lambda s: slots.farewells(s, self.keys).all_left(self.expected), self.settings.shutdown_grace
+        )
 
     # --- joining -------------------------------------------------------------------------------------------------
 
@@ -263,31 +251,19 @@ class Group:
             self.close("failed", self.kept.failed.text)
         # Before this node arrives in any: so no round that may have begun on the store before gets its number again.
         while (now := self._read_state()).end is None and now.generation <= known.round:
-            self._replace_generation(now.generation, str(known.round + 1))
+            self._generations.replace(now.generation, str(known.round + 1))
 
     def _replace(self, before: int) -> None:
         """This process takes a dead one's place: everyone must start over, and that costs the replacement budget."""
-        settings, key = self.settings, self.keys.carried
-        said = self.keys.bye(settings.node_rank, before)
-        again = False
-
-        def replace(store: Any) -> int:
-            nonlocal again
-            # A process that was stopped in good order has said goodbye, and now counts among the replaced as well.
-            if store.check([said]):
-                store.add(self.keys.byes, -1)
-            self._finished_before = departures.succeed(store, self.keys, settings.node_rank)
-            store.add(self.keys.replacements, 1)
-            short = settings.short_life / settings.heartbeat_interval
-            again = relapses.is_one(store, self.keys, settings.node_rank, self._incarnation, short)
-            return change(store, key, Carried.taken_again).retaken
-
-        count: int = self.control.call("replacing", replace)
+        settings, keys = self.settings, self.keys
+        mine = self._incarnation
+        replaced = self.control.call("replacing", lambda s: slots.replace(s, keys, settings, before=before, mine=mine))
+        self._finished_before = replaced.finished
         logger.info("this is process %d of node %d", self._incarnation, settings.node_rank)
-        if count > settings.max_replacements:
+        if replaced.count > settings.max_replacements:
             node = settings.describe((settings.node_rank,))
             self.close("replacements", f"{node} came back, but {settings.max_replacements} replacements are used up")
-        elif again:
+        elif replaced.again:
             self.close("replacements", settings.relapse())
         # Read after the claim: whatever generation the ghost may still count in, it is not above this one. It moves on
         # past it, so the ghost's arrival and ours never count in the same generation.
@@ -305,47 +281,19 @@ class Group:
         return generation
 
     def _arrive(self, generation: int, deadline: float) -> Go:
-        keys, settings = self.keys, self.settings
         if self._ringing is not None:
             try:
                 self._ringing.result(_RING)
             except FutureTimeoutError:
                 # Whoever moved the generation died before ringing; our own wait would block the bell connection.
-                self._wake(self._arrived)
-        if settings.node_rank == 0:
-            offer = json.dumps(dict(self._prepare_round(generation)))
-            self.control.call("offering addresses", lambda store: store.set(keys.offer(generation), offer))
+                self._generations.wake(self._arrived)
+        if self.node_rank == 0:
+            self._generations.offer(generation, self._prepare_round(generation))
         self._arrived = generation
 
-        def arrive(store: Any) -> int:
-            store.set(keys.arrived(settings.node_rank), str(generation))
-            return int(store.add(keys.count(generation), 1))
-
-        if self.control.call("arriving", arrive) == settings.nodes:
-            return self._complete(generation)
+        if self._generations.arrive(generation) == self.nodes:
+            return self._generations.complete(generation)
         return self._await_go(generation, deadline)
-
-    def _complete(self, generation: int) -> Go:
-        """Last to arrive: everyone may go, unless the generation moved on meanwhile."""
-        offer, key = self.keys.offer(generation), self.keys.carried
-
-        def read(store: Any) -> tuple[bytes, Carried]:
-            return bytes(store.get(offer)), change(store, key, lambda now: now.reached(generation))
-
-        offered, known = self.control.call("completing the round", read)
-        return self._decide(generation, Go(go=True, values=json.loads(offered), carried=known.text()))
-
-    def _decide(self, generation: int, wanted: Go) -> Go:
-        """Take the decision about ``generation``, once for all nodes, and wake those who wait for it."""
-        key = self.keys.go(generation)
-
-        def decide(store: Any) -> bytes:
-            decided = bytes(store.compare_set(key, "", wanted.text()))
-            # compare_set wakes nobody who waits for the key; writing the same value again does.
-            store.set(key, decided)
-            return decided
-
-        return Go.parse(self.control.call("deciding about the round", decide))
 
     def _await_go(self, generation: int, deadline: float) -> Go:
         key, vigil = self.keys.go(generation), Vigil("", self.settings.timeout, self.kept.say)
@@ -353,40 +301,20 @@ class Group:
         while True:
             left = deadline - time.monotonic()
             with suppress(FutureTimeoutError):
-                return Go.parse(self._settled(came, min(self.settings.heartbeat_interval, max(0.0, left))))
+                return self._generations.heard(came, min(self.settings.heartbeat_interval, max(0.0, left)))
             if self.watch is not None:
                 self.watch.check()
                 if self.watch.generation > generation:
-                    self._wake(generation)
+                    self._generations.wake(generation)
             if self.settings.node_rank == 0 and vigil.due():
                 # Only here, where the store is: N nodes need not look at N keys each.
-                vigil.look(*NOT_THERE, who=self.settings.describe(self._missing(generation)))
+                vigil.look(*NOT_THERE, who=self.settings.describe(self._generations.missing(generation)))
             # The bell's connection may be broken without a sign while this one works: look, once per beat.
-            decided = self._peek(key)
+            decided = self._generations.peek(generation)
             if decided is not None:
                 return decided
             if left <= 0:
                 return self._expire(generation, came)
-
-    def _peek(self, key: str) -> Go | None:
-        def look(store: Any) -> bytes | None:
-            return bytes(store.get(key)) if store.check([key]) else None
-
-        found = self.control.call("looking for the decision", look)
-        return None if found is None else Go.parse(found)
-
-    def _settled(self, came: Future[bytes], timeout: float) -> bytes:
-        from torch.distributed import DistError
-
-        try:
-            return came.result(timeout)
-        except DistError as error:
-            raise StoreLostError(
-                "the job's store went away while this node waited for the others",
-                where={"node": self.settings.node_rank, "store": f"{self.settings.host}:{self.settings.port}"},
-                seen=str(error).splitlines()[0],
-                hint="look at node 0's pod first",
-            ) from error
 
     # --- deadlines -----------------------------------------------------------------------------------------------
 
@@ -399,46 +327,23 @@ class Group:
         )
         if judge.decode() != me:
             with suppress(FutureTimeoutError):
-                return Go.parse(self._settled(came, settings.shutdown_grace))
+                return self._generations.heard(came, settings.shutdown_grace)
         # From here the round cannot complete any more; if it just has, that is fine too.
-        decided = self._decide(generation, Go(go=False))
+        decided = self._generations.decide(generation, Go(go=False))
         if decided.go:
             return decided
-        missing = self._missing(generation)
+        missing = self._generations.missing(generation)
         text = f"{settings.describe(missing)} of {settings.nodes} did not arrive within {settings.timeout:g} s"
         known = self.control.call("asking what was", lambda store: bytes(store.compare_set(keys.carried, "", "")))
         self.close("lost" if Carried.parse(known).interrupted else "timeout", text, missing)
         return Go(go=False)
 
-    def _missing(self, generation: int) -> tuple[int, ...]:
-        keys, nodes = self.keys, self.settings.nodes
-        return self.control.call("finding out who is missing", lambda s: slots.missing(s, keys, nodes, generation))
-
     # --- small things --------------------------------------------------------------------------------------------
 
     def _read_state(self) -> State:
-        keys, node = self.keys, self.settings.node_rank
-
-        def read(store: Any) -> State:
-            # compare_set reads, and writes the first generation if nobody has. One request then reads generation and
-            # owner together: a ghost that sees a generation its replacement may count in also sees that it is fenced.
-            store.compare_set(keys.generation, "", FIRST)
-            return State.parse(*store.multi_get([keys.generation, keys.incarnation(node)]))
-
-        state = self.control.call("reading the generation", read)
+        state = self._generations.read()
         self.kept.note(state.end)
         return state
 
     def _current(self) -> int:
         return self._read_state().check(self.settings.node_rank, self._incarnation)
-
-    def _replace_generation(self, generation: int, value: str) -> None:
-        key, before = self.keys.generation, str(generation)
-        self.control.call("ending a round", lambda store: store.compare_set(key, before, value))
-        self._wake(generation)
-
-    def _wake(self, generation: int) -> None:
-        """Wake those who wait for ``generation`` to form, and those who run in it."""
-        self._decide(generation, Go(go=False))
-        bell = self.keys.bell(generation)
-        self.control.call("waking the others", lambda store: store.set(bell, "1"))

@@ -8,23 +8,22 @@ same store: one number for each round, one list of who is in it, one end of the 
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from ..errors import FencedError, NodeLostError, RendezvousError, StoreLostError
+from ..errors import FencedError, RendezvousError, StoreLostError
+from . import slots
 from .addresses import own_address
-from .c10d import open_dynamic, step_down, stop_beating
+from .c10d import next_round, open_dynamic, step_down, stop_beating
 from .carried import Carried
 from .carried import change as change_carried
 from .client import Connection
 from .fence import Fence
-from .gathering import Gathering, too_few
+from .forming import Formed, RoundStore
+from .gathering import Gathering, count_again, too_few, too_many
 from .job_state import JobState, change, supersede
 from .outliving import Outliving
 from .protocol import SUPERSEDED, End, EndKind, Keys
@@ -32,42 +31,11 @@ from .rangelinks import RangeLinks
 from .rangewatch import RangeWatch
 from .settings import RangeSettings
 
-T = TypeVar("T")
-
-_SLICE = 0.5
-"""Seconds between looks at the watch while torch elastic waits for the others."""
-
-_POLL = 0.05
-"""Seconds between two looks for what another node is about to say."""
-
 _STEP_DOWN = 2.0
 """Seconds that giving up a place may take: whoever does so is told to stop."""
 
 _NEXT_CALL = 1.5
 """Seconds that a round after the first waits for further nodes: torch elastic's waiting nodes look once a second."""
-
-_RECORD = "safedist/round"
-_MEMBER = "safedist/member/"
-"""Keys under torch elastic's own prefix of the round."""
-
-
-@dataclass(frozen=True)
-class Formed:
-    """A round that came together.
-
-    Attributes:
-        round: its number.
-        members: process numbers of its nodes, by node rank.
-        values: what its node 0 offers.
-        known: what the job knows.
-        store: of this round alone, for torch elastic's agent.
-    """
-
-    round: int
-    members: tuple[int, ...]
-    values: Mapping[str, str]
-    known: Carried
-    store: Any
 
 
 class RangeGroup:
@@ -245,10 +213,6 @@ class RangeGroup:
 
     # --- entering ------------------------------------------------------------------------------------------------
 
-    @property
-    def _where(self) -> str:
-        return f"{self.settings.host}:{self.settings.port}"
-
     def _enter(self, deadline: float) -> None:
         settings = self.settings
         self._links.open(deadline, self.kept.vigil)
@@ -280,13 +244,7 @@ class RangeGroup:
         self._number, self._claimed = count - 1, self._links.store
         if count > settings.max_nodes + settings.max_replacements:
             # Each process that joins makes all others start over: a pod that dies again and again must not go on so.
-            raise NodeLostError(
-                "too many processes have joined this job",
-                where={"store": self._where},
-                seen=f"{count} processes",
-                expected=f"at most {settings.max_nodes} nodes and {settings.max_replacements} replacements",
-                hint="look at the pods of this job that ended: evicted, out of memory, or their machine gone",
-            )
+            raise too_many(settings, count)
 
     def _bring(self) -> None:
         """This process was on a store that is lost with its host: tell the new one what the job knows."""
@@ -311,95 +269,58 @@ class RangeGroup:
         if self._round < 0:
             return self.settings.last_call
         if self.kept.vigil is not None:
-            return self._gather_again(deadline)
+            hopes = min(deadline, time.monotonic() + self.settings.last_call)
+            count_again(self.control, self.keys, len(self._members), lambda: self._watching().check(), hopes)
+            return min(_NEXT_CALL, self.settings.last_call)
         waiting_for = Gathering(self.keys, self._round, self._members, self.gone)
-        self.control.call("being ready", lambda store: waiting_for.ready(store, self.node_rank))
-        pause = threading.Event()
-        while True:
-            self._watching().check()
-            coming, missing = self.control.call("gathering", waiting_for.look)
-            if not missing or time.monotonic() > deadline or self._read().round != self._round:
-                break
-            pause.wait(_POLL)
+        coming = waiting_for.meet(
+            self.control,
+            self.node_rank,
+            lambda: self._watching().check(),
+            lambda: time.monotonic() > deadline or self._read().round != self._round,
+        )
         with suppress(Exception):  # of torch's: then somebody may be waiting
             if len(coming) <= self.settings.min_nodes and not self._dynamic.num_nodes_waiting():
                 return 0.0
         return min(_NEXT_CALL, self.settings.last_call)
 
-    def _gather_again(self, deadline: float) -> float:
-        """The same on a new store, where nobody is known yet: wait until as many have come as there were, for as long
-        as a first round waits for further nodes."""
-        hopes, pause = min(deadline, time.monotonic() + self.settings.last_call), threading.Event()
-        while time.monotonic() < hopes:
-            self._watching().check()
-            if self.control.call("gathering", lambda s: int(s.add(self.keys.claims, 0))) >= len(self._members):
-                break
-            pause.wait(_POLL)
-        return min(_NEXT_CALL, self.settings.last_call)
-
     def _torch_round(self, deadline: float) -> Any:
-        """Torch elastic's next round; None where it came together and fell apart again."""
-        from torch.distributed import DistError
-        from torch.distributed.elastic import rendezvous
-
         # On a thread of its own: it may wait for a store that never answers, and the end of the job must be noticed.
         joining = self._links["join"].submit(lambda _: self._dynamic.next_rendezvous())
-        while True:
-            try:
-                return joining.result(_SLICE)
-            except FutureTimeoutError:
-                self._watching().check()
-                if time.monotonic() > deadline + self.settings.heartbeat_timeout:
-                    raise self._too_few() from None
-            except rendezvous.RendezvousTimeoutError as error:
-                raise self._too_few() from error
-            except (DistError, rendezvous.RendezvousError) as error:
-                self._watching().check()
-                if time.monotonic() > deadline:
-                    raise self._too_few() from error
-                return None
+        return next_round(
+            joining,
+            check=lambda: self._watching().check(),
+            too_few=self._too_few,
+            deadline=deadline,
+            patience=self.settings.heartbeat_timeout,
+        )
 
     def _agree(self, info: Any) -> Formed | None:
         """Number the round and tell everybody; None if one of its nodes did not answer, and all must meet again."""
-        store = info.store
-        self._within(lambda: store.set(f"{_MEMBER}{info.rank}", str(self._number)))
+        round_store = RoundStore(
+            info.store, self._links["rounds"], self.settings.heartbeat_timeout, lambda: self._watching().check()
+        )
+        round_store.enter(info.rank, self._number)
         if info.rank == 0:
-            keys = [f"{_MEMBER}{rank}" for rank in range(info.world_size)]
-            if self._await(lambda: store.check(keys)) is None:
+            members = round_store.members(info.world_size)
+            if members is None:
                 return None
-            members = tuple(int(self._within(lambda key=key: store.get(key))) for key in keys)  # type: ignore[misc]
             number = self._change(lambda now: now.next(members), unless_ended=True).round
             offered = dict(self._prepare_round(number, len(members)))
             key = self.keys.carried
             known = self.control.call(
                 "telling the round", lambda s: change_carried(s, key, lambda k: k.reached(number))
             )
-            record = json.dumps({"round": number, "members": members, "values": offered, "carried": known.text()})
-            self._within(lambda: store.set(_RECORD, record))
-        elif self._await(lambda: store.check([_RECORD])) is None:
-            return None
-        found = json.loads(self._within(lambda: bytes(store.get(_RECORD))))
-        known = Carried.parse(found["carried"].encode())
-        return Formed(int(found["round"]), tuple(found["members"]), found["values"], known, store)
-
-    def _within(self, op: Callable[[], T]) -> T:
-        return self._links["rounds"].call("forming the round", lambda _: op())
-
-    def _await(self, there: Callable[[], bool]) -> bool | None:
-        """Wait, at most ``heartbeat_timeout`` seconds; None if nothing came."""
-        deadline, pause = time.monotonic() + self.settings.heartbeat_timeout, threading.Event()
-        while not self._within(there):
-            self._watching().check()
-            if time.monotonic() > deadline:
-                return None
-            pause.wait(_POLL)
-        return True
+            round_store.tell(number, members, offered, known)
+        return round_store.hear()
 
     # --- small things --------------------------------------------------------------------------------------------
 
     def _watching(self) -> RangeWatch:
         if self.watch is None:
-            raise RendezvousError("this node is not in the group", where={"store": self._where})
+            raise RendezvousError(
+                "this node is not in the group", where={"store": f"{self.settings.host}:{self.settings.port}"}
+            )
         return self.watch
 
     def _read(self) -> JobState:
@@ -426,8 +347,4 @@ class RangeGroup:
         if state.end is None:
             return  # this process is leaving a job that goes on; nobody can go on without it
         keys = [self.keys.job(f"bye/{member}") for member in state.members]
-        deadline, pause = time.monotonic() + self.settings.shutdown_grace, threading.Event()
-        while time.monotonic() < deadline:
-            if self.control.call("waiting for the others to leave", lambda store: store.check(keys), timeout=2.0):
-                return
-            pause.wait(_POLL)
+        slots.await_farewells(self.control, lambda store: store.check(keys), self.settings.shutdown_grace)

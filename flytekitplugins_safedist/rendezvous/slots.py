@@ -7,12 +7,19 @@ take it from a new process, a node that was cut off and replaced would come back
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import FencedError
+from . import departures, relapses
+from .carried import Carried, change
+from .client import Connection
 from .protocol import Keys, Slot
+from .settings import GroupSettings
 
 
 def claim(store: Any, key: str, brought: int) -> tuple[Slot, Slot]:
@@ -65,3 +72,48 @@ class Farewells:
 def farewells(store: Any, keys: Keys) -> Farewells:
     """Count them."""
     return Farewells(*(int(store.add(key, 0)) for key in (keys.claims, keys.replacements, keys.byes)))
+
+
+def await_farewells(control: Connection, all_left: Callable[[Any], bool], seconds: float) -> None:
+    """For the node with the store, from which the others read the end: wait until nobody is left who could ask, but not
+    for the dead.
+
+    Args:
+        control: connection for short calls.
+        all_left: asks the raw store.
+        seconds: the longest.
+    """
+    deadline, pause, never = time.monotonic() + seconds, 0.01, threading.Event()
+    while time.monotonic() < deadline:
+        if control.call("waiting for the others to leave", all_left, timeout=2.0):
+            return
+        never.wait(pause)
+        pause = min(0.2, pause * 1.5)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What taking a dead process's place has come to.
+
+    Attributes:
+        count: times that nodes were replaced in this job.
+        finished: the round in which this node's ranks had succeeded before, or None.
+        again: whether this node is lost again and again soon after it is back.
+    """
+
+    count: int
+    finished: int | None
+    again: bool
+
+
+def replace(store: Any, keys: Keys, settings: GroupSettings, *, before: int, mine: int) -> Replaced:
+    """Take, as process ``mine``, the place of process ``before`` of this node; that costs the replacement budget."""
+    goodbye = keys.bye(settings.node_rank, before)
+    # A process that was stopped in good order has said goodbye, and now counts among the replaced as well.
+    if store.check([goodbye]):
+        store.add(keys.byes, -1)
+    finished = departures.succeed(store, keys, settings.node_rank)
+    store.add(keys.replacements, 1)
+    short = settings.short_life / settings.heartbeat_interval
+    again = relapses.is_one(store, keys, settings.node_rank, mine, short)
+    return Replaced(change(store, keys.carried, Carried.taken_again).retaken, finished, again)
