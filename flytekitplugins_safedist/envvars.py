@@ -104,6 +104,9 @@ FLYTE_EXECUTION_ID_SHORT = "_F_NM"
 FLYTE_ATTEMPT = "FLYTE_ATTEMPT_NUMBER"
 """Retry attempt, from 0 (flyteplugins/go/tasks/pluginmachinery/flytek8s/k8s_resource_adds.go)."""
 
+FLYTE_FAIL_ON_ERROR = "FLYTE_FAIL_ON_ERROR"
+"""flytekit's: exit with 1 after the upload of an error, as some platforms' own consoles want it."""
+
 FLYTE_OFFLOAD_MIN_MB = "_F_L_MIN_SIZE_MB"
 FLYTE_OFFLOAD_MAX_MB = "_F_L_MAX_SIZE_MB"
 """Sizes of values that flytekit writes to files of their own; set where the cluster has that on (the same file)."""

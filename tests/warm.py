@@ -176,8 +176,10 @@ def _call(case: dict[str, Any]) -> int:
 
 def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> int:
     """``pyflyte-execute`` in this process, and leaving afterwards: the last step of ``safedist-execute``."""
+    from flytekitplugins_safedist import log
     from flytekitplugins_safedist.container.task_command import execute_and_leave
 
+    log.install()  # as safedist-execute does first
     inputs = files / "inputs.pb"
     inputs.write_bytes(b"")  # an empty LiteralMap
     resolver = "flytekit.core.python_auto_container.default_task_resolver"

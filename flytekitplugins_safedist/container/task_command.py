@@ -10,10 +10,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from .. import stopping, topology
+from .. import envvars, stopping, topology
 from ..compat import flytekit as flytekit_inside
 from ..errors import RankFailedError, SafedistError
 from ..flyte import error_document, uploads
+from ..flyte.storage_errors import one_line
 from ..job.verdict import Code
 from . import other_command
 
@@ -54,6 +55,11 @@ def execute(command: list[str]) -> int:
     import click
     from flytekit.bin import entrypoint as flytekit_entrypoint
 
+    if os.environ.pop(envvars.FLYTE_FAIL_ON_ERROR, None) is not None:
+        logger.warning(
+            "%s is not followed: a pod whose verdict is uploaded exits 0, and only then is it read",
+            envvars.FLYTE_FAIL_ON_ERROR,
+        )
     sys.argv = list(command)
     flytekit_inside.adapt_entrypoint(access=uploads.patient_access(), traceback=cause_first, dispatch=_stoppable)
     try:
@@ -105,7 +111,9 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
                 return task
 
             try:
-                dispatch(ctx, load, inputs_path, output_prefix, *args, **kwargs)
+                with stopping.unwinding():
+                    inputs = _fetched(inputs_path, ctx)
+                dispatch(ctx, load, inputs, output_prefix, *args, **kwargs)
             except error_document.Decided as ended:
                 failure = ended.failure
             except stopping.ToldToStop:
@@ -126,6 +134,28 @@ def _stopped() -> error_document.SystemFailure:
     return error_document.SystemFailure(Code.STOPPED.value, text, time.time_ns())
 
 
+def _fetched(inputs_path: str, ctx: Any) -> str:
+    """The task's inputs, fetched: where that fails, flytekit would upload its own error, on every node.
+
+    Raises:
+        Decided: they cannot be fetched, and it is this node that uploads it.
+        SystemExit: the same, and another node has (code 0), or nobody (code 1).
+    """
+    from flytekit.exceptions.system import FlyteDownloadDataException
+
+    from ..job import arrival
+
+    here = os.path.join(ctx.execution_state.working_dir, "fetched-inputs.pb")  # noqa: PTH118
+    try:
+        ctx.file_access.get_data(inputs_path, here)
+    except Exception as error:  # whatever the store's client raises
+        text = f"the task's inputs cannot be fetched from {inputs_path}: {one_line(error)}"
+        failure = error_document.SystemFailure(Code.STORAGE.value, text, time.time_ns())
+        arrival.of_no_task(FlyteDownloadDataException(text), os.environ)
+        raise error_document.Decided(failure) from error
+    return here
+
+
 def _loaded(load_task: Callable[[], Any]) -> Any:
     """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
     try:
@@ -133,7 +163,7 @@ def _loaded(load_task: Callable[[], Any]) -> Any:
     except Exception as error:
         from ..job import arrival
 
-        arrival.of_unloadable(error, os.environ)
+        arrival.of_no_task(error, os.environ)
         raise
 
 

@@ -1,4 +1,4 @@
-"""A node that cannot begin (its code cannot be loaded, it has no scratch) comes to the others with its error.
+"""A node that cannot begin (no code that loads, no inputs, no scratch) comes to the others with its error.
 
 It is that error which ends the job, at once, on every node, and is uploaded once. What is needed to meet the others is
 known without the task's own code: registration has pinned it into the pod.
@@ -62,8 +62,8 @@ def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) ->
     return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
 
-def of_unloadable(error: Exception, environment: Mapping[str, str]) -> None:
-    """Deal with a task that cannot be loaded here. Returns where this node is to upload the error, as flytekit would.
+def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
+    """Deal with a task that cannot be loaded here, or has no inputs. Returns where this node is to upload the error.
 
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).

@@ -7,11 +7,16 @@ waits out ``Timeouts.rendezvous`` (90 s): an error that is lost makes these test
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.procs import KILL, Ended, Running, Warm, until, uploaded_error, uploaded_output
 
 BROKEN = {"TEST_BROKEN": "yes"}
+RECOVERABLE, SYSTEM = errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM
 MISSING = "ModuleNotFoundError: No module named 'no_such_module_here'"
 
 
@@ -25,7 +30,9 @@ class Job:
         self.warm, self.directory, self.task, self.more = warm, directory, task, more or {}
         self.started = 0
 
-    def start(self, node: int, more: dict[str, str] | None = None, *, task: str = "") -> Running:
+    def start(
+        self, node: int, more: dict[str, str] | None = None, *, task: str = "", arguments: Sequence[str] = ()
+    ) -> Running:
         operator = {
             "fixed": {
                 "SAFEDIST_NODES": "2",
@@ -55,7 +62,7 @@ class Job:
         files = self.directory / f"node-{node}-{self.started}"
         environment = {**pinned, **operator, **self.more, **(more or {})}
         call = f"job_unloadable:{task or self.task}"
-        return self.warm.start(call, files, environment=environment, kind="execute")
+        return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
 
     def listening(self) -> bool:
         """Whether a node holds the store."""
@@ -114,6 +121,44 @@ def test_a_scratch_directory_that_node_1_cannot_use_ends_the_job(warm, tmp_path)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     assert "node 1" in uploaded_error(first).message
     assert "nowhere" in uploaded_error(first).message
+
+
+NO_INPUTS = ("--inputs", "/nowhere/inputs.pb")
+
+
+def no_inputs(by: Ended) -> str:
+    """What was uploaded of inputs that cannot be fetched."""
+    error = uploaded_error(by)
+    assert (error.code, error.kind, error.origin) == ("SYSTEM:Storage", RECOVERABLE, SYSTEM)
+    assert "the task's inputs cannot be fetched from /nowhere/inputs.pb" in error.message
+    return error.message
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node):
+    job = Job(warm, tmp_path, "fixed")
+    pods = [job.start(each, arguments=NO_INPUTS if each == node else ()) for each in (0, 1)]
+    first, second = ended(*pods)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert (f"node 1 ({socket.gethostname()}) cannot begin" in no_inputs(first)) is (node == 1)
+
+
+def test_in_a_range_the_node_that_cannot_fetch_its_inputs_uploads_that(warm, tmp_path):
+    job = Job(warm, tmp_path, "ranged")
+    host = job.start(0)
+    until(job.listening, "the first node holds the store")
+    first, second = ended(host, job.start(1, arguments=NO_INPUTS))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == ([], ["error.pb"])
+    no_inputs(second)
+
+
+def test_inputs_that_a_worker_cannot_fetch_without_node_0_leave_it_undecided(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    [alone] = ended(job.start(1, arguments=NO_INPUTS))
+    assert (alone.code, alone.uploaded) == (1, [])
+    assert "the task's inputs cannot be fetched" in alone.err
 
 
 def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tmp_path, ranks_gate):

@@ -214,6 +214,23 @@ def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
     assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
 
 
+def test_an_error_that_is_uploaded_is_the_verdict_also_where_flytekit_is_told_to_fail_on_errors(pod):
+    pod.environment["FLYTE_FAIL_ON_ERROR"] = "true"
+    done = pod.fast("fails")
+    assert done.returncode == 0, done.stderr
+    assert pod.error().code == "USER:RuntimeError"
+    assert "warning: FLYTE_FAIL_ON_ERROR is not followed" in done.stderr
+
+
+def test_inputs_that_cannot_be_fetched_are_the_platforms_failure(pod):
+    (pod.root / "inputs.pb").unlink()
+    done = pod.fast("report")
+    assert done.returncode == 0, done.stderr
+    error = pod.error()
+    assert (error.code, error.kind) == ("SYSTEM:Storage", errors_pb2.ContainerError.RECOVERABLE)
+    assert f"the task's inputs cannot be fetched from {pod.root / 'inputs.pb'}" in error.message
+
+
 def test_a_recoverable_exception_stays_recoverable(pod):
     assert pod.fast("recoverable").returncode == 0
     assert pod.error().kind == errors_pb2.ContainerError.RECOVERABLE
