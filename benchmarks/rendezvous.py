@@ -64,7 +64,7 @@ class Ours:
     """A node of our rendezvous, with everything a real agent has."""
 
     def __init__(self, nodes: int, node: int, port: int, heartbeat_interval: float) -> None:
-        from flytekitplugins_safedist.rendezvous.group import Group
+        from flytekitplugins_safedist.rendezvous.group import FixedGroup
         from flytekitplugins_safedist.rendezvous.settings import GroupSettings
 
         settings = GroupSettings(
@@ -77,7 +77,9 @@ class Ours:
             heartbeat_timeout=TIMEOUT,
             heartbeat_interval=heartbeat_interval,
         )
-        self._group = Group(settings, lambda generation: {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(generation)})
+        self._group = FixedGroup(
+            settings, lambda generation: {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(generation)}
+        )
         self._counters: list[Counting] = []
 
     def connect(self) -> None:

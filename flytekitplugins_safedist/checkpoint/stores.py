@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol, TypeVar
 
 from ..errors import CheckpointError, FsError
 from ..flyte.put_new import NoConditionError, put_new
-from ..flyte.storage_errors import Verdict, judge, one_line
+from ..flyte.storage_errors import Outlook, judge, one_line
 from ..fs import atomic_write, ensure_dir
 from ..fs.atomic import fsync_dir
 
@@ -250,7 +250,7 @@ class ObjectStore:
         try:
             return self._patiently(ask, what)
         except Exception as error:
-            if judge(error) is Verdict.MISSING:
+            if judge(error) is Outlook.MISSING:
                 return otherwise
             raise CheckpointError(
                 f"the store did not {what}",
@@ -268,7 +268,7 @@ class ObjectStore:
             except Exception as error:
                 if (
                     isinstance(error, NoConditionError)
-                    or judge(error) is not Verdict.TRANSIENT
+                    or judge(error) is not Outlook.TRANSIENT
                     or time.monotonic() > deadline
                 ):
                     raise

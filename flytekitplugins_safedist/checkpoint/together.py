@@ -12,7 +12,7 @@ from types import TracebackType
 
 from ..errors import NotInTaskError
 from ..ranks import context
-from ..ranks.board import RankBoard, Save
+from ..ranks.board import AgreedSave, RankBoard
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Together:
         self._board: RankBoard | None = None
         self._begun = False
         self._asking = False
-        self._agreed: Save | None = None
+        self._agreed: AgreedSave | None = None
         self._is_over = False
         try:
             self._board = context.board()
@@ -96,7 +96,7 @@ class Together:
         self._board.hold(step)
         return True
 
-    def _save(self, agreed: Save, save: Callable[[bool], None], board: RankBoard) -> None:
+    def _save(self, agreed: AgreedSave, save: Callable[[bool], None], board: RankBoard) -> None:
         try:
             save(agreed.urgent)
         except Exception as error:  # what was committed stays, and the training must not end by it

@@ -6,7 +6,7 @@ import enum
 import re
 
 
-class Verdict(enum.Enum):
+class Outlook(enum.Enum):
     """What an error from a store means."""
 
     MISSING = "missing"
@@ -36,7 +36,7 @@ _BUSY = re.compile(r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error
 _QUERY = re.compile(r"(\w+://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
 
 
-def judge(error: BaseException) -> Verdict:
+def judge(error: BaseException) -> Outlook:
     """What ``error`` means. What is unknown counts as passing: tries are bounded.
 
     The first cause decides: fsspec's HTTP file system says "not found" for everything, a refused connection included.
@@ -44,14 +44,14 @@ def judge(error: BaseException) -> Verdict:
     for cause in _causes(error):
         codes = _codes(cause)
         if isinstance(cause, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
-            return Verdict.DENIED
+            return Outlook.DENIED
         if isinstance(cause, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
-            return Verdict.MISSING
+            return Outlook.MISSING
         if isinstance(cause, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
-            return Verdict.TRANSIENT
+            return Outlook.TRANSIENT
     if isinstance(error, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
-        return Verdict.UNSUPPORTED
-    return Verdict.TRANSIENT
+        return Outlook.UNSUPPORTED
+    return Outlook.TRANSIENT
 
 
 def one_line(error: BaseException) -> str:

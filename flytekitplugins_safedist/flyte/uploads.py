@@ -23,7 +23,7 @@ from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from . import task_context
 from .put_new import NoConditionError, put_new
-from .storage_errors import Verdict, judge, one_line
+from .storage_errors import Outlook, judge, one_line
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
@@ -139,7 +139,7 @@ async def tried_again(
 
 def may_pass(error: BaseException) -> bool:
     """Whether the same upload may succeed later. A disk says by a number what will not change."""
-    if judge(error) is not Verdict.TRANSIENT:
+    if judge(error) is not Outlook.TRANSIENT:
         return False
     cause: BaseException | None = error
     while cause is not None:

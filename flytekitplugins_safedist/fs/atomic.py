@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import FsError, FsUnsupportedError, PathBlockedError
-from .calls import Retry, explain, retry_os_call
+from .calls import Backoff, explain, retry_os_call
 from .dirs import listed
 from .mount_info import mount_of
 from .stale_files import aside, discard
@@ -271,7 +271,7 @@ def _fsync_file(path: Path) -> None:
 
 
 def _rename(source: Path, target: Path, inode: int) -> None:
-    retry = Retry()
+    retry = Backoff()
     while True:
         try:
             source.rename(target)

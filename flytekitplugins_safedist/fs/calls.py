@@ -66,7 +66,7 @@ def explain(error: OSError, path: str | os.PathLike[str], doing: str) -> FsError
     return cls(f"cannot {doing}: {meaning}", where=where, seen=errno.errorcode.get(number, str(error)), hint=hint)
 
 
-class Retry:
+class Backoff:
     """How often one operation may be tried again. Not shared between threads."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -98,7 +98,7 @@ def retry_os_call(call: Callable[[], T], path: str | os.PathLike[str], doing: st
     Raises:
         FsError: the subclass that fits the errno, when it cannot be done.
     """
-    retry = Retry()
+    retry = Backoff()
     while True:
         try:
             return call()

@@ -25,7 +25,7 @@ from types import TracebackType
 
 from ..errors import ClaimLostError, FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError
 from . import mount_info
-from .calls import NO_LINKS, Retry, explain, retry_os_call
+from .calls import NO_LINKS, Backoff, explain, retry_os_call
 from .context import timeout_s, who
 from .process import ProcessRecord, boot_id, is_provably_dead, this_process
 from .stale_files import aside
@@ -102,7 +102,7 @@ class Claim:
 
     def _take(self, draft: Path, mine: Owner, began: float, limit: float) -> None:
         pause = job_pauses()
-        retry = Retry()
+        retry = Backoff()
         while True:
             if self._linked(draft, retry):
                 return
@@ -117,7 +117,7 @@ class Claim:
                 raise self._held_too_long(owner, limit - left)
             time.sleep(min(next(pause), left))
 
-    def _linked(self, draft: Path, retry: Retry) -> bool:
+    def _linked(self, draft: Path, retry: Backoff) -> bool:
         try:
             os.link(draft, self.path, follow_symlinks=False)
         except FileExistsError:
@@ -143,7 +143,7 @@ class Claim:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if Retry(1.0).allows(error):
+            if Backoff(1.0).allows(error):
                 return None
             raise explain(error, self.path, "read the claim's owner record") from error
 
@@ -189,7 +189,7 @@ class Claim:
     def _remove(self, owner: Owner) -> Owner | None:
         """Remove ``owner``'s lock file, if it still is that; return who held it when we first looked."""
         first = holder = self._arbitrated()
-        retry = Retry()
+        retry = Backoff()
         while holder is not None and holder.token == owner.token:
             try:
                 self.path.unlink()

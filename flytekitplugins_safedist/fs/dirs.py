@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import PathBlockedError
-from .calls import Retry, explain, retry_os_call
+from .calls import Backoff, explain, retry_os_call
 from .context import timeout_s
 from .mount_info import mount_of
 from .waiting import job_pauses, refresh, waited_too_long
@@ -72,7 +72,7 @@ def listed(directory: Path) -> list[Listed]:
 def _settle(target: str, mode: int, error: OSError, limit: float) -> None:
     began = time.monotonic()
     pause = job_pauses()
-    retry = Retry()
+    retry = Backoff()
     parents_made = 0
     while True:
         left = limit - (time.monotonic() - began)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ..errors import FsUnsupportedError
 from .atomic import atomic_path
-from .calls import NO_LINKS, Retry, explain, retry_os_call
+from .calls import NO_LINKS, Backoff, explain, retry_os_call
 from .dirs import ensure_dir
 from .mount_info import mount_of
 from .stale_files import aside, discard
@@ -52,7 +52,7 @@ class FileBoard:
 
     def get(self, key: str, *, within: float = 30.0) -> str | None:
         place = self._place(key)
-        retry = Retry(within)
+        retry = Backoff(within)
         while True:
             try:
                 return place.read_text()
@@ -126,7 +126,7 @@ class FileBoard:
 
     def _came(self, key: str) -> set[int]:
         place = self._place(f"{key}/came/0").parent
-        retry = Retry()
+        retry = Backoff()
         while True:
             try:
                 names = os.listdir(place)  # noqa: PTH208

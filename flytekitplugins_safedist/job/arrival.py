@@ -41,7 +41,7 @@ _EXIT_INFRASTRUCTURE = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """Where a node belongs, as far as it takes to tell the others.
 
     Attributes:
@@ -73,7 +73,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
         return
     flyte = task_context.take()
     try:
-        place = Place(
+        place = JobPlace(
             topology.from_env(environment, registered),
             registered.timeouts,
             run_id(flyte, environment),
@@ -93,7 +93,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
         raise SystemExit(0) from error
 
 
-def arrive_with(error: Exception, place: Place, flyte: task_context.FlyteSnapshot) -> bool:
+def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnapshot) -> bool:
     """End the job of several nodes with this node's error.
 
     Returns:
@@ -145,7 +145,7 @@ class Voice:
         is_agents: whether the agent stands.
     """
 
-    def __init__(self, place: Place, flyte: task_context.FlyteSnapshot) -> None:
+    def __init__(self, place: JobPlace, flyte: task_context.FlyteSnapshot) -> None:
         self._place = place
         self._flyte = flyte
         self.is_agents = False
@@ -197,7 +197,7 @@ def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R 
     return decorated
 
 
-def _ended(error: Exception, place: Place) -> Ended:
+def _ended(error: Exception, place: JobPlace) -> Ended:
     node_rank = place.topology.node_rank
     raised = worker.record(error, _shown(error))
     if isinstance(error, SafedistError):

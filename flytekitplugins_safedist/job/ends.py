@@ -34,7 +34,7 @@ _DECIDED = ("timeout", "lost", "replacements")
 _EXIT_UNDECIDED = 1
 
 
-class Part(Enum):
+class Duty(Enum):
     """What falls to a node when its job has ended."""
 
     UPLOADS = "uploads"
@@ -77,7 +77,7 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
         raise Undecided from error
 
 
-def part_of(error: RendezvousError, handler: RendezvousSession) -> Part | None:
+def part_of(error: RendezvousError, handler: RendezvousSession) -> Duty | None:
     """What falls to this node after an error that ended its agent; None where that is not the job's end.
 
     Args:
@@ -92,9 +92,9 @@ def part_of(error: RendezvousError, handler: RendezvousSession) -> Part | None:
         end = handler.jobs.end()
         uploads = handler.uploads
     if end is not None and end.kind in _DECIDED:
-        return Part.UPLOADS if uploads else Part.FOLLOWS
+        return Duty.UPLOADS if uploads else Duty.FOLLOWS
     # Nobody could end the job for all: in a fixed size node 0 never came, in a range too few nodes did.
-    return Part.SPEAKS if end is None and isinstance(error, RendezvousTimeoutError) else None
+    return Duty.SPEAKS if end is None and isinstance(error, RendezvousTimeoutError) else None
 
 
 def turn_of(handler: RendezvousSession) -> int:

@@ -29,7 +29,7 @@ from .. import envvars, stopping
 from ..compat import torch as torch_inside
 from ..errors import GroupClosedError, JobInterruptedError, SafedistError
 from ..ranks import scratch
-from ..ranks.backends import Group, RankBackend
+from ..ranks.backends import RankBackend, RoundGroup
 from ..ranks.context import RankContext
 from ..ranks.disk_limit import DiskWatch
 from ..ranks.forkserver_client import RankServer
@@ -204,7 +204,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         """Nothing: ``all_done`` was the barrier, and torch's own can hang on a store that is frozen."""
 
     # --- decisions and their parts -------------------------------------------------------------------------------
-    def _begin_round(self, group: Group) -> None:
+    def _begin_round(self, group: RoundGroup) -> None:
         """Make room, and say that it goes on: the first round has its own start line."""
         if not self.report.rounds:
             return
@@ -241,8 +241,8 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             raise SafedistError("torch elastic asked for ranks that were never started", hint=_BUG)
         return self._ranks
 
-    def _group(self, worker_group: WorkerGroup) -> Group:
-        return Group(
+    def _group(self, worker_group: WorkerGroup) -> RoundGroup:
+        return RoundGroup(
             round=self._handler.round,
             node_rank=worker_group.group_rank,
             nnodes=worker_group.group_world_size,
@@ -254,7 +254,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             offered=self._handler.values,
         )
 
-    def _context(self, group: Group, local_rank: int) -> RankContext:
+    def _context(self, group: RoundGroup, local_rank: int) -> RankContext:
         rank = group.rank(local_rank)
         return RankContext(
             rank=rank,
@@ -268,7 +268,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
             scratch=scratch.make_rank(self.plan.scratch, group.round, rank).path,
         )
 
-    def _environment(self, group: Group, context: RankContext) -> dict[str, str]:
+    def _environment(self, group: RoundGroup, context: RankContext) -> dict[str, str]:
         settings = self.plan.settings
         defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
         own = self.plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)

@@ -70,7 +70,7 @@ class Job:
         place = topology.from_env(environment, settings, devices=[device.name for device in Path("/dev").iterdir()])
         flyte = task_context.take()
         run_id = arrival.run_id(flyte, environment)
-        voice = arrival.Voice(arrival.Place(place, settings.timeouts, run_id, settings.max_replacements), flyte)
+        voice = arrival.Voice(arrival.JobPlace(place, settings.timeouts, run_id, settings.max_replacements), flyte)
         settings = replace(settings, nproc_per_node=place.nproc_per_node)
         return cls(task, settings, environment, backend, place, flyte, run_id, voice)
 

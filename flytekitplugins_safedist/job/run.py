@@ -15,7 +15,7 @@ from ..flyte import uploads
 from ..ranks import payload
 from ..ranks.forkserver_client import RankServer
 from . import arrival, comeback, ends, exit_order, prepare
-from .ends import Part
+from .ends import Duty
 from .node_plan import NodePlan, Report
 from .prepare import Job, Prepared
 from .verdict import Verdict, of_error
@@ -146,7 +146,7 @@ def _left_on_errors(handler: RendezvousSession) -> Iterator[RendezvousSession]:
         raise
 
 
-def _driven(agent: NodeAgent, handler: RendezvousSession) -> tuple[Report, Part]:
+def _driven(agent: NodeAgent, handler: RendezvousSession) -> tuple[Report, Duty]:
     """Drive this node's ranks to the job's end; what it came to, and what falls to this node then.
 
     Raises:
@@ -161,9 +161,9 @@ def _driven(agent: NodeAgent, handler: RendezvousSession) -> tuple[Report, Part]
         agent.report.result, agent.report.verdict = None, verdict
         return agent.report, part
     if not handler.uploads:
-        return report, Part.FOLLOWS
+        return report, Duty.FOLLOWS
     stopping.finish()
-    return report, Part.UPLOADS
+    return report, Duty.UPLOADS
 
 
 def _leaving_when_decided(
@@ -176,15 +176,15 @@ def _leaving_when_decided(
     )
 
 
-def _in_order(job: Job, part: Part, handler: RendezvousSession) -> tuple[bool, RendezvousSession | None]:
+def _in_order(job: Job, part: Duty, handler: RendezvousSession) -> tuple[bool, RendezvousSession | None]:
     """With several nodes, leave when the verdict is uploaded; whether this node is the one to do it, and the handler
     where it is for the caller to close."""
     if job.place.max_nodes == 1:
         return True, handler
-    if part is Part.UPLOADS:
+    if part is Duty.UPLOADS:
         exit_order.stay(handler)
         return True, None
-    if part is Part.SPEAKS:
+    if part is Duty.SPEAKS:
         turn = ends.turn_of(handler)
         handler.leave()
         return not ends.is_said_by_another(turn, job.verdict_is_there), None

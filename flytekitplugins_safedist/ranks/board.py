@@ -76,7 +76,7 @@ def _words(file: int) -> memoryview:
 
 
 @dataclass(frozen=True)
-class Save:
+class AgreedSave:
     """What :meth:`RankBoard.at` found: all ranks save at this step.
 
     Attributes:
@@ -161,7 +161,7 @@ class RankBoard:
         """Ask for a save by all ranks, soon. Asked again before it has come to pass, or by several ranks: once."""
         self._words[_ASKED] += 1
 
-    def at(self, step: int) -> Save | None:
+    def at(self, step: int) -> AgreedSave | None:
         """Between two steps: whether all ranks save now, with ``step`` as the number of the next one.
 
         Args:
@@ -180,7 +180,7 @@ class RankBoard:
         self._words[_FLOOR] = self._floor(step)
         self._words[_LISTENS] = 1
 
-    def held(self, step: int) -> Save | None:
+    def held(self, step: int) -> AgreedSave | None:
         """While ``step`` is held, from any one thread: whether to save it now. Never waits."""
         words = self._words
         if words[_CALL] != self._call and self._answered(words[_CALL]):
@@ -214,9 +214,9 @@ class RankBoard:
         while time.monotonic() < deadline:
             time.sleep(_LOOK_STILL)
 
-    def _due(self) -> Save:
+    def _due(self) -> AgreedSave:
         self._target = NOWHERE
-        return Save(self._call, self._urgent)
+        return AgreedSave(self._call, self._urgent)
 
     def _answered(self, call: int) -> bool:
         return bool(self._words[_ANSWER] >> _CALL_SHIFT >= call)

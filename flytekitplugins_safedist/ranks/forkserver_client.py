@@ -31,7 +31,7 @@ _KILLED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRank:
     """A rank that ended: its process id, exit code (negative: signal), when, in nanoseconds since the epoch, and the
     most bytes it had in memory (0: unknown)."""
 
@@ -61,7 +61,7 @@ class RankServer:
         self._pid = pid
         self._buffer = b""
         self._next_id = 0
-        self._ended: list[Ended] = []
+        self._ended: list[EndedRank] = []
         self._started: set[int] = set()
         self._replies: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
@@ -171,7 +171,7 @@ class RankServer:
         """Have the server remove ``paths`` should this process die before it says otherwise."""
         self._ask("guard", {"paths": [str(path) for path in paths]}, timeout=30.0)
 
-    def ended(self, *, wait: float = 0.0) -> list[Ended]:
+    def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.
 
         Raises:
@@ -244,7 +244,9 @@ class RankServer:
                 self._replies[message["reply"]] = message
             else:
                 self._started.discard(message["exited"])
-                self._ended.append(Ended(message["exited"], message["exit_code"], message["time_ns"], message["peak"]))
+                self._ended.append(
+                    EndedRank(message["exited"], message["exit_code"], message["time_ns"], message["peak"])
+                )
 
     def _lost(self) -> LaunchError:
         # The kernel ends the ranks with their server, but not what they started; each leads a group of its own.

@@ -13,7 +13,7 @@ from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
 from . import board, log_lines, memory, scratch, worker
 from .board import AgentBoard
-from .forkserver_client import Ended, RankServer, Start
+from .forkserver_client import EndedRank, RankServer, Start
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
 from .scratch import JobScratch
 from .worker import RankOrder
@@ -31,7 +31,7 @@ _STACKS_SECONDS = 1.0
 class _Member:
     order: RankOrder
     pid: int = 0
-    ended: Ended | None = None
+    ended: EndedRank | None = None
     outcome: RankOutcome | None = None
     noted: bool = False
     given_up: bool = False

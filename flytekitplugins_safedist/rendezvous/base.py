@@ -21,7 +21,7 @@ MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
 
-class Member(Membership, Protocol):
+class Participant(Membership, Protocol):
     """A node's place among the others, as its handler needs it."""
 
     kept: Outliving
@@ -49,7 +49,7 @@ class JobHandler(RendezvousHandler):  # type: ignore[misc]  # torch is Any to my
             in :attr:`values` once the round is complete, such as the address of Horovod's key-value server.
     """
 
-    _group: Member
+    _group: Participant
 
     def __init__(self, settings: GroupSettings | RangeSettings, prepare_round: PrepareRound | None) -> None:
         self.settings = settings

@@ -25,7 +25,7 @@ from .outliving import Outliving
 from .protocol import SUPERSEDED, End, EndKind, Go, Keys, Slot, State, supersede
 from .settings import GroupSettings
 from .vigil import NOT_THERE, Vigil
-from .watch import Watch
+from .watch import GroupWatch
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _RING = 0.2
 """Seconds for the bell of the last generation to be heard, once its successor was seen."""
 
 
-class Group:
+class FixedGroup:
     """This node's place in the group. Not for use from two threads, except :attr:`watch` and :meth:`close`.
 
     Args:
@@ -58,7 +58,7 @@ class Group:
         self._arrived = -1
         self.expected = 0  # nodes that node 0 waits for when it leaves, also those that have not come yet
         self._finished_before: int | None = None
-        self.watch: Watch | None = None
+        self.watch: GroupWatch | None = None
 
     @property
     def node_rank(self) -> int:
@@ -116,7 +116,7 @@ class Group:
             self._claim()
         else:
             # Node 0 was only cut off: its store knows this process, and all that it has told.
-            self.watch = Watch(self.control, self.keys, self.settings, self._incarnation)
+            self.watch = GroupWatch(self.control, self.keys, self.settings, self._incarnation)
 
     def outlive(self, error: StoreLostError) -> bool:
         """The store is lost: let go of it, and look for node 0 when joining the next time. False where there is nobody
@@ -230,7 +230,7 @@ class Group:
 
         before, after = self.control.call("claiming this node's slot", claim)
         self._incarnation, self._claimed = after.number, self.links.store
-        self.watch = Watch(self.control, keys, self.settings, self._incarnation)
+        self.watch = GroupWatch(self.control, keys, self.settings, self._incarnation)
         if survived:
             self._bring()
         elif before.number:

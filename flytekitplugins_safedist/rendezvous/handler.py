@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ..errors import ConfigError, GroupClosedError, Problem, RendezvousError, RendezvousTimeoutError
 from .base import MASTER_ADDR, MASTER_PORT, JobHandler
-from .group import Group
+from .group import FixedGroup
 from .protocol import End
 from .refusing import refuse_fixed
 from .session import PrepareRound
@@ -37,14 +37,14 @@ class SafedistHandler(JobHandler):
     """
 
     settings: GroupSettings
-    _group: Group
+    _group: FixedGroup
 
     def __init__(
         self, settings: GroupSettings, *, local_addr: str | None = None, prepare_round: PrepareRound | None = None
     ) -> None:
         super().__init__(settings, prepare_round)
         self._address = "127.0.0.1" if settings.nodes == 1 else local_addr or settings.host
-        self._group = Group(settings, self._offer)
+        self._group = FixedGroup(settings, self._offer)
 
     @property
     def node_0_holds_store(self) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 
 from ..errors import NodeLostError
-from .group import Group
+from .group import FixedGroup
 from .protocol import End
 from .range import RangeGroup
 
 
-def refuse_fixed(group: Group, text: str) -> End:
+def refuse_fixed(group: FixedGroup, text: str) -> End:
     """In a group of fixed size: claim this node's place, and end the group.
 
     Raises:

@@ -36,7 +36,7 @@ LEFT = "an older store answers, which this node has left", "the end of the pod b
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundStore:
     """A store that answers.
 
     Attributes:
@@ -79,7 +79,7 @@ class Search:
     vigil: Vigil
     left: Container[str]
 
-    def run(self) -> Found:
+    def run(self) -> FoundStore:
         """Look until a store answers.
 
         Raises:
@@ -104,7 +104,7 @@ class Search:
                 )
             pause.wait(_PAUSE)
 
-    def _look(self, address: str) -> tuple[Found | None, tuple[str, str]]:
+    def _look(self, address: str) -> tuple[FoundStore | None, tuple[str, str]]:
         try:
             # First without the store's client, which waits longer and longer after each refusal.
             socket.create_connection((address, self.port), timeout=_PROBE).close()
@@ -119,7 +119,7 @@ class Search:
             raw = connection.call("waiting for the greeting", lambda store: bytes(store.get(self.hello)))
             hello = Hello.parse(raw)
             if hello.store not in self.left:
-                return Found(address, connection, hello), LEFT
+                return FoundStore(address, connection, hello), LEFT
             connection.close()
             return None, LEFT
         connection.close()

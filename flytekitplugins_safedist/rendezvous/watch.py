@@ -11,7 +11,7 @@ from .protocol import Keys, State
 from .settings import GroupSettings
 
 
-class Watch(Heartbeat):
+class GroupWatch(Heartbeat):
     """A thread that beats every ``heartbeat_interval``, and reads the group's state when the wake-up key changes.
 
     Args:

@@ -16,7 +16,7 @@ from pathlib import Path
 def main() -> None:
     order = json.loads(sys.argv[1])
     # Imported before "ready": the race under test is staging, not the interpreter's start.
-    from flytekitplugins_safedist.container.staging import Options, Progress, Retry, stage
+    from flytekitplugins_safedist.container.staging import Options, Retry, StagingProgress, stage
     from flytekitplugins_safedist.errors import SafedistError
 
     def say(**what: object) -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         at=at,
         patience=order.get("patience", 3600.0),
         retry=Retry(attempts=3, base=0.01),
-        progress=lambda: Progress(sys.stderr),
+        progress=lambda: StagingProgress(sys.stderr),
     )
     try:
         code = stage(order["uri"], Path(order["dest"]), options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .inflate import INFLATER, Inflate, crc32
 from .limits import Limits
 from .tar import DIRECTORY, FILE, HARDLINK, SYMLINK
-from .unpack import IMPLIED, Entry, Unpacked, unpack, unpack_tar
+from .unpack import IMPLIED, TreeEntry, Unpacked, unpack, unpack_tar
 
 __all__ = [
     "DIRECTORY",
@@ -18,9 +18,9 @@ __all__ = [
     "IMPLIED",
     "INFLATER",
     "SYMLINK",
-    "Entry",
     "Inflate",
     "Limits",
+    "TreeEntry",
     "Unpacked",
     "crc32",
     "unpack",

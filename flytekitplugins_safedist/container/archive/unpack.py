@@ -31,7 +31,7 @@ _MAX_LINK_STEPS = 4096
 _MAX_LINK_HOPS = 40  # Linux gives up there with ELOOP (path_resolution(7))
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """What stands at one path of the finished tree; ``target`` is a symbolic link's text, ``crc`` a file's CRC-32."""
 
     kind: str
@@ -52,7 +52,7 @@ class Unpacked:
         compressed: bytes of the archive as it came.
     """
 
-    entries: dict[bytes, Entry] = field(default_factory=dict)
+    entries: dict[bytes, TreeEntry] = field(default_factory=dict)
     raw: int = 0
     compressed: int = 0
 
@@ -95,7 +95,7 @@ def unpack_tar(
     label: str,
     limits: Limits,
     on_member: Callable[[int], None] | None = None,
-) -> dict[bytes, Entry]:
+) -> dict[bytes, TreeEntry]:
     """As :func:`unpack`, from the raw tar stream; returns the entries."""
     feed = Feed(pieces, label)
     writer = _Writer(into, label)
@@ -131,7 +131,7 @@ class _Writer:
 
     def __init__(self, into: Path, label: str) -> None:
         self.label = label
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, TreeEntry] = {}
         self._root = os.fsencode(into) + b"/"
         self._directories: set[bytes] = {b""}
         self._steps = 0
@@ -208,7 +208,7 @@ class _Writer:
                 self._explain(error, member._replace(name=name, kind=DIRECTORY))
                 raise
             self._directories.add(name)
-            self.entries[name] = Entry(DIRECTORY, 0, 0, IMPLIED, b"")
+            self.entries[name] = TreeEntry(DIRECTORY, 0, 0, IMPLIED, b"")
 
     def _clear(self, member: Member) -> None:
         """Make room for a repeated member: ``tar --append`` repeats files, and the last one counts. Only like
@@ -241,7 +241,7 @@ class _Writer:
             os.close(fd)
         if padding := -member.size % BLOCK:
             feed.take(padding)
-        self.entries[member.name] = Entry(FILE, member.size, member.mtime_ns, mode, b"", crc)
+        self.entries[member.name] = TreeEntry(FILE, member.size, member.mtime_ns, mode, b"", crc)
 
     def _directory(self, member: Member) -> None:
         if not member.name:  # "./": the tree's own root, whose mode is the caller's
@@ -254,7 +254,7 @@ class _Writer:
         elif earlier.kind != DIRECTORY:
             raise self.refuse(f"A member replaces a {earlier.kind} of the same name", member, seen=DIRECTORY)
         self._late[member.name] = (mode, member.mtime_ns)
-        self.entries[member.name] = Entry(DIRECTORY, 0, member.mtime_ns, mode, b"")
+        self.entries[member.name] = TreeEntry(DIRECTORY, 0, member.mtime_ns, mode, b"")
 
     def _symlink(self, member: Member) -> None:
         if not member.target or b"\0" in member.target or member.target[:1] == b"/":
@@ -263,7 +263,7 @@ class _Writer:
         path = self._root + member.name
         os.symlink(member.target, path)
         os.utime(path, ns=(member.mtime_ns, member.mtime_ns), follow_symlinks=False)
-        self.entries[member.name] = Entry(SYMLINK, 0, member.mtime_ns, 0o777, member.target)
+        self.entries[member.name] = TreeEntry(SYMLINK, 0, member.mtime_ns, 0o777, member.target)
 
     def _hardlink(self, member: Member) -> None:
         original = self.entries.get(member.target)
@@ -287,7 +287,7 @@ class _Writer:
         self.entries[member.name] = original._replace(kind=HARDLINK, target=member.target)
 
     @staticmethod
-    def _copy(source: bytes, path: bytes, original: Entry) -> None:
+    def _copy(source: bytes, path: bytes, original: TreeEntry) -> None:
         with open(source, "rb") as reader, open(os.open(path, _CREATE, 0o600), "wb") as writer:
             while block := reader.read(1 << 20):
                 writer.write(block)

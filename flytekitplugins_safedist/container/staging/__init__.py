@@ -9,20 +9,20 @@ from __future__ import annotations
 from ...errors import CodeNotFoundError
 from .keeping import Keep
 from .places import USUAL
-from .progress import Progress
+from .progress import StagingProgress
 from .source import Retry
 from .stage import POINTS, Options, StagedCode, stage
-from .store import Store
+from .store import CodeStore
 
 __all__ = [
     "POINTS",
     "USUAL",
     "CodeNotFoundError",
+    "CodeStore",
     "Keep",
     "Options",
-    "Progress",
     "Retry",
     "StagedCode",
-    "Store",
+    "StagingProgress",
     "stage",
 ]

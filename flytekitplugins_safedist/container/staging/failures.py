@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CodeNotFoundError, SafedistError, StagingError
-from ...flyte.storage_errors import Verdict, judge, one_line
+from ...flyte.storage_errors import Outlook, judge, one_line
 
 
 def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistError:
@@ -18,14 +18,14 @@ def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistErr
     seen = one_line(error)
     where = {"uri": label, "host": os.uname().nodename}
     verdict = judge(error)
-    if verdict is Verdict.MISSING:
+    if verdict is Outlook.MISSING:
         return CodeNotFoundError(
             "The task's code archive was not found",
             where=where,
             seen=seen,
             hint="register the task again (the archive was deleted, has expired, or is in another bucket)",
         )
-    if verdict is Verdict.DENIED:
+    if verdict is Outlook.DENIED:
         return StagingError(
             "The store refused access to the task's code archive",
             where=where,
@@ -33,7 +33,7 @@ def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistErr
             hint="check that the pod's credentials exist, are not expired and may read this bucket"
             " (service account, FLYTE_AWS_*, AWS_*); a signed URL may have run out",
         )
-    if verdict is Verdict.UNSUPPORTED:
+    if verdict is Outlook.UNSUPPORTED:
         return StagingError(
             "This image cannot reach the store that holds the task's code archive",
             where=where,

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 
 from ...errors import StagingError
-from ..archive import DIRECTORY, IMPLIED, SYMLINK, Entry
+from ..archive import DIRECTORY, IMPLIED, SYMLINK, TreeEntry
 from .keeping import is_local
 from .locks import WorkDir
 from .store import Tree
@@ -102,7 +102,7 @@ def fingerprint(tree: Tree, dest: Path) -> str | None:
     return hashlib.sha256(";".join(facts).encode()).hexdigest()
 
 
-def _by_top(entries: dict[bytes, Entry]) -> Iterable[tuple[bytes, list[bytes]]]:
+def _by_top(entries: dict[bytes, TreeEntry]) -> Iterable[tuple[bytes, list[bytes]]]:
     groups: dict[bytes, list[bytes]] = {}
     for name in entries:
         groups.setdefault(name.partition(b"/")[0], []).append(name)
@@ -283,7 +283,7 @@ class _Merger:
                 hint="remove it from the image, or rename the file",
             ) from error
 
-    def _copy(self, name: bytes, entry: Entry, path: bytes) -> None:
+    def _copy(self, name: bytes, entry: TreeEntry, path: bytes) -> None:
         if entry.kind == SYMLINK:
             os.symlink(entry.target, path)
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)

@@ -26,7 +26,7 @@ def human(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-class Progress:
+class StagingProgress:
     """Speaks about one staging: draws on ``stream`` where that is a terminal, and says lines to the log elsewhere.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from ...errors import StagingError
-from ...flyte.storage_errors import Verdict, judge, one_line
+from ...flyte.storage_errors import Outlook, judge, one_line
 from .clients import filesystem
 from .failures import fetch_failed
 from .watch import Abandoned, Call, Watch
@@ -67,7 +67,7 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ObjectIdentity:
     """Which object it is, as far as the store tells without sending it.
 
     Attributes:
@@ -86,7 +86,7 @@ class Source(Protocol):
 
     label: str
 
-    def identity(self) -> Identity:
+    def identity(self) -> ObjectIdentity:
         """Ask the store. Raises StagingError."""
 
     def chunks(self) -> Iterator[bytes]:
@@ -132,7 +132,7 @@ def _try_again(error: Exception, attempt: int, label: str, retry: Retry, watch: 
     Raises:
         SafedistError: there is not.
     """
-    if judge(error) is not Verdict.TRANSIENT or attempt == retry.attempts:
+    if judge(error) is not Outlook.TRANSIENT or attempt == retry.attempts:
         raise fetch_failed(error, label, attempt) from error
     retry.pause(attempt, label, error)
     watch.check(label, one_line(error))
@@ -148,10 +148,10 @@ class LocalSource:
         self._retry = retry
         self._watch = watch
 
-    def identity(self) -> Identity:
+    def identity(self) -> ObjectIdentity:
         """Size, inode and the time of the last change, which nobody can set."""
         found = self._tried(lambda: Path(self._path).stat())
-        return Identity(self._uri, found.st_size, f"{found.st_ino}-{found.st_mtime_ns}-{found.st_ctime_ns}")
+        return ObjectIdentity(self._uri, found.st_size, f"{found.st_ino}-{found.st_mtime_ns}-{found.st_ctime_ns}")
 
     def chunks(self) -> Iterator[bytes]:
         """See :class:`Source`."""
@@ -180,7 +180,7 @@ class RemoteSource:
         self._fs = _retrying(self.label, retry, watch, lambda: filesystem(uri, self.label, anonymous=False))
         self._info: Mapping[str, Any] = {}
 
-    def identity(self) -> Identity:
+    def identity(self) -> ObjectIdentity:
         """What the store says of the object now."""
         try:
             self._info = _retrying(self.label, self._retry, self._watch, lambda: self._answer(self._ask))
@@ -195,7 +195,7 @@ class RemoteSource:
                 self._fs = signed
                 raise refused from None
         size = self._info.get("size")
-        return Identity(self._uri, int(size) if size is not None else None, _validator(self._info))
+        return ObjectIdentity(self._uri, int(size) if size is not None else None, _validator(self._info))
 
     def _answer(self, action: Callable[[], T]) -> T:
         return self._watch.call(action, self.label, self._retry.answer)
@@ -279,4 +279,4 @@ def _validator(info: Mapping[str, Any]) -> str:
 
 def _worth_trying_anonymously(refused: StagingError) -> bool:
     cause = refused.__cause__
-    return cause is not None and judge(cause) is Verdict.DENIED
+    return cause is not None and judge(cause) is Outlook.DENIED

@@ -11,16 +11,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...errors import ArchiveError, StagingError
-from ..archive import DIRECTORY, FILE, Entry, Inflate, Limits, crc32, unpack_tar
+from ..archive import DIRECTORY, FILE, Inflate, Limits, TreeEntry, crc32, unpack_tar
 from .ahead import Ahead
 from .failures import disk_failed
 from .keeping import Keep, Lease, is_local, lease
 from .locks import one_at_a_time
 from .merge import fingerprint, merge
 from .places import USUAL, absolute, choose, noexec, swappable
-from .progress import Progress
-from .source import Identity, Retry, Source, open_source
-from .store import Store, Tree, describe, key_of
+from .progress import StagingProgress
+from .source import ObjectIdentity, Retry, Source, open_source
+from .store import CodeStore, Tree, describe, key_of
 from .watch import Watch
 
 PICKLE_NAME = "pkl.gz"
@@ -53,7 +53,7 @@ class Options:
         retry: for errors of the remote store that may pass.
         patience: seconds to wait for another process of the node before doing its work again.
         deadline: seconds for all waiting: for that other process, and for the store.
-        progress: makes the :class:`Progress` that speaks to people.
+        progress: makes the :class:`StagingProgress` that speaks to people.
         at: told each of :data:`POINTS`.
     """
 
@@ -64,7 +64,7 @@ class Options:
     retry: Retry = field(default_factory=Retry)
     patience: float = 900.0
     deadline: float = 1800.0
-    progress: Callable[[], Progress] = Progress
+    progress: Callable[[], StagingProgress] = StagingProgress
     at: Callable[[str], None] = _nowhere
 
 
@@ -120,7 +120,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     return StagedCode(tree.path, dest, tree.digest, files, tree.raw, fetched, held)
 
 
-def _open_store(options: Options) -> Store:
+def _open_store(options: Options) -> CodeStore:
     if options.store is not None:
         root = absolute(options.store)
         if who := swappable(root):
@@ -133,14 +133,14 @@ def _open_store(options: Options) -> Store:
             )
     else:
         place = choose(options.temporary)
-        root = Store.default_root(place.directory)
+        root = CodeStore.default_root(place.directory)
         if place.against:
             options.retry.say(
                 f"staged code is kept in {root}, for want of a better place: {place.against};"
                 " name one with SAFEDIST_CODE_STORE"
             )
     with _explained(root, "Opening the store for staged code"):
-        return Store(root)
+        return CodeStore(root)
 
 
 def _warn_of_noexec(run: _Run, tree: Tree) -> None:
@@ -159,10 +159,10 @@ def _warn_of_noexec(run: _Run, tree: Tree) -> None:
 class _Run:
     """What the steps of one staging share."""
 
-    store: Store
+    store: CodeStore
     source: Source
     options: Options
-    progress: Progress
+    progress: StagingProgress
     watch: Watch
 
     def waiting(self, owner: str, waited: float) -> None:
@@ -193,7 +193,7 @@ def _tree(run: _Run) -> tuple[Tree, bool, Lease]:
         return tree, True, held
 
 
-def _known(run: _Run, identity: Identity, key: str) -> tuple[Tree, Lease] | None:
+def _known(run: _Run, identity: ObjectIdentity, key: str) -> tuple[Tree, Lease] | None:
     """The tree that this object became; never by its size alone, which a changed one may share."""
     tree = run.store.by_source(key) if identity.validator else None
     # First looked at and then held: what is held still has its name, so nobody had begun to remove it.
@@ -201,7 +201,7 @@ def _known(run: _Run, identity: Identity, key: str) -> tuple[Tree, Lease] | None
     return None if tree is None or held is None else (tree, held)
 
 
-def _make(run: _Run, identity: Identity, key: str) -> tuple[Tree, Lease]:
+def _make(run: _Run, identity: ObjectIdentity, key: str) -> tuple[Tree, Lease]:
     with run.store.work() as work:
         work.sweep(everybodys=is_local(run.store.root))
         code = work.path / "code"
@@ -243,7 +243,7 @@ class _Making:
 
     digest: str
 
-    def __init__(self, run: _Run, identity: Identity) -> None:
+    def __init__(self, run: _Run, identity: ObjectIdentity) -> None:
         self._source = run.source
         self._identity = identity
         self._size = identity.size
@@ -253,7 +253,7 @@ class _Making:
         self._bytes = 0
         self._files = 0
 
-    def unpacked(self, code: Path) -> tuple[dict[bytes, Entry], int]:
+    def unpacked(self, code: Path) -> tuple[dict[bytes, TreeEntry], int]:
         """Unpack into ``code`` while it arrives."""
         label, limits = self._source.label, self._options.limits
         inflate = Inflate(label, limits)
@@ -265,7 +265,7 @@ class _Making:
     def _worth_a_thread(self) -> bool:
         return self._size is None or self._size > _SMALL
 
-    def pickled(self, code: Path) -> tuple[dict[bytes, Entry], int]:
+    def pickled(self, code: Path) -> tuple[dict[bytes, TreeEntry], int]:
         """Keep the file as it is, after reading it through as gzip: a torn one must not be found by unpickling."""
         inflate = Inflate(self._source.label, self._options.limits, plain=False)
         path = code / PICKLE_NAME
@@ -282,7 +282,7 @@ class _Making:
             for _ in inflate.run(keeping()):
                 pass
         found = path.stat()
-        entry = Entry(FILE, found.st_size, found.st_mtime_ns, found.st_mode & 0o777, b"", crc)
+        entry = TreeEntry(FILE, found.st_size, found.st_mtime_ns, found.st_mode & 0o777, b"", crc)
         return {PICKLE_NAME.encode(): entry}, inflate.raw
 
     def _chunks(self) -> Iterator[bytes]:

@@ -34,7 +34,7 @@ from itertools import count
 from pathlib import Path
 
 from ...errors import StagingError
-from ..archive import DIRECTORY, FILE, SYMLINK, Entry, crc32
+from ..archive import DIRECTORY, FILE, SYMLINK, TreeEntry, crc32
 from .keeping import Keep, forget_sources, prune
 from .locks import WorkDir, boot_id
 from .seen import Seen
@@ -57,7 +57,7 @@ class Tree:
     path: Path
     digest: str
     raw: int
-    entries: dict[bytes, Entry]
+    entries: dict[bytes, TreeEntry]
 
     @property
     def key(self) -> str:
@@ -65,7 +65,7 @@ class Tree:
         return self.path.parent.name
 
 
-class Store:
+class CodeStore:
     """See the module. ``root`` is made if need be.
 
     Raises:
@@ -180,8 +180,8 @@ class Store:
             os.rename(note, self.root / name)  # replaced whole: a reader has the old one or the new one
 
 
-def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> Tree:
-    """Write the manifest of the tree in ``made / "code"``; the last step before :meth:`Store.publish`.
+def describe(made: Path, digest: str, raw: int, entries: dict[bytes, TreeEntry]) -> Tree:
+    """Write the manifest of the tree in ``made / "code"``; the last step before :meth:`CodeStore.publish`.
 
     Times and modes are noted as the file system reports them, not as the archive gives them: some keep seconds only,
     some no modes. What it makes of one combination is asked once: flytekit gives every file the same.
@@ -189,7 +189,7 @@ def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> 
     code = made / "code"
     prefix = os.fsencode(code) + b"/"
     kept: dict[tuple[str, int, int], tuple[int, int]] = {}
-    seen: dict[bytes, Entry] = {}
+    seen: dict[bytes, TreeEntry] = {}
     rows = []
     for name, entry in entries.items():
         kind, size, mtime_ns, mode, target, crc = entry
@@ -198,7 +198,7 @@ def describe(made: Path, digest: str, raw: int, entries: dict[bytes, Entry]) -> 
             found = os.lstat(prefix + name)
             kept[same] = found.st_mtime_ns, stat.S_IMODE(found.st_mode)
         mtime_ns, real_mode = kept[same]
-        seen[name] = Entry(kind, size, mtime_ns, mode, target, crc)
+        seen[name] = TreeEntry(kind, size, mtime_ns, mode, target, crc)
         rows.append((name.decode("latin-1"), kind, size, mtime_ns, mode, target.decode("latin-1"), crc, real_mode))
     content = {"version": _VERSION, "boot": boot_id(), "digest": digest, "raw": raw, "entries": rows}
     (made / "manifest").write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
@@ -213,7 +213,7 @@ def _read_tree(place: Path, work: Callable[[], WorkDir]) -> Tree | None:
             return None
         entries, modes = {}, []
         for name, kind, size, mtime_ns, mode, target, crc, real_mode in content["entries"]:
-            entries[name.encode("latin-1")] = Entry(kind, size, mtime_ns, mode, target.encode("latin-1"), crc)
+            entries[name.encode("latin-1")] = TreeEntry(kind, size, mtime_ns, mode, target.encode("latin-1"), crc)
             modes.append(real_mode)
         tree = Tree(place / "code", content["digest"], content["raw"], entries)
     except (OSError, ValueError, KeyError, TypeError):
@@ -236,7 +236,7 @@ def _intact(tree: Tree, modes: list[int], seen: Seen) -> bool:
     return True
 
 
-def _as_made(path: bytes, entry: Entry, mode: int, found: os.stat_result) -> bool:
+def _as_made(path: bytes, entry: TreeEntry, mode: int, found: os.stat_result) -> bool:
     """As far as that can be told without reading it."""
     if entry.kind == SYMLINK:
         return os.readlink(path) == entry.target

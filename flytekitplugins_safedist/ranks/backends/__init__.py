@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...config.options import Backend
-from .base import Group, RankBackend
+from .base import RankBackend, RoundGroup
 
-__all__ = ["Group", "RankBackend", "create"]
+__all__ = ["RankBackend", "RoundGroup", "create"]
 
 
 def create(backend: Backend) -> RankBackend:

@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Group:
+class RoundGroup:
     """One round of the job, as this node sees it.
 
     Attributes:
@@ -59,7 +59,7 @@ class RankBackend(Protocol):
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """On node 0, before each round: start what ranks meet at. What it returns, every node finds in ``offered``."""
 
-    def environment(self, group: Group, local_rank: int) -> Mapping[str, str]:
+    def environment(self, group: RoundGroup, local_rank: int) -> Mapping[str, str]:
         """The variables of one rank."""
 
     def close_round(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import envvars
-from .base import LOOPBACK, Group, require
+from .base import LOOPBACK, RoundGroup, require
 from .torch import TorchBackend
 
 _HINT = (
@@ -67,7 +67,7 @@ class HorovodBackend:
         self._thread.start()
         return {_PORT: str(self._server.server_address[1])}
 
-    def environment(self, group: Group, local_rank: int) -> Mapping[str, str]:
+    def environment(self, group: RoundGroup, local_rank: int) -> Mapping[str, str]:
         """Place and meeting point of one rank."""
         variables = {
             **TorchBackend().environment(group, local_rank),

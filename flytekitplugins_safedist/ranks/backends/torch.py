@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ... import envvars
 from ...errors import MissingDependencyError
-from .base import Group, require
+from .base import RoundGroup, require
 
 FLOOR = (2, 5)
 """The oldest torch that ranks run with. 2.4's DistributedDataParallel hangs now and then when the function that made it
@@ -32,7 +32,7 @@ class TorchBackend:
         """Nothing: rank 0 opens torch's store, where the rendezvous says."""
         return {}
 
-    def environment(self, group: Group, local_rank: int) -> Mapping[str, str]:
+    def environment(self, group: RoundGroup, local_rank: int) -> Mapping[str, str]:
         """https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables"""
         return {
             envvars.RANK: str(group.rank(local_rank)),

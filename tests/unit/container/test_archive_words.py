@@ -16,7 +16,7 @@ import pytest
 
 from flytekitplugins_safedist.container.archive import Limits, unpack
 from flytekitplugins_safedist.container.archive.tar import _MAX_SECONDS
-from flytekitplugins_safedist.container.archive.unpack import IMPLIED, Entry
+from flytekitplugins_safedist.container.archive.unpack import IMPLIED, TreeEntry
 from flytekitplugins_safedist.errors import ArchiveError
 from tests.tarballs import directory, hardlink, member, symlink, tar
 
@@ -384,14 +384,14 @@ def test_what_stands_in_the_tree_is_told_entry_by_entry(tmp_path: Path) -> None:
     file, folder, link, hard = KINDS
     crc = zlib.crc32(b"content")
     assert result.entries == {
-        b"d": Entry(folder, 0, TIME, 0o750, b""),
-        b"d/f": Entry(file, 7, TIME, 0o640, b"", crc),
-        b"implied": Entry(folder, 0, 0, IMPLIED, b""),
-        b"implied/below": Entry(folder, 0, 0, IMPLIED, b""),
-        b"implied/below/g": Entry(file, 512, TIME, 0o755, b"", zlib.crc32(b"x" * 512)),
-        b"l": Entry(link, 0, TIME, 0o777, b"d/f"),
-        b"h": Entry(hard, 7, TIME, 0o640, b"d/f", crc),
-        b"hl": Entry(link, 0, TIME, 0o777, b"d/f"),
+        b"d": TreeEntry(folder, 0, TIME, 0o750, b""),
+        b"d/f": TreeEntry(file, 7, TIME, 0o640, b"", crc),
+        b"implied": TreeEntry(folder, 0, 0, IMPLIED, b""),
+        b"implied/below": TreeEntry(folder, 0, 0, IMPLIED, b""),
+        b"implied/below/g": TreeEntry(file, 512, TIME, 0o755, b"", zlib.crc32(b"x" * 512)),
+        b"l": TreeEntry(link, 0, TIME, 0o777, b"d/f"),
+        b"h": TreeEntry(hard, 7, TIME, 0o640, b"d/f", crc),
+        b"hl": TreeEntry(link, 0, TIME, 0o777, b"d/f"),
     }
     assert list(result.entries)[2:4] == [b"implied", b"implied/below"]
     assert told == [1, 2, 3, 4, 5, 6, 7]

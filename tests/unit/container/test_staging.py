@@ -17,10 +17,10 @@ import pytest
 from flytekitplugins_safedist.container.staging import (
     POINTS,
     CodeNotFoundError,
+    CodeStore,
     Options,
-    Progress,
     Retry,
-    Store,
+    StagingProgress,
     places,
     stage,
     store,
@@ -460,7 +460,7 @@ class Terminal(io.StringIO):
 
 def reported(stream, seconds):
     now = [0.0]
-    progress = Progress(stream, lambda: now[0], say=lambda text: print(text, file=stream))
+    progress = StagingProgress(stream, lambda: now[0], say=lambda text: print(text, file=stream))
     for second in range(seconds):
         now[0] = float(second)
         progress.fetching(second * 10_000_000, 2_000_000_000, second * 7)
@@ -486,7 +486,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_left_at_the_end():
 
 # --- where the store lies -------------------------------------------------------------------------------------------
 def test_the_stores_default_place_is_private_to_the_user():
-    assert Store.default_root(Path("/tmp")).name == f"safedist-code-{os.geteuid()}"
+    assert CodeStore.default_root(Path("/tmp")).name == f"safedist-code-{os.geteuid()}"
 
 
 @pytest.fixture

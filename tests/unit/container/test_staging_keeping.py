@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.container.staging import Keep, Options, Retry, Store, keeping, stage
+from flytekitplugins_safedist.container.staging import CodeStore, Keep, Options, Retry, keeping, stage
 from tests.staging_actors import actors_fixture, archive, place_fixture  # noqa: F401  (fixtures)
 from tests.tarballs import project
 
@@ -49,7 +49,7 @@ class Node:
         return set(os.listdir(self.store / "trees"))
 
     def prune(self, keep: Keep) -> None:
-        Store(self.store).prune(keep)
+        CodeStore(self.store).prune(keep)
         assert os.listdir(self.store / "work") == []
 
 

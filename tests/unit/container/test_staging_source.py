@@ -16,7 +16,7 @@ from flytekitplugins_safedist.container.staging import CodeNotFoundError, Option
 from flytekitplugins_safedist.container.staging.source import _RANGE
 from flytekitplugins_safedist.container.staging.watch import Watch
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
-from flytekitplugins_safedist.flyte.storage_errors import Verdict, judge
+from flytekitplugins_safedist.flyte.storage_errors import Outlook, judge
 from tests.objectstore import ObjectStore
 from tests.tarballs import project
 
@@ -282,18 +282,18 @@ def wrapped(inner: BaseException) -> OSError:
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (FileNotFoundError("x"), Verdict.MISSING),
-        (ClientError("NoSuchBucket"), Verdict.MISSING),
-        (wrapped(ClientError("NoSuchKey")), Verdict.MISSING),
-        (PermissionError("x"), Verdict.DENIED),
-        (wrapped(ClientError("ExpiredToken")), Verdict.DENIED),
-        (wrapped(ClientError("InvalidToken")), Verdict.DENIED),
-        (wrapped(NoCredentialsError()), Verdict.DENIED),
-        (ImportError("no s3fs"), Verdict.UNSUPPORTED),
-        (ClientError("SlowDown"), Verdict.TRANSIENT),
-        (ConnectionResetError(), Verdict.TRANSIENT),
-        (TimeoutError(), Verdict.TRANSIENT),
-        (OSError(5, "Input/output error"), Verdict.TRANSIENT),
+        (FileNotFoundError("x"), Outlook.MISSING),
+        (ClientError("NoSuchBucket"), Outlook.MISSING),
+        (wrapped(ClientError("NoSuchKey")), Outlook.MISSING),
+        (PermissionError("x"), Outlook.DENIED),
+        (wrapped(ClientError("ExpiredToken")), Outlook.DENIED),
+        (wrapped(ClientError("InvalidToken")), Outlook.DENIED),
+        (wrapped(NoCredentialsError()), Outlook.DENIED),
+        (ImportError("no s3fs"), Outlook.UNSUPPORTED),
+        (ClientError("SlowDown"), Outlook.TRANSIENT),
+        (ConnectionResetError(), Outlook.TRANSIENT),
+        (TimeoutError(), Outlook.TRANSIENT),
+        (OSError(5, "Input/output error"), Outlook.TRANSIENT),
     ],
     ids=lambda value: getattr(value, "value", f"{type(value).__name__} {value}"),
 )

@@ -129,7 +129,7 @@ def test_what_passes_is_waited_out(tmp_path, code, when):
 
 def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch):
     require()
-    monkeypatch.setattr(calls.Retry.__init__, "__defaults__", (0.2,))
+    monkeypatch.setattr(calls.Backoff.__init__, "__defaults__", (0.2,))
     with FuseMount(tmp_path / "server", tmp_path / "client") as client:
         client.set(faults=[{"op": "mkdir", "errno": "ESTALE"}])
         with pytest.raises(StaleHandleError):

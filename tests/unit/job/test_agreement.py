@@ -13,7 +13,7 @@ import pytest
 from flytekitplugins_safedist.errors import StoreLostError
 from flytekitplugins_safedist.job.agreement import Agreement
 from flytekitplugins_safedist.ranks import board
-from flytekitplugins_safedist.ranks.board import AgentBoard, RankBoard, Save
+from flytekitplugins_safedist.ranks.board import AgentBoard, AgreedSave, RankBoard
 from flytekitplugins_safedist.rendezvous.agreement import RoundAgreement
 from flytekitplugins_safedist.rendezvous.client import Connection
 from flytekitplugins_safedist.rendezvous.protocol import Keys
@@ -70,9 +70,9 @@ def at_once(calls: list[Callable[[], object]]) -> None:
     assert not failed, failed
 
 
-def train(rank: RankBoard, together: threading.Barrier, first: int, stop: Callable[[Save], bool]) -> list[tuple]:
+def train(rank: RankBoard, together: threading.Barrier, first: int, stop: Callable[[AgreedSave], bool]) -> list[tuple]:
     """Steps whose middle is a collective, until a save for which ``stop`` is true."""
-    saves: list[tuple[int, Save]] = []
+    saves: list[tuple[int, AgreedSave]] = []
     rank.take_part(first)
     step = first
     while True:
@@ -92,7 +92,7 @@ def train(rank: RankBoard, together: threading.Barrier, first: int, stop: Callab
 def test_every_rank_saves_at_one_step_after_any_node_is_told_to_stop(tmp_path, nodes, ranks, told):
     with job(tmp_path, nodes=nodes, ranks=ranks) as made:
         together = threading.Barrier(nodes * ranks)
-        saves: dict[RankBoard, list[tuple[int, Save]]] = {}
+        saves: dict[RankBoard, list[tuple[int, AgreedSave]]] = {}
 
         def run(rank: RankBoard) -> None:
             saves[rank] = train(rank, together, 7, lambda save: save.urgent)
@@ -112,9 +112,9 @@ def test_asked_for_by_several_ranks_at_once_it_is_one_save_and_a_preemption_is_a
     with job(tmp_path, nodes=2, ranks=2) as made:
         together = threading.Barrier(4)
         boards = [rank for node in made for rank in node.ranks]
-        saves: dict[RankBoard, list[tuple[int, Save]]] = {}
+        saves: dict[RankBoard, list[tuple[int, AgreedSave]]] = {}
 
-        def stop(save: Save) -> bool:
+        def stop(save: AgreedSave) -> bool:
             # The job goes on after the first; it is only then that a node is told to stop.
             made[1].agreement.preempt()
             return save.urgent
@@ -137,7 +137,7 @@ def test_a_rank_that_stands_still_is_answered_though_the_others_never_come(tmp_p
         made[0].agreement.preempt()
         until(lambda: ahead.preempted and behind.preempted, "both know")
         answered = threading.Event()
-        found: list[Save | None] = []
+        found: list[AgreedSave | None] = []
 
         def reach() -> None:
             found.append(ahead.at(3))
@@ -159,7 +159,7 @@ def test_a_state_that_is_held_is_saved_at_its_own_step_without_another_one(tmp_p
             assert rank.at(5) is None
             rank.hold(5)  # as in an evaluation
         made[1].agreement.preempt()
-        found: dict[RankBoard, Save | None] = dict.fromkeys(boards)
+        found: dict[RankBoard, AgreedSave | None] = dict.fromkeys(boards)
 
         def both() -> bool:
             for rank in boards:

@@ -20,7 +20,7 @@ from flytekitplugins_safedist.errors import (
     StoreLostError,
 )
 from flytekitplugins_safedist.job.ends import (
-    Part,
+    Duty,
     Undecided,
     is_said_by_another,
     part_of,
@@ -63,19 +63,19 @@ LOST = StoreLostError("the store is gone")
 @pytest.mark.parametrize(
     ("error", "handler", "part"),
     [
-        (RendezvousTimeoutError("x"), Handler(End("timeout", 0, "x"), uploads=True), Part.UPLOADS),
-        (RendezvousTimeoutError("x"), Handler(End("timeout", 0, "x")), Part.FOLLOWS),
-        (NodeLostError("x"), Handler(End("replacements", 0, "x"), uploads=True), Part.UPLOADS),
-        (GroupClosedError("x"), Handler(End("replacements", 0, "x")), Part.FOLLOWS),
-        (RendezvousTimeoutError("x"), Handler(LOST), Part.SPEAKS),
-        (RendezvousTimeoutError("x"), Handler(None), Part.SPEAKS),
+        (RendezvousTimeoutError("x"), Handler(End("timeout", 0, "x"), uploads=True), Duty.UPLOADS),
+        (RendezvousTimeoutError("x"), Handler(End("timeout", 0, "x")), Duty.FOLLOWS),
+        (NodeLostError("x"), Handler(End("replacements", 0, "x"), uploads=True), Duty.UPLOADS),
+        (GroupClosedError("x"), Handler(End("replacements", 0, "x")), Duty.FOLLOWS),
+        (RendezvousTimeoutError("x"), Handler(LOST), Duty.SPEAKS),
+        (RendezvousTimeoutError("x"), Handler(None), Duty.SPEAKS),
         (StoreLostError("x"), Handler(LOST), None),
         (GroupClosedError("x"), Handler(End("stopped", 0, "x")), None),
         (RendezvousTimeoutError("x"), Handler(LOST, nodes=1), None),
     ],
 )
 def test_what_falls_to_a_node_follows_from_the_jobs_end(
-    error: RendezvousError, handler: Any, part: Part | None
+    error: RendezvousError, handler: Any, part: Duty | None
 ) -> None:
     assert part_of(error, handler) is part
 

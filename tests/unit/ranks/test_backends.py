@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import MissingDependencyError
 from flytekitplugins_safedist.ranks import backends
-from flytekitplugins_safedist.ranks.backends import Group
+from flytekitplugins_safedist.ranks.backends import RoundGroup
 from flytekitplugins_safedist.ranks.backends.base import require
 from flytekitplugins_safedist.ranks.backends.horovod import HorovodBackend
 from flytekitplugins_safedist.ranks.backends.torch import FLOOR, TorchBackend, refuse_before_floor
 
 
-def group(**more: Any) -> Group:
+def group(**more: Any) -> RoundGroup:
     fields: dict[str, Any] = {
         "round": 2,
         "node_rank": 1,
@@ -37,7 +37,7 @@ def group(**more: Any) -> Group:
         "timeout": 900.0,
         "offered": {"horovod_port": "4321"},
     }
-    return Group(**{**fields, **more})
+    return RoundGroup(**{**fields, **more})
 
 
 def test_a_backend_is_made_by_its_name() -> None:

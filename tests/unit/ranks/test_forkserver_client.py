@@ -14,7 +14,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import LaunchError
 from flytekitplugins_safedist.ranks import forkserver_client
-from flytekitplugins_safedist.ranks.forkserver_client import Ended, RankServer, Start
+from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, RankServer, Start
 from tests.procs import DEADLINE, ROOT, alive, until
 
 
@@ -32,8 +32,8 @@ def start(server: RankServer, tmp_path: Path, *, fork: bool) -> list[int]:
     return server.start(starts, fork=fork, timeout=DEADLINE)
 
 
-def ended(server: RankServer, count: int) -> list[Ended]:
-    found: list[Ended] = []
+def ended(server: RankServer, count: int) -> list[EndedRank]:
+    found: list[EndedRank] = []
     while len(found) < count:
         more = server.ended(wait=DEADLINE)
         assert more, "a rank that ended was not reported"

@@ -16,7 +16,7 @@ from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import memory, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
-from flytekitplugins_safedist.ranks.forkserver_client import Ended, Start
+from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, Start
 from flytekitplugins_safedist.ranks.orders import plan_orders
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
 from flytekitplugins_safedist.ranks.rank_set import Ranks
@@ -31,10 +31,10 @@ class Processes:
     """Stands in for the rank server: the test says which process ended how. Real ones are in tests/race."""
 
     def __init__(self) -> None:
-        self.to_come: list[Ended] = []
+        self.to_come: list[EndedRank] = []
         self.signalled: list[tuple[tuple[int, ...], int, bool]] = []
         self.unkillable: set[int] = set()
-        self.when_told: Callable[[], list[Ended]] = list
+        self.when_told: Callable[[], list[EndedRank]] = list
         """What ranks do when they are asked to stop."""
         self.later: Callable[[], object] = list
         """What happens while the server is waited for."""
@@ -42,7 +42,7 @@ class Processes:
     def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
         return [100 + number for number in range(len(starts))]
 
-    def ended(self, *, wait: float = 0.0) -> list[Ended]:
+    def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         if wait:
             self.later()
         coming, self.to_come = self.to_come, []
@@ -54,7 +54,7 @@ class Processes:
             self.to_come += self.when_told()
         if number == signal.SIGKILL:
             killed = [pid for pid in pids if pid not in self.unkillable]
-            self.to_come += [Ended(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in killed]
+            self.to_come += [EndedRank(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in killed]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_round_is_finished_when_all_reported_success_and_ended(round_):
     ranks.poll()
     assert (ranks.finished, ranks.failed) == (False, False)
     leave(orders[1], Status.SUCCEEDED)
-    processes.to_come = [Ended(100, 0, 1), Ended(101, 0, 1)]
+    processes.to_come = [EndedRank(100, 0, 1), EndedRank(101, 0, 1)]
     ranks.poll()
     assert (ranks.finished, ranks.failed) == (True, False)
 
@@ -119,7 +119,7 @@ def test_a_round_is_finished_when_all_reported_success_and_ended(round_):
 @pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-9, Status.KILLED)])
 def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
     ranks, processes, _, _ = round_
-    processes.to_come = [Ended(101, code, 5)]
+    processes.to_come = [EndedRank(101, code, 5)]
     ranks.poll()
     [outcome] = ranks.outcomes()
     assert ranks.failed
@@ -140,7 +140,7 @@ def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_wher
     ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
     monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
     monkeypatch.setattr(memory, "high_water", lambda pid: {100: 3 << 20}[pid])
-    processes.to_come = [Ended(101, -9, 5, 5 << 20)]
+    processes.to_come = [EndedRank(101, -9, 5, 5 << 20)]
     ranks.poll()
     [outcome] = ranks.outcomes()
     told = describe(RankOutcome.from_json(outcome.to_json()))
@@ -151,7 +151,7 @@ def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_wher
 @pytest.mark.parametrize("code", [-15, 3])
 def test_other_ends_say_nothing_of_memory(round_, code):
     ranks, processes, _, _ = round_
-    processes.to_come = [Ended(101, code, 5, 5 << 20)]
+    processes.to_come = [EndedRank(101, code, 5, 5 << 20)]
     ranks.poll()
     assert [outcome.memory for outcome in ranks.outcomes()] == [""]
 
@@ -191,7 +191,7 @@ def test_a_crash_after_a_reported_success_is_only_a_warning(round_):
     ranks, processes, orders, warnings = round_
     for order in orders:
         leave(order, Status.SUCCEEDED)
-    processes.to_come = [Ended(100, -11, 1), Ended(101, 0, 1)]
+    processes.to_come = [EndedRank(100, -11, 1), EndedRank(101, 0, 1)]
     ranks.poll()
     assert ranks.finished
     [warning] = warnings
@@ -205,7 +205,7 @@ def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all
     processes.unkillable.add(101)
     for order in orders:
         leave(order, Status.SUCCEEDED)
-    processes.to_come = [Ended(100, 0, 1)]
+    processes.to_come = [EndedRank(100, 0, 1)]
     ranks.poll()
     until(lambda: ranks.finished, "the success that was reported counts")
     kills = [each for each in processes.signalled if each[1] == signal.SIGKILL]
@@ -221,9 +221,9 @@ def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
     leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
     ranks.poll()
 
-    def cleans_up() -> list[Ended]:
+    def cleans_up() -> list[EndedRank]:
         leave(orders[1], Status.RAISED, time_ns=LATER_NS, raised=Raised("SystemExit", "stopped", ""))
-        return [Ended(100, 1, LATER_NS), Ended(101, 1, LATER_NS)]
+        return [EndedRank(100, 1, LATER_NS), EndedRank(101, 1, LATER_NS)]
 
     processes.when_told = cleans_up
     ranks.stop()
@@ -236,7 +236,7 @@ def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
 @pytest.mark.parametrize("code", [-15, -9, 1, 0])
 def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round_, code):
     ranks, processes, _, _ = round_
-    processes.when_told = lambda: [Ended(100, code, LATER_NS), Ended(101, code, LATER_NS)]
+    processes.when_told = lambda: [EndedRank(100, code, LATER_NS), EndedRank(101, code, LATER_NS)]
     ranks.stop()
     assert [outcome.status for outcome in ranks.outcomes()] == [Status.STOPPED] * 2
     assert not ranks.failed
@@ -245,9 +245,9 @@ def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round
 def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_after_it(round_):
     ranks, processes, orders, _ = round_
 
-    def had_failed() -> list[Ended]:
+    def had_failed() -> list[EndedRank]:
         leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
-        return [Ended(100, 1, 2), Ended(101, -11, 3)]
+        return [EndedRank(100, 1, 2), EndedRank(101, -11, 3)]
 
     processes.when_told = had_failed
     ranks.stop()
@@ -270,12 +270,12 @@ def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_)
     ranks, processes, orders, _ = round_
     processes.later = lambda: pytest.fail("asked the server once more")
     leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
-    processes.to_come = [Ended(100, 1, 1)]
+    processes.to_come = [EndedRank(100, 1, 1)]
     ranks.poll()
     ranks.settle()
     leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
     ranks._members[0].outcome = None
-    processes.to_come = [Ended(101, -signal.SIGABRT, 1)]
+    processes.to_come = [EndedRank(101, -signal.SIGABRT, 1)]
     ranks.poll()
     assert all(is_consequence(outcome) for outcome in ranks.outcomes())
     ranks.settle()
