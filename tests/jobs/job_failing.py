@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -50,6 +51,8 @@ def fail(how: str) -> None:
         raise Unreadable("shard 7")
     if how == "system":
         raise FlyteUploadDataException("the bucket is away")
+    if how in ("EIO", "ENOSPC"):
+        raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
     if how == "import":
         import no_such_module_at_all  # noqa: F401
     if how == "syntax":
