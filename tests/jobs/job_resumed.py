@@ -20,8 +20,8 @@ from flytekitplugins_safedist.checkpoint import Checkpoints
 from tests.procs import say, wait_for_word
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
-STEP = 13
-"""In the middle of the second epoch of eight steps, three after a save."""
+STEP = 11
+"""In the middle of the second epoch of eight steps, two after a save and three before the next one."""
 
 TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=60)
 

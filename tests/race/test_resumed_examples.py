@@ -61,7 +61,7 @@ def test_told_to_stop_in_the_middle_not_one_step_is_lost(warm, tmp_path, ranks_g
     assert [node.code for node in ended] == [0, 0], ended[0].err
     (agreed,) = re.findall(r"a node was told to stop: all ranks save at step (\d+)", ended[0].err)
     assert goes_on == {int(agreed) + 1}
-    assert int(agreed) in (14, 15), "every rank had done step 13"
+    assert int(agreed) in (12, 13), "every rank had done step 11, and no save is due before step 14"
     assert float(uploaded_output(ended[0])) == pytest.approx(unbroken, rel=1e-5)
     assert "start again: restart" not in ended[0].err
 
