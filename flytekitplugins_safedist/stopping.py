@@ -73,6 +73,11 @@ def reckon_with(seconds: float) -> None:
     _grace = seconds
 
 
+def within_grace(seconds: float, *, then: float) -> float:
+    """``seconds``, or less where Kubernetes would end this process before ``then`` more have passed."""
+    return min(seconds, max(0.0, _grace - then - MARGIN_SECONDS)) if _listening else seconds
+
+
 def told() -> bool:
     """Whether this process was told to stop: then nothing new is begun, and above all nothing uploaded, unless what is
     to be uploaded is the verdict (:func:`finish`)."""

@@ -95,7 +95,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._say = say
         self._ranks: Ranks | None = None
         self._disk = DiskWatch(plan.limit)
-        self._preemption = Preemption(settings.timeouts.preemption)
+        self._preemption = Preemption(stopping.within_grace(settings.timeouts.preemption, then=settings.timeouts.stop))
         self._job = JobWide(
             handler,
             max_restarts=settings.max_restarts,

@@ -45,7 +45,7 @@ class Preemption:
         do something about it. Who presses Ctrl-C wants the end now.
         """
         agreement = self._agreement
-        if number != signal.SIGTERM or agreement is None or not agreement.is_listened_to():
+        if number != signal.SIGTERM or agreement is None or not self._seconds or not agreement.is_listened_to():
             return 0.0
         self._leaves_at = time.monotonic() + self._seconds
         agreement.preempt()
