@@ -26,6 +26,7 @@ from docker.models.containers import Container
 from docker.types import Mount
 from flyteidl.core import errors_pb2, literals_pb2
 
+from flytekitplugins_safedist.checkpoint import places
 from flytekitplugins_safedist.tools.render import Cluster as Backend
 from flytekitplugins_safedist.tools.render import Execution, job_manifest, pods
 from tests.container.engine import (
@@ -114,6 +115,10 @@ class Pod:
         command = [*(self.main.get("command") or ()), *(self.main.get("args") or ())]
         self.lives.append((sandbox, self.docker.run(self.name, image, command, own + self.options)))
         return self
+
+    def stop(self) -> None:
+        """As when the pod is preempted or drained: told to stop, killed when its grace period is over, and gone."""
+        self.container.stop(timeout=int(self.spec["spec"]["terminationGracePeriodSeconds"]))
 
     def remove(self) -> None:
         """As when the pod is deleted: its processes end while they still have a network."""
@@ -247,11 +252,12 @@ class Pod:
 
 @dataclass
 class Job:
-    """One execution of a task on a cluster."""
+    """One attempt of an execution of a task on a cluster."""
 
     s3: S3
     pods: list[Pod]
-    prefix: str
+    name: str
+    attempt: int
     started: float = field(default_factory=time.monotonic)
 
     def start(self) -> list[Pod]:
@@ -283,9 +289,20 @@ class Job:
         return [pod.wait(within=end - time.monotonic()) for pod in self.pods]
 
     @property
+    def prefix(self) -> str:
+        """That of its outputs."""
+        return f"metadata/{self.name}/n0/data/{self.attempt}/"
+
+    @property
+    def checkpoints(self) -> str:
+        """Flyte's checkpoint prefix."""
+        return f"s3://{BUCKET}/checkpoints/{self.name}-{self.attempt}"
+
+    @property
     def uploaded(self) -> list[str]:
-        """Names of what is at the output prefix."""
-        return [name for name in self.s3.names(self.prefix) if not name.startswith("deck")]
+        """Names of what is at the output prefix, but for decks and the record of where checkpoints are."""
+        names = self.s3.names(self.prefix)
+        return [name for name in names if not name.startswith("deck") and name != places.RECORD]
 
     @property
     def output(self) -> Any:
@@ -322,6 +339,7 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
         options: Options = NOTHING,
         backend: Backend | None = None,
+        after: Job | None = None,
         **inputs: int,
     ) -> Job:
         """A job that is ready to start.
@@ -332,21 +350,23 @@ class Cluster:
             environment: variables that a platform would add.
             options: further ones for every pod's container.
             backend: the Flyte backend's settings.
+            after: the attempt before this one.
             inputs: of the task.
         """
-        name = f"f{uuid.uuid4().hex[:15]}"
-        prefix = f"metadata/{name}/n0/data/0/"
+        name = after.name if after else f"f{uuid.uuid4().hex[:15]}"
+        job = Job(self.s3, [], name, after.attempt + 1 if after else 0)
         files = {
             "{{.input}}": self.s3.put(f"metadata/{name}/inputs.pb", _literals(inputs)),
-            "{{.outputPrefix}}": f"s3://{BUCKET}/{prefix.rstrip('/')}",
+            "{{.outputPrefix}}": f"s3://{BUCKET}/{job.prefix.rstrip('/')}",
             "{{.rawOutputDataPrefix}}": f"s3://{BUCKET}/raw/{name}",
-            "{{.checkpointOutputPrefix}}": f"s3://{BUCKET}/checkpoints/{name}",
-            "{{.prevCheckpointPrefix}}": "",
+            "{{.checkpointOutputPrefix}}": job.checkpoints,
+            "{{.prevCheckpointPrefix}}": after.checkpoints if after else "",
         }
-        manifest = job_manifest(self.templates[task], Execution(name=name, files=files), backend or Backend())
+        execution = Execution(name=name, attempt=job.attempt, files=files)
+        manifest = job_manifest(self.templates[task], execution, backend or Backend())
         given = Options({**self.s3.environment, **(environment or {})}) + options
-        made = [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]
-        return Job(self.s3, made, prefix)
+        job.pods += [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]
+        return job
 
 
 def _literals(inputs: Mapping[str, int]) -> bytes:

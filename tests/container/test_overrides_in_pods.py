@@ -106,7 +106,7 @@ def placed(cluster: Cluster, one: dict[str, Any], specs: Any, directory: Path, o
         spec["spec"]["containers"] = named  # what a sidecar does is none of the test's business
         given = Options(cluster.s3.environment) + options
         made.append(Pod(cluster.docker, spec, cluster.network, given, directory / "volumes"))
-    return Job(cluster.s3, made, f"metadata/{name}/n0/data/0/")
+    return Job(cluster.s3, made, name, 0)
 
 
 @pytest.fixture
