@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import CheckpointError, NotInTaskError
 from ..fs.context import current_identity
 from ..ranks import context
-from . import due, facts, modes, places, saves
+from . import due, facts, modes, places, saves, trees
 from .crew import Crew, assemble
 from .finding import Found, find, sources
 from .saver import Saver
@@ -109,6 +109,7 @@ class Checkpoints:
         self.last_committed: int | None = None
         """The last step that this process knows to be in a committed save, its own or the one it resumed from."""
         self._together = Together()
+        self._progress = due.Progress()
         context.at_end(self.wait)
 
     # --- what a training loop calls -----------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ class Checkpoints:
             CheckpointError: there are saves and none of them is whole; the store does not answer; or the save and the
                 state have different names.
         """
+        trees.require_names(state)
         crew = self._crew()
         began = time.monotonic()
         with _Room(self._scratch) as room:
@@ -142,7 +144,7 @@ class Checkpoints:
             self._by_steps.done = step + 1
         if self._by_time is not None:
             self._by_time.begun()
-        self._begun_step = self.last_committed = step
+        self._begun_step = self.last_committed = self._progress.last = step
         if crew.rank == 0:
             logger.info(
                 f"resumed from {found.save} ({made.size} bytes) in {seconds:.1f} s; saves go to {self._store.url}"
@@ -155,8 +157,9 @@ class Checkpoints:
         Then all ranks save at the same step, and this does not return before they are ended to go on elsewhere.
 
         Raises:
-            CheckpointError: the state holds something that could not be loaded again.
+            CheckpointError: the state holds something that could not be loaded again; ``step`` falls.
         """
+        self._progress.reach(step)
         if self._mode is None:
             self._settle(state)
         if not self._together.at(step, lambda urgent: self._save(step, state, wait=urgent)) and self._due(step):
@@ -167,6 +170,7 @@ class Checkpoints:
 
         Returns whether all ranks save after it, because a pod of the job is told to stop: then call :meth:`save`.
         """
+        self._progress.reach(step)
         return self._together.wanted(step)
 
     def holding(self, step: int, state: MutableMapping[str, Any]) -> Holding:
@@ -181,11 +185,13 @@ class Checkpoints:
         A pod that is told to stop meanwhile need not wait for the end of it: ``state`` is saved, as it is after
         ``step``, by a thread. Where not every rank holds that step, the next one is saved.
         """
+        self._progress.reach(step)
         if self._mode is None:
             self._settle(state)  # collectives, which the thread must not come to
         return self._together.holding(step, lambda urgent: self._save(step, state, wait=urgent))
 
     def _settle(self, state: Mapping[str, Any]) -> modes.Mode:
+        trees.require_names(state)
         self._mode = modes.mode_for(state, self._crew(), self._sharded)
         if self._mode.joint and self._by_time is not None and not self._together.possible:
             raise CheckpointError(
@@ -218,6 +224,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the state holds something that could not be loaded again; with ``wait``, the save failed.
         """
+        self._progress.reach(step)
         if not self._together.fulfil(lambda urgent: self._save(step, state, wait=wait or urgent)):
             self._save(step, state, wait=wait)
 

@@ -7,20 +7,61 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from ..errors import ConfigError, Problem
+from ..errors import CheckpointError, ConfigError, Problem
 
 
 def check(keep: int | None, every: int | timedelta | None) -> None:
     """Raise ConfigError naming all that cannot work."""
-    problems = []
-    if keep is not None and keep < 1:
-        problems.append(Problem("keep", keep, "is less than 1", "the newest save must stay; None keeps all"))
-    if isinstance(every, timedelta) and every <= timedelta(0):
-        problems.append(Problem("every", every, "is not a time", "more than 0 seconds"))
-    if isinstance(every, int) and every < 1:
-        problems.append(Problem("every", every, "is less than 1", "a number of steps, a timedelta, or None"))
+    problems = [problem for problem in (_problem_of_keep(keep), _problem_of_every(every)) if problem is not None]
     if problems:
         raise ConfigError(problems)
+
+
+def _problem_of_keep(keep: object) -> Problem | None:
+    if keep is None or (type(keep) is int and keep >= 1):
+        return None
+    if type(keep) is not int:
+        return Problem("keep", keep, "is not a number of saves", "an int; None keeps all")
+    return Problem("keep", keep, "is less than 1", "the newest save must stay; None keeps all")
+
+
+def _problem_of_every(every: object) -> Problem | None:
+    if every is None:
+        return None
+    if isinstance(every, timedelta):
+        return Problem("every", every, "is not a time", "more than 0 seconds") if every <= timedelta(0) else None
+    if type(every) is not int:  # passed over, it would never be due
+        return Problem("every", every, "is neither a number of steps nor a time", "an int, a timedelta, or None")
+    return Problem("every", every, "is less than 1", "a number of steps, a timedelta, or None") if every < 1 else None
+
+
+@dataclass
+class Progress:
+    """The steps of a training, as it tells them.
+
+    The save with the highest step is the one that is resumed, so steps that begin again with each epoch would bring
+    back the end of the first one.
+
+    Attributes:
+        last: the last step that was told, or resumed from.
+    """
+
+    last: int = -1
+
+    def reach(self, step: int) -> None:
+        """Training has done ``step``; told again, nothing happens.
+
+        Raises:
+            CheckpointError: it is no number, or less than the last one.
+        """
+        if type(step) is not int or step < max(self.last, 0):
+            raise CheckpointError(
+                "a step is a number from 0 that never falls",
+                where={"step": repr(step)},
+                seen=f"the one before was {self.last}" if self.last >= 0 else type(step).__name__,
+                hint="count steps over all epochs, and begin with what resume() returns",
+            )
+        self.last = step
 
 
 @dataclass

@@ -85,13 +85,25 @@ def _is_full(save: Save) -> bool:
     return save.manifest.kind == manifests.FULL
 
 
+def _all_in(looked_at: list[list[Store]]) -> list[Save]:
+    """The saves of this execution, then those of the place that the user named, if one was."""
+    found = [save for stores in looked_at for save in newest_of(stores)]
+    if not found and len(looked_at) > 1:
+        raise CheckpointError(
+            "nothing was saved where to resume from",
+            where={"resume_from": ", ".join(store.url for store in looked_at[1])},
+            hint="see whether the address is right, or leave out resume_from to begin anew",
+        )
+    return found
+
+
 def _listed(crew: Crew, places_of: Callable[[], list[list[Store]]]) -> tuple[list[Save], list[str]]:
     """The saves that rank 0 sees, the one to take first in front, and what is wrong with others. A collective."""
     answer: dict[str, Any] = {}
     failure: BaseException | None = None
     if crew.rank == 0:
         try:
-            found = [save for stores in places_of() for save in newest_of(stores)]
+            found = _all_in(places_of())
             answer["saves"] = [
                 (save.store.url, save.name, save.manifest.to_bytes().decode()) for save in found if not is_damaged(save)
             ]

@@ -6,7 +6,7 @@ tensors out of such a tree under flat names, and :func:`join` puts them back.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from ..errors import CheckpointError
 
 _PLACE = "__safedist_tensor__"
+_DICTS = (dict, OrderedDict, Counter)
+"""As torch.load(weights_only=True) has them; a scheduler's milestones are a Counter."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -34,6 +36,16 @@ def distribute(state: MutableMapping[str, Any], tree: Mapping[str, Any]) -> None
             bare(state[name]).load_state_dict(value)
         else:
             state[name] = value
+
+
+def require_names(state: object) -> None:
+    """Raise CheckpointError unless a user's state is a dict by names."""
+    if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(
+            "the state is not a dict by names",
+            seen=f"{type(state).__module__}.{type(state).__qualname__}",
+            expected='{"model": model, "optimizer": optimizer, ...}',
+        )
 
 
 def match(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
@@ -112,12 +124,12 @@ def _split(value: Any, name: str, tensors: dict[str, Any], weights_only: bool) -
         tensors[name] = value.detach()
         return {_PLACE: name}
     kind = type(value)
-    if kind is dict or kind is OrderedDict:
+    if kind in _DICTS:
         inner = []
         for key, one in value.items():
             below = f"{name}.{key}" if name else str(key)
             inner.append((_split(key, f"{below} (a key)", {}, weights_only), _split(one, below, tensors, weights_only)))
-        return kind(inner)
+        return kind(dict(inner))
     if kind in (list, tuple):
         return kind(_split(one, f"{name}.{index}", tensors, weights_only) for index, one in enumerate(value))
     if kind in _PLAIN or kind in (torch.Size, torch.dtype, torch.device) or not weights_only:
@@ -142,8 +154,8 @@ def walk(tree: Any, tensor: Callable[[str], Any]) -> Any:
     kind = type(tree)
     if kind is dict and set(tree) == {_PLACE}:
         return tensor(tree[_PLACE])
-    if kind is dict or kind is OrderedDict:
-        return kind((key, walk(inner, tensor)) for key, inner in tree.items())
+    if kind in _DICTS:
+        return kind({key: walk(inner, tensor) for key, inner in tree.items()})
     if kind is list or kind is tuple:
         return kind(walk(inner, tensor) for inner in tree)
     return tree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -243,6 +244,66 @@ def test_all_that_cannot_work_is_said_at_once(place):
         checkpoints(place, keep=0, every=0)
     with pytest.raises(ConfigError, match="is not a time"):
         checkpoints(place, every=timedelta(0))
+
+
+@pytest.mark.parametrize("every", [5.0, "10", True])
+def test_what_is_neither_steps_nor_a_time_is_refused_not_left_to_never_save(place, every):
+    with pytest.raises(ConfigError, match=r"every=.* is neither a number of steps nor a time"):
+        checkpoints(place, every=every)
+
+
+def test_keep_is_a_number_of_saves(place):
+    with pytest.raises(ConfigError, match="keep='3' is not a number of saves"):
+        checkpoints(place, keep="3")
+
+
+@pytest.mark.parametrize("state", [torch.nn.Linear(1, 1), [1], {0: 1}], ids=["a model", "a list", "no names"])
+def test_a_state_that_is_no_dict_by_names_is_refused_also_where_nothing_was_saved(place, state):
+    with pytest.raises(CheckpointError, match=r"the state is not a dict by names .*expected: \{\"model\": model"):
+        checkpoints(place).resume(state)
+    with pytest.raises(CheckpointError, match="the state is not a dict by names"):
+        checkpoints(place).step(0, state)
+
+
+@pytest.mark.parametrize("step", [-1, "1", 1.0, torch.tensor(1)])
+def test_a_step_that_is_no_number_from_0_is_refused(place, step):
+    ckpt = checkpoints(place, every=None)
+    for call in (ckpt.step, ckpt.save, ckpt.holding):
+        with pytest.raises(CheckpointError, match="a step is a number from 0 that never falls"):
+            call(step, fresh())
+    with pytest.raises(CheckpointError, match="a step is a number from 0 that never falls"):
+        ckpt.wanted(step)
+
+
+def test_steps_that_begin_again_with_an_epoch_are_refused_for_the_oldest_epoch_would_be_resumed(place):
+    ckpt = checkpoints(place, every=None)
+    for step in (0, 7, 7):
+        ckpt.step(step, fresh())
+    with pytest.raises(CheckpointError, match=r"step=0.*the one before was 7.*count steps over all epochs"):
+        ckpt.step(0, fresh())
+
+
+def test_steps_that_begin_again_after_a_resume_are_refused(three):
+    ckpt = checkpoints(three)
+    assert ckpt.resume(fresh()) == 4
+    with pytest.raises(CheckpointError, match="the one before was 3"):
+        ckpt.step(0, fresh())
+
+
+def test_a_named_place_without_saves_is_not_begun_anew_silently(place, tmp_path):
+    ckpt = checkpoints(place, resume_from=str(tmp_path / "mistyped"))
+    with pytest.raises(CheckpointError, match=r"nothing was saved where to resume from .*mistyped"):
+        ckpt.resume(fresh())
+
+
+def test_a_scheduler_that_counts_its_milestones_is_saved(place):
+    state = fresh()
+    state["scheduler"] = torch.optim.lr_scheduler.MultiStepLR(state["optimizer"], [3, 5, 5])
+    checkpoints(place, asynchronous=False).save(1, state)
+    other = fresh()
+    other["scheduler"] = torch.optim.lr_scheduler.MultiStepLR(other["optimizer"], [1])
+    assert checkpoints(place).resume(other) == 2
+    assert other["scheduler"].milestones == Counter({3: 1, 5: 2})
 
 
 def test_without_a_place_the_error_says_how_to_give_one():
