@@ -61,8 +61,13 @@ def none_lost(job: Job, gate: Gate, *, ranks: int, step: int) -> None:
     assert [taken(gate, rank) for rank in range(ranks)] == [everything] * ranks
 
 
-@pytest.mark.parametrize("nodes", [(1,), (0,), (0, 1)], ids=["node 1", "node 0", "all nodes"])
-@pytest.mark.parametrize("task", ["preempted_15", "preempted_30", "preempted_120", "preempted_horovod"])
+@pytest.mark.parametrize(
+    ("task", "nodes"),
+    [
+        *((f"preempted_{grace}", nodes) for grace in (15, 30, 120) for nodes in ((1,), (0,), (0, 1))),
+        ("preempted_horovod", (0, 1)),
+    ],
+)
 def test_pods_that_are_told_to_stop_cost_no_step_and_no_restart(
     job: Make, pods_gate: Gate, task: str, nodes: tuple[int, ...]
 ) -> None:
