@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,26 @@ def read_metadata(path: Path) -> Any:
 
 class _Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name in _ALLOWED.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
-        raise CheckpointError(
-            "the metadata of a save names something that does not belong there: it is not loaded",
-            seen=f"{module}.{name}",
-            hint="find out who wrote to that place",
-        )
+        raise _foreign(f"{module}.{name}")
+
+
+def _member(kind: object, name: object) -> Any:
+    """In the place of getattr, by which Python 3.11.0 to 3.11.3 pickle a member of an enum, and nothing else."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[str(name)]
+    raise _foreign(f"getattr of {kind}: {name}")
+
+
+def _foreign(seen: str) -> CheckpointError:
+    return CheckpointError(
+        "the metadata of a save names something that does not belong there: it is not loaded",
+        seen=seen,
+        hint="find out who wrote to that place",
+    )
 
 
 def _is_dtype(name: str) -> bool:
