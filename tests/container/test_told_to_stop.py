@@ -64,8 +64,12 @@ def none_lost(job: Job, gate: Gate, *, ranks: int, step: int) -> None:
 @pytest.mark.parametrize(
     ("task", "nodes"),
     [
-        *((f"preempted_{grace}", nodes) for grace in (15, 30, 120) for nodes in ((1,), (0,), (0, 1))),
-        ("preempted_horovod", (0, 1)),
+        *(
+            pytest.param(f"preempted_{grace}", nodes, id=f"{grace} s, {told}")
+            for grace in (15, 30, 120)
+            for told, nodes in {"node 1": (1,), "node 0": (0,), "all nodes": (0, 1)}.items()
+        ),
+        pytest.param("preempted_horovod", (0, 1), id="Horovod, all nodes"),
     ],
 )
 def test_pods_that_are_told_to_stop_cost_no_step_and_no_restart(
