@@ -275,7 +275,7 @@ class RenderError(SafedistError):
 
 
 class MpiLaunchError(SafedistError):
-    """The launcher of an MPIJob cannot start the agents in the workers. Infrastructure: Flyte should retry."""
+    """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
 
 
 class MigrationError(SafedistError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from .. import envvars
+from .. import envvars, stopping
 from .options import DEFAULT_REPLACEMENTS, Timeouts
 
 _PINNED = ("rendezvous", "heartbeat", "upload")
@@ -49,6 +49,15 @@ def replacements_pinned(env: Mapping[str, str]) -> int:
     """How often nodes may be lost in the whole job, as registered."""
     said = env.get(envvars.MAX_REPLACEMENTS, "")
     return int(said) if said.isdecimal() else DEFAULT_REPLACEMENTS
+
+
+def grace_pinned(env: Mapping[str, str]) -> float:
+    """Seconds that this pod has between SIGTERM and SIGKILL; what is no time to wait is Kubernetes' usual one."""
+    with suppress(ValueError):
+        seconds = float(env.get(envvars.GRACE, ""))
+        if 0 < seconds < float("inf"):
+            return seconds
+    return stopping.GRACE_SECONDS
 
 
 def timeouts_text(timeouts: Timeouts) -> str:

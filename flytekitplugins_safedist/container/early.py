@@ -63,15 +63,28 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
         return _EXIT_UNDECIDED
     failure = error_document.SystemFailure(f"USER:{type(error).__name__}", str(error), time.time_ns(), repeats=True)
     stopping.finish()
+    if not upload(failure, prefix):
+        return _EXIT_UNDECIDED
+    stopping.decided(0)
+    return 0
+
+
+def upload(failure: error_document.SystemFailure, prefix: str) -> bool:
+    """Upload the attempt's verdict from a process that runs no task, unless it has one already; False, and a line in
+    the log, where that fails.
+
+    Args:
+        failure: the verdict.
+        prefix: where it goes.
+    """
     uploads.first_stays(prefix)
     try:
         with _access() as access:
             error_document.upload(failure, access, prefix)
     except Exception as trouble:  # whatever the store's client raises: this process ends undecided
-        logger.error(f"that cannot be uploaded: {one_line(trouble)}")
-        return _EXIT_UNDECIDED
-    stopping.decided(0)
-    return 0
+        logger.error(f"the verdict cannot be uploaded: {one_line(trouble)}")
+        return False
+    return True
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping
+from ..config.registered import grace_pinned
 from ..errors import ConfigError, Problem, SafedistError, StagingError
 from ..flyte import storage_clients
 from . import early, readonly
@@ -119,7 +120,7 @@ def _say_last_words(code: int) -> None:
 
 def _run(arguments: list[str]) -> int:
     invocation = parse(arguments)
-    reckon_with_grace(os.environ)
+    stopping.reckon_with(grace_pinned(os.environ))
     make_room()
     options = options_from(os.environ)
     prepare_ranks(os.environ)
@@ -132,14 +133,6 @@ def _run(arguments: list[str]) -> int:
             code = stage_code(invocation, options)
         make_importable(code)  # and ``code`` stays: its lease keeps the tree, also for a command that replaces us
     return execute_and_leave(command_line(invocation))
-
-
-def reckon_with_grace(environment: Mapping[str, str]) -> None:
-    """Learn how long this pod has between SIGTERM and SIGKILL; what is no time to wait is Kubernetes' usual one."""
-    with suppress(ValueError):
-        seconds = float(environment.get(envvars.GRACE, ""))
-        if 0 < seconds < float("inf"):
-            stopping.reckon_with(seconds)
 
 
 def make_room() -> None:

@@ -79,6 +79,7 @@ def _fixed(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: i
             heartbeat_timeout=timeouts.heartbeat,
             max_replacements=max_replacements,
             about=_limits(),
+            moved=place.endpoint.moved if place.endpoint is not None else "",
         )
     )
     return handler

@@ -22,6 +22,7 @@ from ..errors import (
     GroupClosedError,
     JobInterruptedError,
     LaunchError,
+    MpiLaunchError,
     NodeLostError,
     NotReplacedError,
     RankFailedError,
@@ -90,6 +91,7 @@ _CODES: tuple[tuple[type[SafedistError], Code], ...] = (
     (GroupClosedError, Code.NODE_LOST),
     (RendezvousError, Code.RENDEZVOUS),
     (LaunchError, Code.LAUNCH),
+    (MpiLaunchError, Code.NODE_LOST),
     (JobInterruptedError, Code.STOPPED),
 )
 """Of the platform's errors; the first class that fits. Everything else is a mistake that would repeat."""

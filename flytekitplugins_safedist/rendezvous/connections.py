@@ -152,6 +152,7 @@ class Links:
             deadline,
             vigil,
             frozenset(self._left),
+            settings.moved,
         )
         found = search.run()
         self._open["control"] = found.connection

@@ -157,7 +157,7 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
                 problems.append(Problem(said, params.get(said), "is negative", "give 0 or more"))
     if problems:
         raise ConfigError(problems, where={"rendezvous backend": BACKEND})
-    given["about"] = params.get("about") or ""
+    given["about"], given["moved"] = params.get("about") or "", params.get("moved") or ""
     # Whoever watches heartbeats with the same patience must see several before it runs out.
     patience = given.get("heartbeat_timeout", GroupSettings.heartbeat_timeout)
     given.setdefault("heartbeat_interval", min(GroupSettings.heartbeat_interval, patience / 6))

@@ -14,6 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from ..errors import NotReplacedError, StoreLostError
 from .client import Connection
@@ -58,12 +59,22 @@ def addresses(host: str) -> tuple[str, ...]:
     return ()
 
 
+def whereabouts(host: str, moved: str) -> tuple[str, ...]:
+    """Where node 0 may be: what its name stands for, and first what the file ``moved`` says, if there is one."""
+    said = ""
+    if moved:
+        with suppress(OSError):
+            said = Path(moved).read_text(encoding="utf-8").strip()
+    return tuple(dict.fromkeys((*((said,) if said else ()), *addresses(host))))
+
+
 @dataclass(frozen=True)
 class Search:
     """How to look.
 
     Attributes:
         host, port: node 0's name, and its store's port.
+        moved: see :func:`whereabouts`.
         hello: the key under which a store says what it is.
         heartbeat_timeout: seconds without a reply after which a store counts as lost.
         deadline: when to give up (``time.monotonic``).
@@ -78,6 +89,7 @@ class Search:
     deadline: float
     vigil: Vigil
     left: Container[str]
+    moved: str = ""
 
     def run(self) -> FoundStore:
         """Look until a store answers.
@@ -88,7 +100,7 @@ class Search:
         pause = threading.Event()
         while True:
             seen, awaits = NO_ADDRESS
-            for address in addresses(self.host):
+            for address in whereabouts(self.host, self.moved):
                 found, (seen, awaits) = self._look(address)
                 if found is not None:
                     return found
@@ -146,7 +158,7 @@ class Search:
                 break
             except FutureTimeoutError:
                 self.vigil.look(*SILENT)
-                if time.monotonic() >= self.deadline or address not in addresses(self.host):
+                if time.monotonic() >= self.deadline or address not in whereabouts(self.host, self.moved):
                     break
             else:
                 return connection

@@ -21,6 +21,7 @@ class GroupSettings:
         node_rank: index of this node, from 0; node 0 holds the store.
         host: how other nodes reach node 0.
         port: the store's port; 0 (any free one) only for ``nodes=1``.
+        moved: the file that names node 0's address once it is another one, where ``host`` is no name; "" for none.
         timeout: seconds for all nodes to arrive, for each round anew.
         heartbeat_timeout: seconds without a reply after which the store counts as lost.
         heartbeat_interval: seconds between two heartbeats; also the delay of rare accidents' notice (a node that died
@@ -46,6 +47,7 @@ class GroupSettings:
     max_replacements: int = 10
     short_life: float = 600.0
     about: str = ""
+    moved: str = ""
     shutdown_grace: float = 10.0
     raw_store: bool = True
     names: tuple[str, ...] = ()

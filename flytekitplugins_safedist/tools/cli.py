@@ -36,18 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def mpi_launch(argv: Sequence[str] | None = None) -> int:
-    """``safedist-mpi-launch``: start one agent in each worker of an MPIJob; exits as node 0 does."""
+    """``safedist-mpi-launch``: start one agent in each worker of an MPIJob; exits 0 when the verdict is uploaded."""
     import signal
     import socket
 
-    from ..container.mpi import launching, supervisor, worker_agent, worker_pod
+    from ..container.mpi import ending, launching, supervisor, worker_agent, worker_pod
 
     log.install()
     options = launching.parse(sys.argv[1:] if argv is None else argv)
     if options.wait:
         return worker_pod.wait()
     if options.worker is not None:
-        return worker_agent.work(options.worker, options.agent, start=not options.attach)
+        return worker_agent.work(options.worker, options.agent)
     hostfile = options.hostfile or Path(os.environ.get(launching.HOSTFILE_VARIABLE, launching.DEFAULT_HOSTFILE))
     try:
         launch = launching.plan(
@@ -58,10 +58,15 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
             environment=dict(os.environ),
             cwd=str(Path.cwd()),
         )
-        return supervisor.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
     except (SafedistError, OSError) as error:
         logger.error(str(error))
         return 1
+    try:
+        supervisor.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
+    except SafedistError as error:
+        logger.error(str(error))
+        return ending.settle(error, options.agent)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -136,7 +136,8 @@ def _mpijob(env: Mapping[str, str], asked: Asked) -> Topology:
     rank = reading.whole_number(env, envvars.MPI_NODE_RANK, source)
     nodes = reading.whole_number(env, envvars.MPI_NODES, source)
     reading.same_nodes(env, asked, source, low=nodes, high=nodes)
-    return reading.fixed(env, asked, source, rank, reading.endpoint(env, envvars.MPI_ENDPOINT, source))
+    endpoint = replace(reading.endpoint(env, envvars.MPI_ENDPOINT, source), moved=env.get(envvars.MPI_NODE_0, ""))
+    return reading.fixed(env, asked, source, rank, endpoint)
 
 
 def _mpirun(env: Mapping[str, str], asked: Asked) -> Topology:

@@ -24,10 +24,17 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where node 0 is met: a DNS name or an address, and a TCP port."""
+    """Where node 0 is met.
+
+    Attributes:
+        host: a DNS name or an address.
+        port: a TCP port.
+        moved: the file that names another address once node 0 has moved there; "" where the host is a name.
+    """
 
     host: str
     port: int
+    moved: str = ""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -29,6 +29,7 @@ from flyteidl.core import errors_pb2, literals_pb2
 from flytekitplugins_safedist.checkpoint import places
 from flytekitplugins_safedist.tools.render import Cluster as Backend
 from flytekitplugins_safedist.tools.render import Execution, job_manifest, pods
+from tests.container import network
 from tests.container.engine import (
     BUCKET,
     DEADLINE,
@@ -79,6 +80,7 @@ class Pod:
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[str, ...] = field(default=(), init=False)
     lives: list[tuple[Container, Container]] = field(default_factory=list, init=False)
+    given_up: list[tuple[Container, Container]] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -103,9 +105,8 @@ class Pod:
     def start(self) -> Pod:
         """Create it anew, as the operator does after the pod was deleted: nothing is left of an earlier one."""
         self.remove()
-        image, network = self.main["image"], {"hostname": self.name, "network": self.network}
-        alias = {self.network: self.docker.client.api.create_endpoint_config(aliases=[self.name])}
-        named = Options(more={**network, "networking_config": alias})
+        image = self.main["image"]
+        named = Options(more={"hostname": self.name, **network.place(self.docker, self.network, self.name)})
         sandbox = self.docker.run(f"{self.name}.sandbox", image, ("sleep", "infinity"), named)
         for rule in self.rules:
             filter_packets(sandbox, "-I", rule)
@@ -125,6 +126,16 @@ class Pod:
         for container in reversed(self.lives[-1] if self.lives else ()):
             remove(container)
 
+    def give_up(self) -> tuple[Container, Container]:
+        """As when its machine is cut off, and Kubernetes counts it as deleted: what runs there goes on, and the name is
+        free for another pod. It is not started again in place any more."""
+        sandbox, main = self.lives.pop()
+        network.take_name(self.docker, sandbox, self.network)
+        for container in (sandbox, main):
+            container.rename(f"{container.name}.given-up-{len(self.given_up)}")
+        self.given_up.append((sandbox, main))
+        return sandbox, main
+
     def _environment(self) -> dict[str, str]:
         return {one["name"]: self._value(one) for one in self.main["env"]}
 
@@ -143,7 +154,7 @@ class Pod:
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 mounts.append(Mount(target, None, type="tmpfs", tmpfs_mode=0o1777))
                 continue
-            directory = self.volumes / f"{self.name}-{mount['name']}-{len(self.lives)}"
+            directory = self.volumes / f"{self.name}-{mount['name']}-{len(self.lives)}.{len(self.given_up)}"
             directory.mkdir(parents=True)
             directory.chmod(0o777)  # as the kubelet makes it
             for name, text in self.files.get(mount["name"], {}).items():
@@ -212,6 +223,11 @@ class Pod:
     def signal(self, number: int, process: int | None = None) -> None:
         """Send a signal to its first process as the kernel does; docker takes a kill of its own for the user's wish."""
         os.kill(process or self.pid, number)
+
+    @property
+    def address(self) -> str:
+        """Of its latest life."""
+        return network.address(self.sandbox, self.network)
 
     @property
     def pid(self) -> int:
@@ -283,6 +299,8 @@ class Job:
         """Its containers, whatever they do."""
         for pod in self.pods:
             pod.remove()
+            for container in (one for life in pod.given_up for one in reversed(life)):
+                remove(container)
 
     def wait(self, within: float = DEADLINE) -> list[Ended]:
         end = time.monotonic() + within
@@ -385,10 +403,10 @@ def report(job: Job) -> str:
     return "\n".join(parts)
 
 
-def gated(gate: Gate) -> dict[str, Any]:
-    """What makes *gate* reachable in a job's pods, as arguments of :meth:`Cluster.job`."""
+def gated(gate: Gate, place: str = "in the function") -> dict[str, Any]:
+    """How *gate* is reached from a job's pods, as arguments of :meth:`Cluster.job`: ranks stand there in *place*."""
     directory = gate.said.parent
     return {
-        "environment": {"TEST_HOW": "gate", "TEST_SAID": "/gate/said", "TEST_WORD": "/gate/word"},
+        "environment": {"TEST_GATE": place, "TEST_SAID": "/gate/said", "TEST_WORD": "/gate/word"},
         "options": Options(mounts=(Mount("/gate", str(directory), type="bind"),)),
     }

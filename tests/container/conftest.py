@@ -22,6 +22,7 @@ from flyteidl.core.tasks_pb2 import TaskTemplate
 from tests import needs
 from tests.cli.clis import pyflyte
 from tests.cli.flyteadmin import serving
+from tests.container import network
 from tests.container.cluster import Cluster, Job, report
 from tests.container.engine import DEADLINE, NOTHING, S3, Docker, Options, Ran, start_s3
 from tests.procs import Gate, gate
@@ -135,17 +136,17 @@ def cluster(docker: Docker, image: str, everywhere: Path) -> Iterator[Cluster]:
 
 def started(docker: Docker, image: str, directory: Path) -> tuple[S3, str, dict[str, bytes]]:
     """What a :class:`Cluster` is made of, in every worker."""
-    network = f"safedist-{docker.session}"
+    name = f"safedist-{docker.session}"
     try:
-        docker.client.networks.create(network, labels=docker.labels)
-        s3 = start_s3(docker, built("SAFEDIST_S3_IMAGE", "flytekitplugins-safedist-s3:test", S3_PACKAGES), network)
+        network.make(docker, name)
+        s3 = start_s3(docker, built("SAFEDIST_S3_IMAGE", "flytekitplugins-safedist-s3:test", S3_PACKAGES), name)
         templates, uploads = registered(image, directory / "registered")
         for location, content in uploads.items():
             s3.upload(location, content)
     except BaseException:
         docker.remove_everything()
         raise
-    return s3, network, {name: template.SerializeToString() for name, template in templates.items()}
+    return s3, name, {task: template.SerializeToString() for task, template in templates.items()}
 
 
 @pytest.fixture

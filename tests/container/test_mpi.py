@@ -1,4 +1,4 @@
-"""An MPIJob: the launcher starts one agent in each worker, and exits as node 0 does."""
+"""An MPIJob: the launcher keeps one agent in each worker, and exits 0 when the attempt has its verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from docker.types import Mount
-from flyteidl.core import errors_pb2
+from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.container.cluster import Job, Pod, gated
 from tests.container.engine import Docker, Options, state, until
@@ -82,7 +82,7 @@ def test_its_result_is_the_other_operators(
     assert [running.api.agents(pod.name) for pod in running.workers] == [1, 1]
     # Nothing is left in its workers but what waits there, and that goes when the operator removes them.
     until(lambda: all(idle(pod) for pod in running.workers), "the agents have left")
-    assert [stopped_by_the_kubelet(pod) for pod in running.workers] == [143, 143]
+    assert [stopped_by_the_kubelet(pod) for pod in running.workers] == [0, 0]
 
 
 def test_a_user_exception_on_the_last_rank_is_the_one_error(mpi_job: Callable[..., MpiJob]) -> None:
@@ -106,10 +106,11 @@ def test_the_platforms_failure_is_uploaded_as_such_and_the_launcher_succeeds(mpi
     assert ended.code == 0
     assert running.job.uploaded == ["error.pb"]
     assert running.job.error.code == "SYSTEM:SIGKILL"
-    assert "node 0 left with 0" in ended.log
 
 
-def test_sigterm_to_the_launcher_ends_every_agent(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
+def test_sigterm_to_the_launcher_ends_every_agent_and_is_the_platforms_verdict(
+    mpi_job: Callable[..., MpiJob], pods_gate: Gate
+) -> None:
     running = mpi_job("torch", **gated(pods_gate))
     running.start()
     pods_gate.heard(4)
@@ -117,10 +118,30 @@ def test_sigterm_to_the_launcher_ends_every_agent(mpi_job: Callable[..., MpiJob]
     running.launcher.signal(signal.SIGTERM)
     ended = running.launcher.wait()
 
-    assert ended.code == 1
+    assert ended.codes == (0,), "the operator replaces no launcher, and reads no error.pb of one that failed"
     assert "received SIGTERM: passing it to 2 agents" in ended.log
-    assert running.job.uploaded == []
+    assert running.job.uploaded == ["error.pb"]
+    error = running.job.error
+    assert (error.code, error.kind) == ("SYSTEM:Stopped", errors_pb2.ContainerError.RECOVERABLE)
+    assert error.origin == execution_pb2.ExecutionError.SYSTEM
     until(lambda: all(idle(pod) for pod in running.workers), "the agents have left")
+
+
+def test_a_launcher_that_is_killed_is_started_in_place_and_finds_its_agents(
+    mpi_job: Callable[..., MpiJob], pods_gate: Gate
+) -> None:
+    running = mpi_job("torch", **gated(pods_gate))
+    running.start()
+    pods_gate.heard(4)
+
+    running.launcher.signal(signal.SIGKILL)
+    running.launcher.says("an agent runs in this pod already")
+    pods_gate.let_go(4)
+    ended = running.launcher.wait(runs=2)
+
+    assert ended.codes == (137, 0)
+    assert running.job.uploaded == ["outputs.pb"]
+    assert running.job.output["round"] == 0
 
 
 def test_an_aborted_job_ends_its_ranks_though_the_launcher_may_not_reach_them_any_more(
@@ -135,10 +156,10 @@ def test_an_aborted_job_ends_its_ranks_though_the_launcher_may_not_reach_them_an
     running.launcher.says("SIGTERM did not reach node 0 (")
     assert "is forbidden" in running.launcher.log
     # Killed at the end of the grace period, it would be 137.
-    assert [stopped_by_the_kubelet(pod) for pod in reversed(running.workers)] == [143, 143]
+    assert [stopped_by_the_kubelet(pod) for pod in reversed(running.workers)] == [0, 0]
     assert all("SIGTERM: 1 agent(s) of this pod have ended" in pod.log for pod in running.workers)
-    assert running.launcher.wait().code == 1
-    assert running.job.uploaded == []
+    assert running.launcher.wait().code == 0
+    assert running.job.uploaded == ["error.pb"]
 
 
 def test_a_broken_connection_into_node_0_does_not_end_the_job(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
@@ -177,17 +198,26 @@ def test_a_worker_whose_container_is_killed_joins_again(
     assert running.starts() == [1, 2]
 
 
-def test_a_killed_node_0_ends_the_attempt(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
-    running = mpi_job("torch", **gated(pods_gate))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_node_0_whose_pod_is_deleted_comes_back_at_another_address_and_the_others_find_it(
+    mpi_job: Callable[..., MpiJob], pods_gate: Gate, backend: str
+) -> None:
+    running = mpi_job(backend, **gated(pods_gate))
     running.start()
     pods_gate.heard(4)
+    lost, before = running.workers[0], running.workers[0].address
 
-    running.workers[0].signal(signal.SIGKILL)
+    assert stopped_by_the_kubelet(lost) == 0, "as Failed it would fail the job"
+    assert lost.start().address != before
+    heard = pods_gate.heard(4)
+    assert not any("round 0" in line for line in heard)
+    pods_gate.let_go(8)
     ended = running.launcher.wait()
 
-    assert ended.code == 1
-    assert running.job.uploaded == []
-    assert running.starts() == [1, 1]
+    assert ended.code == 0
+    assert running.job.uploaded == ["outputs.pb"]
+    assert running.starts() == [2, 1], "the other's agent is the same, all the time"
+    assert "now: the others are told" in ended.log
 
 
 @pytest.fixture

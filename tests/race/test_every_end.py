@@ -173,6 +173,13 @@ ELSEWHERE = {
     "node r > 0 is done before node 0 has uploaded": (
         "race/test_nodes.py test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads"
     ),
+    "the launcher's pod of an MPIJob is deleted": (
+        "unit/container/test_mpi_launching.py "
+        "test_a_launcher_that_is_told_to_stop_uploads_that_as_the_platforms_verdict"
+    ),
+    "the launcher's container of an MPIJob is killed": (
+        "unit/container/test_mpi_launching.py test_a_launcher_that_starts_anew_finds_the_agent_that_runs"
+    ),
     'in a range (`nodes="2:4"`), a node is lost for good': (
         "race/test_elastic.py test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it"
     ),

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import envvars
+from ... import envvars, stopping
 from ...config.options import DEFAULT_REPLACEMENTS
-from ...config.registered import replacements_pinned
+from ...config.registered import Registered, grace_pinned, replacements_pinned
 from ...errors import MpiLaunchError
 from ...topology import DEFAULT_PORT
 
@@ -54,8 +54,9 @@ class Launch:
             else (``ssh``) it is sent over the standard input, where neither ``ps`` nor a log sees it.
         environment: of this pod.
         cwd: where the agent starts.
-        deadline: seconds for the workers to answer.
+        deadline: seconds for a worker to answer.
         restarts: agents of lost workers that are started again, in the whole job.
+        grace: seconds between SIGTERM and SIGKILL.
     """
 
     hosts: tuple[str, ...]
@@ -67,6 +68,7 @@ class Launch:
     cwd: str
     deadline: float = DEADLINE_SECONDS
     restarts: int = DEFAULT_REPLACEMENTS
+    grace: float = stopping.GRACE_SECONDS
 
     def identity(self, node_rank: int, address: str) -> dict[str, str]:
         """What tells an agent which node it is (read by :mod:`~flytekitplugins_safedist.topology`)."""
@@ -75,16 +77,18 @@ class Launch:
             envvars.MPI_NODE_RANK: str(node_rank),
             envvars.MPI_NODES: str(len(self.hosts)),
             envvars.MPI_ENDPOINT: f"{host}:{self.port}",
+            envvars.MPI_NODE_0: self._node_0(node_rank),
         }
 
     def record(self, node_rank: int) -> str:
         """The file of :func:`.worker_agent.work`, in the worker's own file system."""
         return f"{RECORD}{self.hosts[node_rank]}"
 
-    def agent(self, node_rank: int, address: str, *, start: bool) -> tuple[str, str | None]:
-        """The shell command that runs a node's agent, or waits for it, and what it reads from its standard input."""
+    def agent(self, node_rank: int, address: str) -> tuple[str, str | None]:
+        """The shell command that runs a node's agent, or waits for the one that runs there already, and what it reads
+        from its standard input."""
         identity = self.identity(node_rank, address)
-        worker = [LAUNCHER, "--worker", self.record(node_rank), *([] if start else ["--attach"]), "--", *self.argv]
+        worker = [LAUNCHER, "--worker", self.record(node_rank), "--", *self.argv]
         if self.keeps_environment:
             variables = [f"{name}={value}" for name, value in identity.items()]
             return f"cd {shlex.quote(self.cwd)} && exec {shlex.join(['env', *variables, *worker])}", None
@@ -95,6 +99,14 @@ class Launch:
     def signal(self, node_rank: int, name: str) -> str:
         """The shell command that signals a node's agent: killing ``kubectl exec`` or ``ssh`` would leave it running."""
         return f"read pid < {self.record(node_rank)} && kill -{name} $pid"
+
+    def moved(self, node_rank: int, address: str) -> str:
+        """The shell command that tells a node's agent where node 0 is now."""
+        file = shlex.quote(self._node_0(node_rank))
+        return f"echo {shlex.quote(address)} > {file}.new && mv {file}.new {file}"
+
+    def _node_0(self, node_rank: int) -> str:
+        return f"{self.record(node_rank)}.node-0"
 
 
 def read_hostfile(path: Path) -> str:
@@ -142,6 +154,7 @@ def plan(
             hint="register the task again: nodes and the MPIJob's worker replicas must agree",
         )
     reach = shlex.split(environment.get(REACH_VARIABLE) or "ssh -o BatchMode=yes -o StrictHostKeyChecking=no")
+    registered = Registered.from_env(environment)
     return Launch(
         hosts=tuple(hosts),
         reach=tuple(reach),
@@ -150,8 +163,10 @@ def plan(
         keeps_environment=Path(reach[0]).name != "ssh",
         environment=environment,
         cwd=cwd,
+        deadline=DEADLINE_SECONDS if registered is None else registered.timeouts.rendezvous,
         # As many as containers may be restarted in a PyTorchJob: never fewer than the job's own budget allows.
         restarts=nodes * replacements_pinned(environment),
+        grace=grace_pinned(environment),
     )
 
 
@@ -166,13 +181,12 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line: ``--nodes N -- AGENT...``; in a worker ``--wait``; ``--worker FILE [--attach] -- AGENT...``."""
+    """The command line: ``--nodes N -- AGENT...``; in a worker ``--wait``; ``--worker FILE -- AGENT...``."""
     parser = argparse.ArgumentParser(prog=LAUNCHER, description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--nodes", type=int, help="start one agent in each of so many workers")
     where.add_argument("--worker", type=Path, metavar="FILE", help="the launcher's: run this pod's agent, once")
     where.add_argument("--wait", action="store_true", help="a worker's first process: leave with the agents")
-    parser.add_argument("--attach", action="store_true", help="only wait for an agent that runs already")
     parser.add_argument("--hostfile", type=Path, help="default: what the operator says, or /etc/mpi/hostfile")
     parser.add_argument("agent", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""The launcher at work: an agent in every worker of an MPIJob, kept there until node 0's has ended.
+"""The launcher at work: an agent in every worker of an MPIJob, kept there until the attempt has its verdict.
 
-Node 0's end is the job's end: it alone uploads. Any other node's agent that is lost is started again once its worker
-answers, as the operator and the kubelet do it for the pods of a PyTorchJob.
+An agent that exits 0 says that the verdict is in the store. Any other end leaves the job undecided, and the agent is
+started again once its worker answers, node 0's too: as the operator and the kubelet do it for the pods of a PyTorchJob.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-from ...errors import MpiLaunchError
+from ...errors import JobInterruptedError, MpiLaunchError
 from . import worker_agent
 from .launching import Launch
 
@@ -23,8 +23,8 @@ _FIRST_PAUSE, _LAST_PAUSE = 10.0, 300.0
 """Seconds before an agent is started again, doubled each time: the kubelet's."""
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 10.0
-_ATTACH_SECONDS = 60.0
-_ATTACHES = 3
+_VERDICT_SECONDS = 15.0
+"""Of the grace period, kept for the upload of the verdict."""
 _SAID_LIMIT = 500
 """Characters of what a command that failed has said."""
 
@@ -36,9 +36,25 @@ class _Seen:
     status: int | None
     last: str
 
+    def __str__(self) -> str:
+        return f"status {self.status}" if self.status is not None else f"no word of its own ({self.last})"
 
-def run(launch: Launch, *, say: Callable[[str], None], signals: Sequence[signal.Signals] = ()) -> int:
-    """Start the agents and wait for node 0. Gives its exit status.
+
+@dataclass(frozen=True)
+class _Left:
+    """A node's agent has ended for good.
+
+    Attributes:
+        decided: the attempt's verdict is in the store.
+        why: else, how it ended.
+    """
+
+    decided: bool
+    why: str = ""
+
+
+def run(launch: Launch, *, say: Callable[[str], None], signals: Sequence[signal.Signals] = ()) -> None:
+    """Start the agents, and wait until one says that the verdict is in the store.
 
     Args:
         launch: what to do.
@@ -46,14 +62,14 @@ def run(launch: Launch, *, say: Callable[[str], None], signals: Sequence[signal.
         signals: passed on to the agents.
 
     Raises:
-        MpiLaunchError: a worker did not answer in time.
-        SystemExit: a signal came before there was an agent.
+        JobInterruptedError: a signal came, and the agents left the job undecided.
+        MpiLaunchError: none is left of the agents, and none of their restarts.
     """
     job = _Job(launch, say)
     # At once: as a container's first process, this one would not even be ended by a signal without a handler.
     before = {one: signal.signal(one, job.on_signal) for one in signals}
     try:
-        return job.run()
+        job.run()
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
@@ -63,94 +79,122 @@ class _Job:
     def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
         self._launch = launch
         self._say = say
-        self._events: SimpleQueue[tuple[str, int | MpiLaunchError]] = SimpleQueue()
-        self._address = ""
-        self._started = False
+        self._events: SimpleQueue[int | _Left] = SimpleQueue()
+        self._address: str | None = None
+        self._asked = threading.Event()  # where node 0 is: it has answered, or was given up
         self._over = threading.Event()
         self._budget = threading.Semaphore(launch.restarts)
         self._connections: dict[int, subprocess.Popen[str]] = {}
 
     def on_signal(self, number: int, _frame: object) -> None:
         """A handler: only notes the signal, for what it takes to pass it on is no work for a handler."""
-        if not self._started:
-            raise SystemExit(128 + number)
-        self._events.put(("signal", number))
+        self._events.put(number)
 
-    def run(self) -> int:
-        hosts = self._launch.hosts
-        self._address = self._address_of_node_0()
-        self._started = True
-        nodes = [threading.Thread(target=self._node, args=(rank,), daemon=True) for rank in range(len(hosts))]
+    def run(self) -> None:
+        nodes = [
+            threading.Thread(target=self._node, args=(rank,), daemon=True) for rank in range(len(self._launch.hosts))
+        ]
         for node in nodes:
             node.start()
-        self._say(f"{len(hosts)} agents; node 0 is {hosts[0]} at {self._address}:{self._launch.port}")
         try:
-            status = self._until_the_end()
+            self._until_the_verdict()
+            self._say("the attempt's verdict is in the store; that is the job's end")
+            self._let_leave(nodes)
         finally:
             self._over.set()
-            self._let_leave(nodes)
-        self._say(f"node 0 left with {status}; that is the job's end")
-        return status
+            _end_by(list(self._connections.values()), time.monotonic() + 0.1)
 
-    def _until_the_end(self) -> int:
-        while True:
-            what, value = self._events.get()
-            if isinstance(value, MpiLaunchError):
-                self._signal_all(signal.SIGTERM)
-                raise value
-            if what == "end":
-                return value
+    def _until_the_verdict(self) -> None:
+        left: list[_Left] = []
+        told: str | None = None
+        until: float | None = None
+        while len(left) < len(self._launch.hosts):
+            try:
+                event = self._events.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            except Empty:
+                break
+            if isinstance(event, _Left):
+                if event.decided:
+                    return
+                left.append(event)
+                continue
+            if until is None:
+                until = time.monotonic() + max(self._launch.grace - _VERDICT_SECONDS, self._launch.grace / 2)
+            told = signal.Signals(event).name
             self._over.set()
-            name = signal.Signals(value).name
-            self._say(f"received {name}: passing it to {len(self._launch.hosts)} agents")
-            self._signal_all(value)
+            self._say(f"received {told}: passing it to {len(self._launch.hosts)} agents")
+            self._signal_all(event)
+        if told is not None:
+            raise JobInterruptedError(
+                f"the launcher of this MPIJob was told to stop by {told}",
+                hint="its pod was deleted: a drained node, a preemption, or somebody by hand. The operator replaces no "
+                "launcher, so this attempt ends",
+            )
+        raise MpiLaunchError(
+            "every agent of this MPIJob has ended, and none is started again",
+            seen="; ".join(dict.fromkeys(one.why for one in left)),
+            hint="see the log of the launcher for how each ended",
+        )
 
     # --- one node, in a thread of its own ------------------------------------------------------------------------
 
     def _node(self, rank: int) -> None:
         try:
-            status = self._node_0() if rank == 0 else self._keep(rank)
+            left = self._keep(rank)
         except MpiLaunchError as error:
-            if not self._over.is_set():
-                self._events.put(("error", error))
-            return
+            left = _Left(decided=False, why=str(error))
         if rank == 0:
-            self._events.put(("end", status))
+            self._asked.set()
+        self._events.put(left)
 
-    def _node_0(self) -> int:
-        seen = self._connect(0, start=True)
-        for _ in range(_ATTACHES):
-            if seen.status is not None:
-                break
-            # The agent may live on. It must not be started a second time: its end is the attempt's.
-            self._say(f"the connection to node 0 ended without its agent's word ({seen.last}); asking for it again")
-            try:
-                self._ask(0, "true", _ATTACH_SECONDS)
-            except MpiLaunchError as error:
-                self._say(str(error))
-                break
-            seen = self._connect(0, start=False)
-        return worker_agent.EXIT_UNKNOWN if seen.status is None else seen.status
-
-    def _keep(self, rank: int) -> int:
-        pause = _FIRST_PAUSE
+    def _keep(self, rank: int) -> _Left:
+        backoff = _FIRST_PAUSE
         while True:
-            self._ask(rank, "true", self._launch.deadline)
-            seen = self._connect(rank, start=True)
+            address = self._find_node_0() if rank == 0 else self._reach(rank)
+            if address is None or self._over.is_set():
+                return _Left(decided=False, why=f"node {rank}'s agent was not started")
+            seen = self._connect(rank, address)
             if seen.status == 0 or self._over.is_set():
-                return 0
-            how = f"status {seen.status}" if seen.status is not None else f"no word of its own ({seen.last})"
+                return _Left(decided=seen.status == 0, why=f"node {rank}'s agent ended with {seen}")
             if not self._budget.acquire(blocking=False):
-                self._say(f"node {rank}'s agent ended with {how}, and {self._launch.restarts} restarts are used up")
-                return 1
-            self._say(f"node {rank}'s agent ended with {how}; it is started again in {pause:.0f} s")
-            if self._over.wait(pause):
-                return 0
-            pause = min(_LAST_PAUSE, 2 * pause)
+                self._say(f"node {rank}'s agent ended with {seen}, and {self._launch.restarts} restarts are used up")
+                return _Left(decided=False, why=f"{self._launch.restarts} restarts are used up")
+            # Without its word it may live on, and only the connection has broken: then it is found again.
+            pause = backoff if seen.status is not None else _RETRY_SECONDS
+            self._say(f"node {rank}'s agent ended with {seen}; it is started again in {pause:.0f} s")
+            self._over.wait(pause)
+            backoff = min(_LAST_PAUSE, 2 * pause) if seen.status is not None else backoff
 
-    def _connect(self, rank: int, *, start: bool) -> _Seen:
+    def _find_node_0(self) -> str:
+        """Where node 0 is now, once its worker answers; the others are told where that is another place."""
+        before, self._address = self._address, self._address_of_node_0()
+        self._asked.set()
+        where = f"node 0 is {self._launch.hosts[0]} at {self._address}:{self._launch.port}"
+        if before is None:
+            self._say(f"{len(self._launch.hosts)} agents; {where}")
+        elif before != self._address:
+            self._say(f"{where} now: the others are told")
+            for rank in range(1, len(self._launch.hosts)):
+                threading.Thread(target=self._tell, args=(rank, self._address), daemon=True).start()
+        return self._address
+
+    def _tell(self, rank: int, address: str) -> None:
+        try:
+            self._ask(rank, self._launch.moved(rank, address), self._launch.deadline)
+        except MpiLaunchError as error:
+            self._say(f"node {rank} cannot be told where node 0 is now: {error}")
+
+    def _reach(self, rank: int) -> str | None:
+        """Where node 0 is, once this node's worker answers; None where it is nowhere."""
+        self._asked.wait()
+        if self._address is None:
+            return None
+        self._ask(rank, "true", self._launch.deadline)
+        return self._address
+
+    def _connect(self, rank: int, address: str) -> _Seen:
         """Run the agent, or wait for it, and show what it writes: whole lines only, two agents must not share one."""
-        command, told = self._launch.agent(rank, self._address, start=start)
+        command, told = self._launch.agent(rank, address)
         process = subprocess.Popen(
             [*self._launch.reach, self._launch.hosts[rank], command],
             stdin=subprocess.DEVNULL if told is None else subprocess.PIPE,
@@ -251,13 +295,13 @@ class _Job:
                 self._say(f"SIG{name} did not reach node {rank} ({failed}); its pod passes on what Kubernetes tells it")
 
     def _let_leave(self, nodes: Sequence[threading.Thread]) -> None:
-        """Other nodes leave once node 0 did; the operator removes the pods of those that do not."""
+        """The others leave once one did; the operator removes the pods of those that do not."""
+        self._over.set()
         until = time.monotonic() + _STOP_SECONDS
         for node in nodes:
             node.join(timeout=max(until - time.monotonic(), 0.1))
         if any(node.is_alive() for node in nodes):
             self._signal_all(signal.SIGTERM)
-        _end_by(list(self._connections.values()), time.monotonic() + 0.1)
 
 
 def _how_it_failed(process: subprocess.Popen[str], until: float) -> str | None:

@@ -34,18 +34,17 @@ def ended(line: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def work(record: Path, argv: Sequence[str], *, start: bool = True) -> int:
+def work(record: Path, argv: Sequence[str]) -> int:
     """Run the agent, or wait for the one that runs here already.
 
     Args:
         record: file of this pod that is locked while an agent lives, and whose first line is the process to signal.
         argv: the agent's command.
-        start: False: only wait for an agent that is there.
 
     Returns:
         The agent's exit status, 128 + n for signal n; 1 if it left none.
     """
-    sink = Sink(sys.stdout.fileno())
+    sink, start = Sink(sys.stdout.fileno()), True
     descriptor = os.open(record, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,8 @@ def wait(records: str = RECORD) -> int:
         records: how the file begins that an agent's keeper is started with (:func:`.worker_agent.work`).
 
     Returns:
-        128 + n for signal n: a pod that was told to stop has not succeeded.
+        0: the operator makes a deleted worker anew, unless it ended as Failed; then it fails the whole job
+        (training-operator v1.9.0, mpijob_controller.go, UpdateJobStatus).
     """
     # Blocked and taken one by one: no handler can interrupt what is done about the one before.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_TOLD, signal.SIGCHLD})
@@ -41,7 +42,7 @@ def wait(records: str = RECORD) -> int:
         signal.sigtimedwait({*_TOLD, signal.SIGCHLD}, _LOOK_SECONDS)
         _reap()
     logger.info(f"{signal.Signals(number).name}: {len(told)} agent(s) of this pod have ended")
-    return 128 + number
+    return 0
 
 
 def keepers(records: str) -> Iterator[int]:

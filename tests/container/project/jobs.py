@@ -15,7 +15,7 @@ TIMEOUTS = Timeouts(
     stop=1,
     exit=10,
     heartbeat=float(os.environ.get("TEST_HEARTBEAT", "60")),
-    rendezvous=900,
+    rendezvous=float(os.environ.get("TEST_RENDEZVOUS", "900")),
     upload=float(os.environ.get("TEST_UPLOAD", "900")),
 )
 STEPS = 20
@@ -33,14 +33,20 @@ def wait_for_word() -> None:
         file.read(1)
 
 
+def stand(place: str) -> None:
+    """Wait at the gate, if that is the place where the test wants ranks to stand (``$TEST_GATE``)."""
+    me = current_rank()
+    if os.environ.get("TEST_GATE") == place:
+        say(f"rank {me.rank} of {me.world_size} round {me.round} pid {os.getpid()}")
+        wait_for_word()
+
+
 def happen(step: int) -> None:
     """What becomes of the last rank in the midst of training (``$TEST_HOW``); the others are in a collective soon."""
     how, me = os.environ.get("TEST_HOW", "nothing"), current_rank()
     if step != STEPS // 2:
         return
-    if how == "gate":
-        say(f"rank {me.rank} of {me.world_size} round {me.round} pid {os.getpid()}")
-        wait_for_word()
+    stand("in the function")
     if me.rank != me.world_size - 1:
         return
     if how == "raise" or (how == "raise once" and me.round == 0):
@@ -82,6 +88,7 @@ def with_horovod(steps: int) -> str:
     import horovod.torch as hvd
     import torch
 
+    stand("ranks start")
     hvd.init()
     trained, optimizer = model()
     hvd.broadcast_parameters(trained.state_dict(), root_rank=0)
@@ -93,13 +100,16 @@ def with_horovod(steps: int) -> str:
         torch.nn.functional.mse_loss(trained(x), y).backward()
         optimizer.step()
     me = current_rank()
-    return told(trained, hvd.allgather_object(f"{hvd.rank()} is {me.local_rank} on node {me.node_rank}"))
+    names = hvd.allgather_object(f"{hvd.rank()} is {me.local_rank} on node {me.node_rank}")
+    stand("function returns")
+    return told(trained, names)
 
 
 def with_torch(steps: int) -> str:
     import torch
     import torch.distributed as dist
 
+    stand("ranks start")
     dist.init_process_group("gloo")
     trained, optimizer = model()
     parallel = torch.nn.parallel.DistributedDataParallel(trained)
@@ -113,6 +123,7 @@ def with_torch(steps: int) -> str:
     names: list = [None] * dist.get_world_size()
     dist.all_gather_object(names, f"{dist.get_rank()} is {me.local_rank} on node {me.node_rank}")
     dist.destroy_process_group()
+    stand("function returns")
     return told(trained, names)
 
 

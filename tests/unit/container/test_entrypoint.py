@@ -310,7 +310,7 @@ def test_what_would_repeat_and_cannot_be_uploaded_ends_undecided(pod):
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")
     assert done.returncode == 1
-    assert "that cannot be uploaded" in done.stderr
+    assert "the verdict cannot be uploaded" in done.stderr
 
 
 def test_a_hostile_archive_is_one_message_naming_the_member(pod):

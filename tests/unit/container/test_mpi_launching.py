@@ -1,4 +1,4 @@
-"""The launcher of an MPIJob: one agent in each worker, told who it is; node 0's end is the job's end.
+"""The launcher of an MPIJob: one agent in each worker, told who it is; one that exits 0 ends the job.
 
 The way into the workers is a stand-in, as there is no cluster here: a script with the interface of the operator's
 ``kubexec.sh`` (``kubectl exec``) or of ``ssh``, which runs the command on this machine, in an environment like the
@@ -7,13 +7,13 @@ worker's. Everything else is real: the launcher and the agents are processes.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,9 +21,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from flyteidl.core import errors_pb2, execution_pb2
 
 from flytekitplugins_safedist.container.mpi import launching, supervisor, worker_agent
 from flytekitplugins_safedist.errors import MpiLaunchError
+from flytekitplugins_safedist.job.verdict import of_error
 
 PACKAGE = Path(__file__).parents[3]
 AGENT = """
@@ -172,37 +174,96 @@ def test_the_number_of_workers_must_be_the_jobs(tmp_path: Path) -> None:
     assert "j-worker-0); expected: 2, one for each node" in err
 
 
-@pytest.mark.parametrize(("rank", "status"), [(0, 7), (1, 0)])
-def test_node_0s_status_is_the_launchers(tmp_path: Path, rank: int, status: int) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_agent_that_ends_undecided_is_started_again_and_the_first_that_exits_0_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
     cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
-    agent = f"import os, sys; sys.exit(7 if os.environ['SAFEDIST_MPI_NODE_RANK'] == '{rank}' else 0)"
-
-    assert cluster.run(2, agent)[0] == status
-
-
-def test_sigterm_reaches_the_agents(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+    word, starts = tmp_path / "word", cluster.out / "starts"
+    os.mkfifo(word)
+    # The first agent of one node is killed, its second one decides; the other node's waits until then.
     agent = (
-        "import os, signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(40 + int(os.environ['SAFEDIST_MPI_NODE_RANK'])))\n"
-        "print('ready', flush=True)\n"
-        "while True: signal.pause()"
+        "import os, pathlib, signal\n"
+        f"word = {str(word)!r}\n"
+        f"if os.environ['SAFEDIST_MPI_NODE_RANK'] != '{rank}': open(word).read(); raise SystemExit\n"
+        f"with open({str(starts)!r}, 'a') as file: file.write('x')\n"
+        f"if os.path.getsize({str(starts)!r}) == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pathlib.Path(word).write_text('')"
     )
-    launcher = cluster.start(2, agent)
-    assert launcher.stdout is not None
-    ready = {launcher.stdout.readline(), launcher.stdout.readline()}
-    assert ready == {"[node 0] ready\n", "[node 1] ready\n"}
+    said: list[str] = []
 
+    supervisor.run(cluster.launch(agent), say=said.append)
+
+    assert starts.read_text() == "xx"
+    assert f"node {rank}'s agent ended with status 137; it is started again in 0 s" in said
+
+
+STOPPED = (
+    "import os, signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))\n"
+    "print('ready', flush=True)\n"
+    "while True: signal.pause()"
+)
+
+
+def stopped(cluster: Cluster, agent: str) -> tuple[int, str]:
+    """A launcher of two agents that is told to stop: its exit status, and what it said. Verdicts go to ``out``."""
+    launcher = cluster.start(2, agent, "pyflyte-execute", "--output-prefix", str(cluster.out), "--resolver")
+    assert launcher.stdout is not None
+    assert {launcher.stdout.readline(), launcher.stdout.readline()} == {"[node 0] ready\n", "[node 1] ready\n"}
     launcher.send_signal(signal.SIGTERM)
     _, err = launcher.communicate(timeout=60)
-
-    assert launcher.returncode == 40
     assert "received SIGTERM: passing it to 2 agents" in err
+    return launcher.returncode, err
+
+
+def test_a_launcher_that_is_told_to_stop_uploads_that_as_the_platforms_verdict(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+
+    status, err = stopped(cluster, STOPPED.format(status=143))
+
+    assert status == 0, err
+    error = errors_pb2.ErrorDocument.FromString((cluster.out / "error.pb").read_bytes()).error
+    assert (error.code, error.kind) == ("SYSTEM:Stopped", errors_pb2.ContainerError.RECOVERABLE)
+    assert error.origin == execution_pb2.ExecutionError.SYSTEM
+    assert "the launcher of this MPIJob was told to stop by SIGTERM" in error.message
+
+
+def test_a_launcher_that_is_told_to_stop_uploads_nothing_where_an_agent_still_decided(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+
+    status, err = stopped(cluster, STOPPED.format(status="0 if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0' else 1"))
+
+    assert status == 0, err
+    assert list(cluster.out.iterdir()) == []
+
+
+def test_a_launcher_that_is_told_to_stop_takes_no_outputs_back(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+    (cluster.out / "outputs.pb").touch()
+
+    status, err = stopped(cluster, STOPPED.format(status=143))
+
+    assert status == 0, err
+    assert [path.name for path in cluster.out.iterdir()] == ["outputs.pb"]
+
+
+def test_a_launcher_that_cannot_upload_its_verdict_exits_non_zero(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
+    cluster.out.rmdir()
+    cluster.out.touch()
+
+    status, err = stopped(cluster, STOPPED.format(status=143))
+
+    assert status == 1
+    assert "the verdict cannot be uploaded" in err
 
 
 FIRST_PROCESS = (
     # blocked before it says that it waits: a signal in between would end it, as it ends no first process of a container
-    "import signal, sys; from flytekitplugins_safedist.container.mpi.worker_pod import wait; "
+    "import signal, sys; from flytekitplugins_safedist import log; log.install(); "
+    "from flytekitplugins_safedist.container.mpi.worker_pod import wait; "
     "signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}}); print('waits', flush=True); sys.exit(wait({!r}))"
 )
 
@@ -238,19 +299,19 @@ def test_a_worker_that_is_told_to_stop_ends_its_agent_and_then_itself(tmp_path: 
     pod.send_signal(signal.SIGTERM)
     _, err = pod.communicate(timeout=60)
 
-    assert pod.returncode == 128 + signal.SIGTERM
+    assert pod.returncode == 0, "a worker that is Failed fails the job, one that is gone is made anew"
     assert (cluster.out / "left").exists()
     assert "SIGTERM: passing it to the agent" in err
     assert "SIGTERM: 1 agent(s) of this pod have ended" in err
+    launcher.kill()  # it would start the agent again, for which the pod is made anew
     launcher.communicate(timeout=60)
-    assert launcher.returncode == 41
 
 
 def test_a_worker_without_an_agent_leaves_at_once(tmp_path: Path) -> None:
     pod = first_process(Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh"))
     pod.send_signal(signal.SIGTERM)
     _, err = pod.communicate(timeout=60)
-    assert pod.returncode == 128 + signal.SIGTERM
+    assert pod.returncode == 0
     assert "0 agent(s)" in err
 
 
@@ -269,8 +330,9 @@ def test_a_worker_that_may_not_be_signalled_any_more_is_named_with_the_reason(tm
     )
     pod.send_signal(signal.SIGTERM)
     pod.communicate(timeout=60)
-    launcher.communicate(timeout=60)
-    assert launcher.returncode == 41
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1, "these agents have no place for a verdict"
+    assert "was told to stop by SIGTERM" in err
 
 
 @pytest.fixture
@@ -289,7 +351,7 @@ def ready(launcher: subprocess.Popen[str]) -> None:
 
 def test_a_launcher_that_starts_anew_finds_the_agent_that_runs(tmp_path: Path, word: Path, over: str) -> None:
     cluster = Cluster(tmp_path, ["j-worker-0"], over=over)
-    agent = f"print('ready', flush=True); open({str(word)!r}).read(); raise SystemExit(9)"
+    agent = f"print('ready', flush=True); open({str(word)!r}).read()"
     first = cluster.start(1, agent)
     ready(first)
 
@@ -300,34 +362,49 @@ def test_a_launcher_that_starts_anew_finds_the_agent_that_runs(tmp_path: Path, w
     word.write_text("")
     out, err = second.communicate(timeout=60)
 
-    assert second.returncode == 9, err
+    assert second.returncode == 0, err
     assert "ready" not in out
     first.communicate(timeout=60)
 
 
-def test_an_agent_that_outlives_its_keeper_is_still_the_only_one(tmp_path: Path, word: Path) -> None:
+def test_an_agent_that_outlives_its_keeper_is_still_the_only_one(
+    tmp_path: Path, word: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
     cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    agent = f"{deaf}; print('ready', flush=True); open({str(word)!r}).read(); print('left', flush=True)"
-    first = cluster.start(1, agent)
-    ready(first)
+    starts = cluster.out / "starts"
+    # The first agent kills its keeper, and lives on until the second one is asked for.
+    agent = (
+        "import os, signal\n"
+        f"with open({str(starts)!r}, 'a') as file: file.write('x')\n"
+        f"if os.path.getsize({str(starts)!r}) > 1: raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+        f"open({str(word)!r}).read()\n"
+    )
+    said: list[str] = []
 
-    os.kill(int(Path(f"/tmp/safedist-agent-{cluster.hosts[0]}").read_text()), signal.SIGKILL)
-    assert first.stdout is not None
-    assert "an agent runs in this pod already" in first.stdout.readline()
-    word.write_text("")
-    out, err = first.communicate(timeout=60)
+    class Shown(io.StringIO):
+        def write(self, text: str) -> int:
+            if "an agent runs in this pod already" in text:
+                assert starts.read_text() == "x"
+                word.write_text("")
+            return super().write(text)
 
-    assert first.returncode == 1, "how it ended is not known"
-    assert "ready" not in out
-    assert "ended without its agent's word" in err
+    monkeypatch.setattr(sys, "stdout", Shown())
+
+    supervisor.run(cluster.launch(agent), say=said.append)
+
+    assert starts.read_text() == "xx", "nobody knows how the first ended: another one finds out"
+    assert "node 0's agent ended with status 1; it is started again in 0 s" in said
 
 
 def test_a_broken_connection_costs_neither_the_agent_nor_its_status(tmp_path: Path, word: Path) -> None:
     cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
     # More than a pipe holds: an agent must not hang because nobody reads.
     many = "sys.stdout.write('x' * (1 << 20))"
-    agent = f"import sys; print('ready', flush=True); open({str(word)!r}).read(); {many}; raise SystemExit(5)"
+    agent = f"import sys; print('ready', flush=True); open({str(word)!r}).read(); {many}"
     # As with kubectl, what the worker writes comes through a process that can be killed without it.
     reach = cluster.root / "kubexec.sh"
     reach.write_text(reach.read_text().replace("exec env", "env").rstrip() + " 2>&1 | cat\n")
@@ -337,15 +414,13 @@ def test_a_broken_connection_costs_neither_the_agent_nor_its_status(tmp_path: Pa
     for process in [script, *(one for one in script.children() if one.name() == "cat")]:
         process.kill()
 
-    word_given = threading.Thread(target=word.write_text, args=("",))
-    assert launcher.stderr is not None
-    for line in launcher.stderr:
-        if "asking for it again" in line:
-            word_given.start()
-    launcher.wait(timeout=60)
+    assert launcher.stdout is not None
+    assert any("an agent runs in this pod already" in line for line in launcher.stdout)
+    word.write_text("")
+    _, err = launcher.communicate(timeout=60)
 
-    assert launcher.returncode == 5
-    word_given.join(timeout=60)
+    assert launcher.returncode == 0
+    assert "node 0's agent ended with no word of its own" in err
 
 
 def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
@@ -353,7 +428,7 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho 'pods \"j-worker-0\" is forbidden' >&2\nexit 1\n")
     script.chmod(0o755)
     launch = launching.Launch(
-        hosts=("j-worker-0",),
+        hosts=("j-worker-0", "j-worker-1"),
         reach=(str(script),),
         argv=("true",),
         port=1,
@@ -363,34 +438,12 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
         deadline=0.0,
     )
 
-    with pytest.raises(MpiLaunchError, match="a worker cannot be reached") as caught:
+    with pytest.raises(MpiLaunchError, match="every agent of this MPIJob has ended") as caught:
         supervisor.run(launch, say=lambda _: None)
 
-    assert caught.value.where["host"] == "j-worker-0"
+    assert "a worker cannot be reached [host=j-worker-0" in str(caught.value)
     assert 'pods "j-worker-0" is forbidden' in str(caught.value)
     assert "pods/exec" in str(caught.value)
-
-
-def test_an_agent_of_another_node_that_is_lost_is_started_again(
-    tmp_path: Path, word: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
-    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
-    # Node 1's first agent is killed; its second one lets node 0 end.
-    agent = (
-        "import os, pathlib, signal\n"
-        f"word = {str(word)!r}\n"
-        "if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0': open(word).read(); raise SystemExit\n"
-        f"with open({str(cluster.out / 'starts')!r}, 'a') as file: file.write('x')\n"
-        f"if os.path.getsize({str(cluster.out / 'starts')!r}) == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "pathlib.Path(word).write_text('')"
-    )
-    said: list[str] = []
-
-    assert supervisor.run(cluster.launch(agent), say=said.append) == 0
-
-    assert (cluster.out / "starts").read_text() == "xx"
-    assert "node 1's agent ended with status 137; it is started again in 0 s" in said
 
 
 def test_a_failure_that_repeats_on_another_node_ends_within_a_budget(
@@ -402,7 +455,7 @@ def test_a_failure_that_repeats_on_another_node_ends_within_a_budget(
     os.mkfifo(word)
     agent = (
         "import os\n"
-        f"if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0': open({str(word)!r}).read(); raise SystemExit(1)\n"
+        f"if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0': open({str(word)!r}).read(); raise SystemExit\n"
         f"with open({str(starts)!r}, 'a') as file: file.write('x')\n"
         "raise SystemExit(3)"
     )
@@ -413,35 +466,67 @@ def test_a_failure_that_repeats_on_another_node_ends_within_a_budget(
 
     launch = cluster.launch(agent)
     assert launch.restarts == 2 * 10
-    assert supervisor.run(replace(launch, restarts=2 * 3), say=say) == 1
+    supervisor.run(replace(launch, restarts=2 * 3), say=say)
     assert len(starts.read_text()) == 1 + 2 * 3
 
 
-def test_node_0_is_never_started_twice(tmp_path: Path) -> None:
+def test_agents_that_end_undecided_again_and_again_end_the_job_as_a_lost_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
     cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
+
+    with pytest.raises(MpiLaunchError) as caught:
+        supervisor.run(replace(cluster.launch("raise SystemExit(7)"), restarts=2), say=lambda _: None)
+
+    assert "2 restarts are used up" in str(caught.value)
+    verdict = of_error(caught.value)
+    assert verdict is not None
+    assert verdict.code == "SYSTEM:NodeLost"
+
+
+def test_the_others_are_told_where_node_0_is_when_it_comes_back_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: str
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE", 0.0)
+    cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over=over)
+    hostname = tmp_path / "bin" / "hostname"
+    there = tmp_path / "there"
+    os.mkfifo(there)
+    # Node 0's first agent waits for the other, moves away, and dies; the other says where it is told that node 0 is.
     agent = (
-        f"import os, signal; open({str(cluster.out / 'starts')!r}, 'a').write('x');"
-        "os.kill(os.getppid(), signal.SIGKILL); signal.pause()"  # as when its whole pod is killed
+        "import os, pathlib, time\n"
+        f"out, there = pathlib.Path({str(cluster.out)!r}), {str(there)!r}\n"
+        "if os.environ['SAFEDIST_MPI_NODE_RANK'] == '0':\n"
+        "    if (out / 'moved').exists(): open(there).read(); raise SystemExit\n"
+        "    (out / 'moved').touch()\n"
+        f"    pathlib.Path(open(there).read()).write_text('#!/bin/sh\\necho 10.9.9.10\\n')\n"
+        "    raise SystemExit(1)\n"
+        f"open(there, 'w').write({str(hostname)!r})\n"
+        "while not os.path.exists(os.environ['SAFEDIST_MPI_NODE_0']): time.sleep(0.01)\n"
+        "(out / 'told').write_text(open(os.environ['SAFEDIST_MPI_NODE_0']).read())\n"
+        "open(there, 'w').close()"
     )
+    said: list[str] = []
 
-    status, _, err = cluster.run(1, agent)
+    supervisor.run(cluster.launch(agent), say=said.append)
 
-    assert status == 1
-    assert "ended without its agent's word" in err
-    assert (cluster.out / "starts").read_text() == "x"
+    assert (cluster.out / "told").read_text() == "10.9.9.10\n"
+    assert f"node 0 is {cluster.hosts[0]} at 10.9.9.10:23456 now: the others are told" in said
 
 
-def test_a_signal_before_the_workers_answer_ends_the_launcher(tmp_path: Path) -> None:
+def test_a_signal_before_the_workers_answer_is_the_verdict(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, ["j-worker-0"], over="kubexec.sh")
     (cluster.root / "kubexec.sh").write_text("#!/bin/sh\necho not yet >&2\nexit 1\n")
-    launcher = cluster.start(1, "")
+    launcher = cluster.start(1, "", "pyflyte-execute", "--output-prefix", str(cluster.out), "--resolver")
     assert launcher.stderr is not None
     assert "not yet" in launcher.stderr.readline()
 
     launcher.send_signal(signal.SIGTERM)
-    launcher.communicate(timeout=60)
+    _, err = launcher.communicate(timeout=60)
 
-    assert launcher.returncode == 128 + signal.SIGTERM
+    assert launcher.returncode == 0, err
+    assert [path.name for path in cluster.out.iterdir()] == ["error.pb"]
 
 
 def test_output_that_nobody_reads_is_dropped_and_what_is_read_again_is_shown() -> None:

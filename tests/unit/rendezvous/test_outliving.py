@@ -10,7 +10,7 @@ from flytekitplugins_safedist.errors import StoreLostError
 from flytekitplugins_safedist.rendezvous.carried import Carried
 from flytekitplugins_safedist.rendezvous.outliving import Outliving
 from flytekitplugins_safedist.rendezvous.protocol import SUPERSEDED, End, Slot
-from flytekitplugins_safedist.rendezvous.search import REFUSED
+from flytekitplugins_safedist.rendezvous.search import REFUSED, whereabouts
 from flytekitplugins_safedist.rendezvous.vigil import EVERY, Vigil
 
 CLAIMS = st.lists(st.integers(0, 4))
@@ -111,3 +111,12 @@ def test_a_store_that_was_left_fences_its_node_0_and_sends_the_others_on():
     end = End("superseded", 2, SUPERSEDED)
     assert type(end.error(0, holds_store=True)) is errors.FencedError
     assert type(end.error(1)) is errors.StoreLostError
+
+
+def test_node_0_is_looked_for_where_it_is_said_to_have_moved_and_where_it_was(tmp_path):
+    moved = tmp_path / "moved"
+    assert whereabouts("127.0.0.1", str(moved)) == ("127.0.0.1",)
+
+    moved.write_text("127.0.0.2\n")
+    assert whereabouts("127.0.0.1", str(moved)) == ("127.0.0.2", "127.0.0.1")
+    assert whereabouts("127.0.0.1", "") == ("127.0.0.1",)

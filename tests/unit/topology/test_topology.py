@@ -109,6 +109,12 @@ FIXED = {
 }
 
 
+def test_an_mpijobs_launcher_names_the_file_that_says_where_node_0_has_moved() -> None:
+    env = mpijob(1, 2, 4) | {"SAFEDIST_MPI_NODE_0": "/tmp/where"}
+
+    assert from_env(env, Asked(2, 2, 4)).endpoint == Endpoint("10.0.0.7", 23456, moved="/tmp/where")
+
+
 def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
     topology = from_env({"PATH": "/bin"}, Asked(1, 1, 4))
 
