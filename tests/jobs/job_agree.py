@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from flytekit import task
+from flytekit import map_task, task, workflow
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch
 from flytekitplugins_safedist.fs import default_group, exchange, once_per_job
@@ -26,3 +26,14 @@ def torch() -> list[str]:
 @task(task_config=SafeHorovod(nproc_per_node=2))
 def horovod() -> list[str]:
     return agree()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def vocabulary(word: str) -> list[str]:
+    """What both ranks of one task of a map task have, by one key in all of them."""
+    return exchange("made", once_per_job("vocabulary", lambda: word, timeout=120), timeout=120)
+
+
+@workflow
+def vocabularies(words: list[str]) -> list[list[str]]:
+    return map_task(vocabulary)(word=words)

@@ -12,3 +12,10 @@ def test_two_tasks_of_one_execution_take_no_answers_from_each_other(warm, tmp_pa
         ended = warm.run(f"job_agree:{task}", tmp_path / word, environment={**same, "TEST_WORD": word})
         assert ended.value == ["the agent's store", word, word, word]
     assert not (tmp_path / "shared").exists()
+
+
+def test_the_tasks_of_a_map_task_take_no_answers_from_each_other(warm, tmp_path):
+    words = ["english", "german", "english", "dutch"]
+    same = {"FLYTE_INTERNAL_EXECUTION_ID": "f1", "SAFEDIST_COORDINATION_DIR": str(tmp_path / "shared")}
+    ended = warm.run("job_agree:vocabularies", tmp_path / "job", inputs={"words": words}, environment=same)
+    assert ended.value == [[word, word] for word in words]

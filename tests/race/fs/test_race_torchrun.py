@@ -6,10 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.race.fs import torchrun_ranks
 from tests.race.fs.ranks import launched
 
-RUNS = 2
+RUNS = 20
 RANKS = 2
 # The same for each run, as a port written into a script is; below the ports that the kernel hands out.
 PORT = 20_000 + os.getpid() % 10_000
@@ -21,6 +23,7 @@ def _torchrun(place: Path, value: str) -> None:
     launched(Path(torchrun_ranks.__file__), launcher, place, value, SAFEDIST_FS_TIMEOUT="120")
 
 
+@pytest.mark.timeout(3600)  # twenty launches of torch, one after the other
 def test_runs_of_one_name_take_no_answers_from_each_other(tmp_path):
     for run in range(RUNS):
         _torchrun(tmp_path, f"run{run}")

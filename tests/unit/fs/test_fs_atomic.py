@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs import atomic_path, atomic_write
+from flytekitplugins_safedist.fs import atomic_dir, atomic_path, atomic_write
 from flytekitplugins_safedist.fs.stale_files import aside
 
 
@@ -62,4 +62,23 @@ def test_a_private_file_stays_private_when_it_is_replaced(tmp_path):
 def test_a_directory_where_a_file_was_to_be_made_is_an_error_and_goes(tmp_path):
     with pytest.raises(FsError), atomic_path(tmp_path / "file") as draft:
         (draft / "below").mkdir(parents=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_replaced_in_one_step_and_the_old_one_goes(tmp_path):
+    for name in ("old", "new"):
+        with atomic_dir(tmp_path / "ckpt", exists="replace") as draft:
+            (draft / name).touch()
+    assert [one.name for one in (tmp_path / "ckpt").iterdir()] == ["new"]
+    assert [one.name for one in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_a_block_that_fails_leaves_no_file_aside(tmp_path):
+    def fail():
+        with atomic_path(tmp_path / "file") as draft:
+            draft.touch()
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
     assert list(tmp_path.iterdir()) == []

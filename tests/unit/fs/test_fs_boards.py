@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from datetime import timedelta
 
@@ -118,3 +119,59 @@ def test_a_store_that_is_gone_is_our_error():
     with pytest.raises(FsError) as caught:
         board.put_once("k2", "v")
     assert isinstance(caught.value, (FsIoError, FsTimeoutError))
+
+
+def test_a_draft_of_a_note_is_no_member_that_has_come(tmp_path):
+    board = FileBoard(tmp_path)
+    board.arrive("point", 3)
+    came = next(path for path in tmp_path.rglob("3.note")).parent
+    (came / ".4.note").touch()
+    (came / ".5.note.safedist-draft").touch()
+    (came / "6.part").touch()
+    assert board.members("point", range(10)) == {3}
+    assert board.count("point") == 1
+
+
+def test_a_file_system_that_cannot_arbitrate_between_ranks_is_told_with_what_it_said(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, "no links")
+
+    board = FileBoard(tmp_path)
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(FsUnsupportedError) as caught:
+        board.put_once("key", "text")
+    assert str(caught.value).startswith(
+        f"this file system has no hard links, so nothing on it can arbitrate between ranks [path={tmp_path}, "
+    )
+    assert str(caught.value).endswith(
+        "(seen: EPERM). Next step: point SAFEDIST_COORDINATION_DIR at another file system, or use a torch or Horovod "
+        "group"
+    )
+
+
+def test_a_store_that_is_gone_is_told_with_its_first_word_and_where_to_look():
+    class Gone:
+        def check(self, keys):
+            raise RuntimeError("Connection reset by peer\nstack")
+
+        get = set = compare_set = add = check
+
+    with pytest.raises(FsIoError) as caught:
+        StoreBoard(Gone(), "a store").get("key")
+    assert str(caught.value).startswith("the store that the ranks talk through is gone [store=a store, host=")
+    assert str(caught.value).endswith(
+        "(seen: Connection reset by peer). Next step: see why the process that holds it (rank 0, or node 0's agent) "
+        "has ended"
+    )
+
+
+def test_what_nobody_will_ask_for_again_leaves_the_store():
+    store = _tcp_store()
+    board = StoreBoard(store, "a store")
+    board.put("point/text/0", "left")
+    board.arrive("point", 0)
+    before = store.num_keys()
+    board.clear("point", 1)
+    assert store.num_keys() < before
+    assert board.get("point/text/0") is None
+    assert board.count("point") == 0

@@ -14,7 +14,7 @@ from flytekitplugins_safedist.errors import (
     ReadOnlyFsError,
     StaleHandleError,
 )
-from flytekitplugins_safedist.fs import calls, ensure_dir
+from flytekitplugins_safedist.fs import calls, dirs, ensure_dir
 from tests.fusefs import FuseMount, require
 
 
@@ -134,3 +134,26 @@ def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch)
         client.set(faults=[{"op": "mkdir", "errno": "ESTALE"}])
         with pytest.raises(StaleHandleError):
             ensure_dir(client.path / "new")
+
+
+def test_a_file_in_the_way_is_told_with_all_that_was_seen_of_it(tmp_path):
+    (tmp_path / "x").write_text("abc")
+    (tmp_path / "x").chmod(0o640)
+    with pytest.raises(PathBlockedError) as caught:
+        ensure_dir(tmp_path / "x")
+    assert str(caught.value).startswith(f"a file is in the way of a directory [path={tmp_path}/x, file_system=")
+    assert str(caught.value).endswith(
+        "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). "
+        "Next step: move it away, or choose another path"
+    )
+
+
+def test_what_lies_in_a_directory_is_listed_with_its_kind_and_links_are_neither(tmp_path):
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("dir")
+    assert [(one.path.name, one.is_dir, one.is_file) for one in dirs.listed(tmp_path)] == [
+        ("dir", True, False),
+        ("file", False, True),
+        ("link", False, False),
+    ]

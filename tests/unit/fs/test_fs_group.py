@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -10,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from flytekitplugins_safedist import envvars
-from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs import Group, Identity, default_group, use_identity
+from flytekitplugins_safedist.errors import FsError, FsTimeoutError
+from flytekitplugins_safedist.fs import Group, Identity, default_group, group, use_identity
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +122,21 @@ def test_a_process_group_that_was_destroyed_and_made_again_is_another_group(monk
         monkeypatch.undo()
         del made, board
         dist.destroy_process_group()
+
+
+def test_a_collective_that_not_every_rank_calls_is_given_up_and_told_what_to_do():
+    never = threading.Event()
+    with pytest.raises(FsTimeoutError) as caught:
+        group._bounded(never.wait, 0.01, "Horovod's other 3 ranks")
+    never.set()
+    assert str(caught.value) == (
+        "waited 0.0 s for Horovod's other 3 ranks to form a group. Next step: every rank must call horovod_group, or "
+        "its first fs helper, at the same point of the program"
+    )
+
+
+def test_a_collective_that_fails_is_told_with_its_error():
+    with pytest.raises(FsError) as caught:
+        group._bounded(lambda: int("x"), 60, "Horovod's other 3 ranks")
+    assert str(caught.value).startswith("the ranks could not form a group (seen: ValueError: invalid literal")
+    assert isinstance(caught.value.__cause__, ValueError)

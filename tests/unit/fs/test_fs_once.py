@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs import Identity, once, once_per_job
+from flytekitplugins_safedist.fs import Identity, once, once_per_job, once_per_node
 from flytekitplugins_safedist.fs.boards import MemoryBoard
 from flytekitplugins_safedist.fs.group import Group
 from flytekitplugins_safedist.fs.process import this_process
@@ -84,3 +84,11 @@ def test_a_worker_on_this_machine_is_judged_by_the_kernel_whatever_it_shows(monk
     assert alive.lost() == ""
     ended = replace(this_process(), pid=2**22 + 1)
     assert once._Watch(group, "place", once._Worker(ended, 0, 1, "token", "")).lost() == f"{ended} has died"
+
+
+def test_every_node_does_the_work_once_where_no_directory_is_shared():
+    board, done = MemoryBoard(), []
+    for rank, node in ((0, 0), (1, 0), (2, 1), (3, 1)):
+        group = Group(board, Identity(rank, 4, rank % 2, 2, node, 2))
+        assert once_per_node("fill", lambda node=node: done.append(node) or node, group=group) == node
+    assert done == [0, 1]

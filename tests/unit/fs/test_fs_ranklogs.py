@@ -72,3 +72,13 @@ def test_a_full_disk_is_our_error_and_the_next_line_is_whole_again(tmp_path):
         client.set(faults=[])
         log.append("after")
         assert [entry.value for entry in merge_logs(client.path)] == ["before", "after"]
+
+
+@pytest.mark.parametrize(("asked", "synced"), [({}, 0), ({"durable": True}, 2), ({"durable": False}, 0)])
+def test_lines_are_brought_to_stable_storage_only_where_that_is_asked_for(tmp_path, monkeypatch, asked, synced):
+    calls: list[int] = []
+    monkeypatch.setattr(module.os, "fsync", calls.append)
+    with RankLog(tmp_path, rank=0, **asked) as log:
+        log.append(1)
+        log.append(2)
+    assert len(calls) == synced
