@@ -44,8 +44,7 @@ COPY scripts/build_horovod.py scripts/horovod_*.py scripts/verify_horovod.py scr
 # The wheel is kept outside the layers, so that a change of these scripts that changes no wheel compiles none.
 RUN --mount=type=cache,id=safedist-horovod,target=/var/cache/safedist-horovod \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
-    python scripts/build_horovod.py --cache-dir /var/cache/safedist-horovod \
- && strip --strip-debug /opt/venv/lib/python3*/site-packages/horovod/torch/*.so
+    python scripts/build_horovod.py --cache-dir /var/cache/safedist-horovod
 COPY --from=metadata /dependencies.txt .
 # numpy: torch warns where it is absent, and no training is without it.
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
