@@ -259,7 +259,7 @@ class GroupClosedError(RendezvousError):
 
 
 class FencedError(RendezvousError):
-    """Another process took this node's place in the group: this one is the ghost, and must end its ranks."""
+    """Another process took this node's place in the group: this one is fenced off, and must end its ranks."""
 
 
 class NodeLostError(RendezvousError):

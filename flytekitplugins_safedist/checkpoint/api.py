@@ -109,7 +109,7 @@ class Checkpoints:
         self.last_committed: int | None = None
         """The last step that this process knows to be in a committed save, its own or the one it resumed from."""
         self._together = Together()
-        self._progress = due.Progress()
+        self._progress = due.StepProgress()
         context.at_end(self.wait)
 
     # --- what a training loop calls -----------------------------------------------------------------------------------

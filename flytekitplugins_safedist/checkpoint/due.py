@@ -36,7 +36,7 @@ def _problem_of_every(every: object) -> Problem | None:
 
 
 @dataclass
-class Progress:
+class StepProgress:
     """The steps of a training, as it tells them.
 
     The save with the highest step is the one that is resumed, so steps that begin again with each epoch would bring

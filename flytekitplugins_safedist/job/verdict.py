@@ -125,7 +125,7 @@ def of_error(error: SafedistError) -> Verdict | None:
     """The verdict on an error that kept a job from running, or ended its agent.
 
     None where the error says nothing about the job: it is the user's or a mistake (flytekit uploads it as it is), or
-    this process is a ghost, whose place another one has taken and which has no say.
+    this process is fenced off: another one has taken its place, and it has no say.
     """
     if isinstance(error, FencedError):
         return None

@@ -47,7 +47,7 @@ class Generations:
 
         def read(store: Any) -> State:
             # compare_set reads, and writes the first generation if nobody has. One request then reads generation and
-            # owner together: a ghost that sees a generation its replacement may count in also sees that it is fenced.
+            # owner together: a process that sees a generation its replacement may count in also sees that it is fenced.
             store.compare_set(keys.generation, "", FIRST)
             return State.parse(*store.multi_get([keys.generation, keys.incarnation(node)]))
 

@@ -33,7 +33,7 @@ _LOOK = 0.5
 """Seconds between two looks at a round that goes on without this node."""
 
 _RING = 0.2
-"""Seconds for the bell of the last generation to be heard, once its successor was seen."""
+"""Seconds for the wake-up key of the last generation to be seen, once its successor was."""
 
 
 class FixedGroup:
@@ -170,7 +170,7 @@ class FixedGroup:
         """End the group for every node; whoever ends it first gives the reason. Returns the reason that counts.
 
         Raises:
-            FencedError: another process took this node's place; a ghost ends nothing.
+            FencedError: another process took this node's place; a fenced process ends nothing.
             StoreLostError: node 0 is gone or frozen.
         """
         wanted = End(kind, self.settings.node_rank, text, missing)
@@ -265,8 +265,8 @@ class FixedGroup:
             self.close("replacements", f"{node} came back, but {settings.max_replacements} replacements are used up")
         elif replaced.again:
             self.close("replacements", settings.relapse())
-        # Read after the claim: whatever generation the ghost may still count in, it is not above this one. It moves on
-        # past it, so the ghost's arrival and ours never count in the same generation.
+        # Read after the claim: whatever generation the fenced process may still count in, it is not above this one.
+        # We move on past it, so its arrival and ours never count in the same generation.
         current = self._current()
         if current != self._finished_before:
             self.move_on(current)

@@ -110,7 +110,7 @@ class SafedistHandler(JobHandler):
         """End the group for every node.
 
         Raises:
-            FencedError: another process took this node's place; a ghost ends nothing.
+            FencedError: another process took this node's place; a fenced process ends nothing.
             StoreLostError: node 0 is gone or frozen.
         """
         self._group.close("done", "the job is over")

@@ -1,9 +1,10 @@
 """A strict reader of tar headers: ustar, pax (POSIX.1-2001) and GNU.
 
-Why not :mod:`tarfile`: per member it takes several times as long as the system calls that write the file, and it
-forgives what a damaged or forged archive looks like (it ends silently at a bad header). Formats: POSIX pax(1)
-"ustar Interchange Format" and "pax Extended Header"; the GNU tar manual, "Basic Tar Format" and "Large or Negative
-Values". tests/unit/container/test_archive_properties.py compares every ordinary archive with GNU tar's own result.
+Why not :mod:`tarfile`: with the strict filter and isal it takes five times the processor time (benchmarks/archive.py;
+figures in CONTRIBUTING.md), and it forgives what a damaged or forged archive looks like (it ends silently at a bad
+header). Formats: POSIX pax(1) "ustar Interchange Format" and "pax Extended Header"; the GNU tar manual, "Basic Tar
+Format" and "Large or Negative Values". tests/unit/container/test_archive_properties.py compares every ordinary archive
+with GNU tar's own result.
 """
 
 from __future__ import annotations
