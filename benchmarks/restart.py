@@ -18,8 +18,8 @@ old address: from that start until every rank is back in the function. torchrun'
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -30,9 +30,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # it has no types
+
 PROJECT = Path(__file__).parent / "restart_project"
 NODES, RANKS_PER_NODE = 2, 2
 DEADLINE_SECONDS = 180.0
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): orphans of ours become our children."""
 
 
 def free_port() -> int:
@@ -138,21 +142,30 @@ def run(variant: Variant) -> float:
 
 
 def start(variant: Variant, node: int, port: int, directory: Path, **more: str) -> subprocess.Popen[bytes]:
-    """One node, as the leader of its processes."""
+    """One node."""
     started = variant(node, port, directory)
     assert started is not None
     command, variables = started
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, **variables, **more, "PATH": path, "PYTHONPATH": str(PROJECT)}
     with (directory / f"log-{node}").open("ab") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """A node with all that it started in its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """A node with all that it started: torchrun's ranks have sessions of their own, and outlive their agent."""
+    with suppress(psutil.NoSuchProcess):
+        end(psutil.Process(process.pid).children(recursive=True))
+    process.kill()
     process.wait()
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """End them, whatever has become of them meanwhile."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(processes)
 
 
 def run_losing_node_0(variant: Variant, patience: float) -> tuple[float, float | str]:
@@ -180,6 +193,7 @@ def run_losing_node_0(variant: Variant, patience: float) -> tuple[float, float |
         finally:
             for node in nodes:
                 kill(node)
+            end(psutil.Process().children(recursive=True))  # those whose agent had ended are ours now
 
 
 def wait_until(true: Callable[[], bool], seconds: float) -> bool:
@@ -225,6 +239,7 @@ def main() -> None:
     parser.add_argument("--lose-node-0", action="store_true")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that a lost node 0 is given to come back")
     arguments = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if arguments.lose_node_0:
         lose_node_0(arguments.runs, arguments.patience)
         return
