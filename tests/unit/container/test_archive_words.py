@@ -378,7 +378,6 @@ KINDS = ("file", "directory", "symbolic link", "hard link")
 
 
 def test_what_stands_in_the_tree_is_told_entry_by_entry(tmp_path: Path) -> None:
-    os.umask(os.umask(0o022))
     told: list[int] = []
     result = unpack([tar(EVERYTHING)], tmp_path, label="x", on_member=told.append)
     file, folder, link, hard = KINDS

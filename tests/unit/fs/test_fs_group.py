@@ -42,10 +42,13 @@ def test_the_agents_store_is_there_before_any_backend_and_outlives_every_rank(st
     assert board.get("key") == "note"
 
 
-def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in(store, monkeypatch):
+@pytest.mark.parametrize(
+    ("run", "world_size"), [("started by a rank", 4), ("job", 2)], ids=["of another name", "of another size"]
+)
+def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in(store, monkeypatch, run, world_size):
     default_group().board.put("key", "of the job")
-    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "started by a rank")
-    use_identity(Identity(0, 2, 0, 2, 0, 1))
+    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, run)
+    use_identity(Identity(0, world_size, 0, world_size, 0, 1))
     assert default_group().board.get("key") is None
 
 
