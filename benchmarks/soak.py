@@ -16,21 +16,16 @@ code than 0 are started again, as the kubelet does under the policy OnFailure. T
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
-import traceback
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
@@ -38,9 +33,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import soaking
 from flyteidl.core import errors_pb2, literals_pb2
 
-from tests.procs import Ended, Gate, Running, Warm, gate, listening_for_workers
+from tests.procs import Ended, Gate, Running, Warm, gate
+from tests.proxy import Proxy
 
 BOUND_SECONDS = 180.0
 """For one job: three heartbeats, two starts of each pod and the waits between them, on a machine that is busy."""
@@ -105,51 +102,6 @@ def drawn(seed: int, number: int) -> Run:
     at = -1.0 if die.random() < 0.6 else round(die.uniform(0.0, 10.0), 2)
     kind = die.choice(AGENT_FAULTS)
     return Run(task, kind, pod=1 if kind == "cut" else die.randrange(2), at=at)
-
-
-class Proxy:
-    """Between node 1 and the job's store: passes everything on until it is cut."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._pairs: list[socket.socket] = []
-        self._open = True
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """End every connection."""
-        pairs, self._pairs = self._pairs, []
-        for one in pairs:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-        self.cut()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:
-                    near.close()
-                    continue
-                self._pairs += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
-
-    @staticmethod
-    def _pass_on(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
-                other.sendall(data)
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
 
 class Job:
@@ -272,8 +224,8 @@ def value_of(outputs: Path) -> str:
     return value
 
 
-def carried_out(warm: Warm, run: Run, directory: Path) -> None:
-    """One job from its start to what is left of it.
+def carried_out(run: Run, directory: Path, warm: Warm) -> str:
+    """One job from its start to what is left of it; returns its task.
 
     Raises:
         AssertionError: something of what must be true is not.
@@ -299,41 +251,8 @@ def carried_out(warm: Warm, run: Run, directory: Path) -> None:
         finally:
             job.end()
             threads.shutdown(wait=False, cancel_futures=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=None, help="default: a new one, which is printed")
-    parser.add_argument("--only", type=int, nargs="*", default=None, help="numbers of runs, from 0")
-    parser.add_argument("--keep", type=Path, default=None, help="where what failing runs wrote is kept")
-    options = parser.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
-    root = Path(tempfile.mkdtemp(prefix="safedist-soak-"))
-    warm = Warm(listening_for_workers(root))
-    failed, done, seconds = [], Counter[str](), []
-    for number in range(options.runs) if options.only is None else options.only:
-        run, started = drawn(seed, number), time.monotonic()
-        directory = root / f"soak-{seed}-{number}"
-        try:
-            carried_out(warm, run, directory)
-            how = "ok"
-        except Exception:
-            how = "FAILED"
-            failed.append(number)
-            traceback.print_exc()
-            if options.keep is not None:
-                shutil.copytree(directory, options.keep / directory.name, ignore=shutil.ignore_patterns("said", "word"))
-        seconds.append(time.monotonic() - started)
-        done[f"{run.task}"] += 1
-        print(f"{how}: run {number}, {seconds[-1]:.0f} s: {run}", flush=True)
-        shutil.rmtree(directory, ignore_errors=True)
-    warm.close()
-    shutil.rmtree(root, ignore_errors=True)
-    print(f"{len(seconds)} runs of seed {seed} ({dict(done)}); longest {max(seconds):.0f} s; failed: {failed}")
-    return 1 if failed else 0
+    return run.task
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(soaking.main(__doc__, drawn, carried_out))

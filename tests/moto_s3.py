@@ -62,4 +62,5 @@ class S3:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        assert self._process.stdout is not None
         self._process.stdout.close()

@@ -56,9 +56,7 @@ def write_file(store: Store, save: str, path: Path) -> Part:
     """Write a local file into the store."""
     with store.part(f"{save}/{path.name}") as file, open(path, "rb") as source:
         points.reached(points.PART_OPENED)
-        measured = Measured(file)
-        while data := source.read(_CHUNK):
-            measured.write(data)
+        measured = _copied(source, file)
     points.reached(points.PART_WRITTEN)
     return measured.part(path.name)
 
@@ -66,10 +64,14 @@ def write_file(store: Store, save: str, path: Path) -> Part:
 def measure(path: Path) -> Part:
     """The part that a file of a file system already is."""
     with open(path, "rb") as file, open(os.devnull, "wb") as sink:
-        measured = Measured(sink)
-        while data := file.read(_CHUNK):
-            measured.write(data)
-    return measured.part(path.name)
+        return _copied(file, sink).part(path.name)
+
+
+def _copied(source: IO[bytes], target: IO[bytes]) -> Measured:
+    measured = Measured(target)
+    while data := source.read(_CHUNK):
+        measured.write(data)
+    return measured
 
 
 def fetch(store: Store, save: str, part: Part, directory: Path) -> Path:
@@ -81,14 +83,8 @@ def fetch(store: Store, save: str, part: Part, directory: Path) -> Path:
     held = store.local(f"{save}/{part.name}")
     target = held if held is not None else directory / part.name
     try:
-        if held is not None:
-            found = measure(held)
-        else:
-            with store.read(f"{save}/{part.name}") as source, open(target, "wb") as file:
-                measured = Measured(file)
-                while data := source.read(_CHUNK):
-                    measured.write(data)
-            found = measured.part(part.name)
+        with store.read(f"{save}/{part.name}") as source, open(os.devnull if held else target, "wb") as file:
+            found = _copied(source, file).part(part.name)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError("a part of a save is missing", where=_where(store, save, part)) from error
     if found != part:

@@ -1,8 +1,8 @@
 """Sharded saves: every rank writes its part of the tensors (torch.distributed.checkpoint), rank 0 what is not a tensor.
 
-The ranks' writing threads meet three times: to begin, with rank 0's name for the save; with the parts that each has
-written; and with rank 0's word that they are committed. A rank that fails comes to the meeting all the same, with its
-error, so that all fail alike and nobody waits for ever.
+The ranks' writing threads meet four times: to begin, with rank 0's name for the save; when each sees its room; with the
+parts that each has written; and with rank 0's word that they are committed. A rank that fails comes to the meeting all
+the same, with its error, so that all fail alike and nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import CheckpointError, FsError
 from ..fs import exchange, wait_for
-from . import dcp, full, points
+from . import dcp, full, points, stores
 from . import manifest as manifests
 from .crew import Crew, broadcast_file
 from .manifest import Part
@@ -47,6 +47,9 @@ def write(order: Order, tensors: dict[str, Any], plain: Any, crew: Crew) -> Save
             hint="call step() with the same numbers in every rank",
         )
     name = begun[0]["name"]
+    # Rank 0 has made it, and another node may not see that yet. By a meeting: who fails alone before torch's own
+    # collectives, which come next, would have the others wait there.
+    meet("room", lambda: order.store.make(name))
     told = meet("parts", lambda: [asdict(part) for part in _write(order, name, tensors, plain, crew)])
     parts = [Part(**part) for of_rank in told for part in of_rank]
     made: list[Save] = []
@@ -107,7 +110,7 @@ def _all_here(store: Store, name: str, parts: list[Part]) -> None:
         if path is None:
             return
         try:
-            wait_for(path, size=part.bytes)
+            wait_for(path, size=part.bytes, timeout=stores.LATE_SECONDS)
         except FsError as error:
             raise CheckpointError(
                 "rank 0 does not see what another rank has written",

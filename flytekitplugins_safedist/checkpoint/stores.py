@@ -18,11 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
-from ..errors import CheckpointError, FsError
+from ..errors import CheckpointError, FsError, FsTimeoutError, PathBlockedError
 from ..flyte.put_new import NoConditionError, put_new
 from ..flyte.storage_errors import Outlook, judge, one_line
-from ..fs import atomic_write, ensure_dir
+from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
+from ..fs.calls import retry_os_call
+from ..fs.waiting import refresh
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 120.0
 """How long one request to an object store is tried again while its error may pass."""
+
+LATE_SECONDS = 30.0
+"""How long a file system may take to show one node a part that another has made."""
 
 Sink = IO[bytes]
 
@@ -95,10 +100,14 @@ class DirectoryStore:
         self.url = str(self._root)
 
     def names(self) -> list[str]:
-        try:
-            return sorted(entry.name for entry in self._root.iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        def ask() -> list[str]:
+            try:
+                return sorted(entry.name for entry in self._root.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+        refresh(self._root)
+        return retry_os_call(ask, self._root, "list the saves")
 
     def make(self, save: str) -> None:
         ensure_dir(self._root / save)
@@ -129,14 +138,28 @@ class DirectoryStore:
             file.write(data)
 
     def get(self, name: str) -> bytes | None:
-        try:
-            return (self._root / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        path = self._root / name
+
+        def ask() -> bytes | None:
+            try:
+                return path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        found = retry_os_call(ask, path, "read it")
+        if found is None:  # or this client only remembers so
+            refresh(path)
+            found = retry_os_call(ask, path, "read it")
+        return found
 
     @contextmanager
     def read(self, name: str) -> Iterator[IO[bytes]]:
-        with open(self._root / name, "rb") as file:
+        path = self._root / name
+        try:
+            wait_for(path, kind="file", timeout=LATE_SECONDS)
+        except (FsTimeoutError, PathBlockedError) as error:
+            raise FileNotFoundError(str(path)) from error
+        with open(path, "rb") as file:
             yield file
 
     def local(self, name: str) -> Path | None:

@@ -27,7 +27,8 @@ class Outcome:
 
     def error(self) -> BaseException:
         assert self.kind == "error", f"{self.kind}: {self.value}"
-        return self.value[0]
+        error: BaseException = self.value[0]
+        return error
 
     def __repr__(self) -> str:
         return f"<{self.kind}: {self.value}>"

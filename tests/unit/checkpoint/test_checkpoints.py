@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from flytekitplugins_safedist.checkpoint import checkpoints, manifest, points
+from flytekitplugins_safedist.checkpoint import checkpoints, manifest, points, stores
 from flytekitplugins_safedist.checkpoint.due import EverySeconds, EverySteps
 from flytekitplugins_safedist.errors import CheckpointError, ConfigError
 
@@ -88,7 +88,8 @@ def test_a_second_run_goes_on_where_the_first_ended(place):
         ),
     ],
 )
-def test_a_damaged_part_is_passed_over_and_said(three, damage, caplog):
+def test_a_damaged_part_is_passed_over_and_said(three, damage, caplog, monkeypatch):
+    monkeypatch.setattr(stores, "LATE_SECONDS", 0.1)
     damage(directory(three, 3) / "state.pt")
     assert resumed(three) == (3, 2.0, 2)
     assert f"step 3 in {directory(three, 3)} is passed over: a part of a save" in caplog.text
