@@ -1,6 +1,7 @@
 """Checkpoints beside what else there is: how long training stands still, and how long saving and resuming take.
 
     python benchmarks/checkpoint.py --ranks 4 --megabytes 256 --saves 5
+    python benchmarks/checkpoint.py --steps          # what ckpt.step costs in a task when no save is due
 
 Every way saves the same replicated state from the same ranks (gloo, CPU) to one directory, in turns:
 
@@ -31,6 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PROJECT = Path(__file__).parent / "checkpoint_project"
 WAYS = ("torch.save", "dcp.save", "dcp.async_save", "stock checkpoint", "full", "sharded")
 
 
@@ -41,10 +43,14 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="of the state")
     parser.add_argument("--saves", type=int, default=5, help="of each way")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--steps", action="store_true", help="measure ckpt.step without a save, and nothing else")
     parser.add_argument("--rank-of", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         _rank(options)
+        return
+    if options.steps:
+        _steps()
         return
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(options.saves):  # in turns: what else the machine does meets all alike
@@ -57,6 +63,19 @@ def main() -> None:
     for way, runs in found.items():
         row = [statistics.median(run[key] for run in runs) for key in ("still", "durable", "resume", "bytes", "memory")]
         print(f"{way:18}{row[0]:15.3f}{row[1]:11.2f}{row[2]:10.2f}{row[3]:13.2f}{row[4]:14.2f}")
+
+
+def _steps() -> None:
+    for every in ("steps", "time"):
+        code = f"import step_measure; print(step_measure.measured(every={every!r}))"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        print(f"every by {every}: {float(done.stdout.splitlines()[-1]) * 1e6:.2f} us per step")
 
 
 def _run(way: str, options: argparse.Namespace) -> dict[str, float]:

@@ -12,6 +12,7 @@ next one resumes. Every state that is resumed must be of one save, and never old
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -182,6 +183,7 @@ def _keep_proxy(target: int, told: Path) -> None:
 @functools.cache
 def _server(root: Path) -> S3:
     server = S3(root)
+    atexit.register(server.close)
     server.put("there", b"")
     return server
 
@@ -220,7 +222,7 @@ def carried_out(run: Run, directory: Path, warm: Warm) -> str:
                 _with_agent(life, nodes[0], site, warm)
             else:
                 _without(life, nodes, site)
-            assert f"resumed {life.number} 0 " in _ledger(directory), f"life {life.number} could not resume"
+            assert f"resumed {life.number} " in _ledger(directory), f"life {life.number} could not resume"
             if _ledger(directory).count("struck") > before:
                 counted += ["kills", run.store, f"by:{kill.whom}", f"at:{kill.at.replace(' ', '-')}"]
             site.mend()

@@ -50,6 +50,8 @@ def main(about: str | None, drawn: Callable[[int, int], Run], once: Callable[[Ru
         try:
             counted.update(once(run, directory, warm).split())
             how = "ok"
+        except KeyboardInterrupt:
+            break
         except Exception:
             how = "FAILED"
             failed.append(number)
@@ -57,7 +59,7 @@ def main(about: str | None, drawn: Callable[[int, int], Run], once: Callable[[Ru
             if options.keep is not None:
                 shutil.copytree(directory, options.keep / directory.name, ignore=shutil.ignore_patterns("said", "word"))
         seconds.append(time.monotonic() - started)
-        print(f"{how}: run {number}, {seconds[-1]:.0f} s: {run}", flush=True)
+        print(f"{how}: run {number}, {seconds[-1]:.0f} s: {run}; {dict(counted)} so far", flush=True)
         shutil.rmtree(directory, ignore_errors=True)
     warm.close()
     shutil.rmtree(root, ignore_errors=True)

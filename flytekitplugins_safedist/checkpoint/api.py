@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,7 @@ def checkpoints(
     asynchronous: bool = True,
     weights_only: bool = True,
     resume_from: str | None = None,
+    local: str | os.PathLike[str] | None = None,
 ) -> Checkpoints:
     """Checkpoints of this task: complete or not there, and found again by whatever comes after.
 
@@ -54,6 +56,8 @@ def checkpoints(
             write to the place.
         resume_from: where to look if this execution has saved nothing yet: another execution of this workflow by its
             name, or the address of a place.
+        local: a directory on the node's own disk, for a first copy of the newest save, from which ranks that start
+            again in place resume without the store.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -74,6 +78,7 @@ def checkpoints(
         saver=Saver(asynchronous=asynchronous),
         weights_only=weights_only,
         resume_from=resume_from,
+        local=Path(local) if local is not None else None,
         round_=round_,
         scratch=scratch,
     )
@@ -92,6 +97,7 @@ class Checkpoints:
         saver: Saver,
         weights_only: bool,
         resume_from: str | None,
+        local: Path | None,
         round_: int,
         scratch: Path | None,
     ) -> None:
@@ -103,6 +109,7 @@ class Checkpoints:
         self._buffers = Buffers()
         self._mode: modes.Mode | None = None
         self._store: Store = open_store(place.own)
+        self._near = saves.near(local, self._store) if local is not None else None
         self._assembled: Crew | None = None
         self._recorded = False
         self._begun_step: int | None = None
@@ -140,11 +147,10 @@ class Checkpoints:
     def _resumed(self, found: Found, crew: Crew, seconds: float) -> int:
         made = found.save.manifest
         step = made.step
-        if self._by_steps is not None:
-            self._by_steps.done = step + 1
+        self._begun(step)
         if self._by_time is not None:
             self._by_time.begun()
-        self._begun_step = self.last_committed = self._progress.last = step
+        self.last_committed = self._progress.last = step
         if crew.rank == 0:
             logger.info(
                 f"resumed from {found.save} ({made.size} bytes) in {seconds:.1f} s; saves go to {self._store.url}"
@@ -199,6 +205,9 @@ class Checkpoints:
                 "agent to ask",
                 hint="give a number of steps: checkpoints(every=1000); in a task, a time is fine",
             )
+        if self._mode.joint and self._near is not None and current_identity().nnodes > 1:
+            logger.warning("local= is not used: parts of sharded saves would be on the disks of several nodes")
+            self._near = None
         return self._mode
 
     def _due(self, step: int) -> bool:
@@ -233,9 +242,14 @@ class Checkpoints:
         mode = self._mode or self._settle(state)
         if not self._is_saved(step) and (mode.joint or crew.rank == 0):
             self._begin(step, state, crew, mode)
-        self._begun_step = step
+        self._begun(step)
         if wait:
             self.wait()
+
+    def _begun(self, step: int) -> None:
+        self._begun_step = step
+        if self._by_steps is not None:  # whatever the save was for
+            self._by_steps.done = step + 1
 
     def _is_saved(self, step: int) -> bool:
         if self._begun_step == step:
@@ -266,7 +280,8 @@ class Checkpoints:
         return self._assembled
 
     def _sources(self) -> list[list[Store]]:
-        return sources(self._facts, self._store, self._resume_from)
+        first, *others = sources(self._facts, self._store, self._resume_from)
+        return [[self._near, *first] if self._near is not None else first, *others]
 
     def _begin(self, step: int, state: MutableMapping[str, Any], crew: Crew, mode: modes.Mode) -> None:
         picked = mode.pick(state, crew, weights_only=self._weights_only)
@@ -283,10 +298,22 @@ class Checkpoints:
         began = time.monotonic()
         author = Author(crew.world_size, self._facts.attempt, self._round)
         with _Room(self._scratch) as room:
-            made = write(Order(self._store, step, author, self._weights_only, room, self._leave_record))
+            order = Order(self._store, step, author, self._weights_only, room, self._leave_record)
+            self._first_copy(write, order)
+            made = write(order)
         self.last_committed = step
         if made is not None:
             self._committed(made, began, copied)
+
+    def _first_copy(self, write: modes.Write, order: Order) -> None:
+        if self._near is None:
+            return
+        try:
+            made = write(replace(order, store=self._near, prepare=lambda: None))
+            if made is not None:
+                saves.prune(self._near, made, keep=1)
+        except Exception as error:  # the store's is the one that counts
+            logger.warning(f"step {order.step} has no first copy in {self._near.url}: {type(error).__name__}: {error}")
 
     def _leave_record(self) -> None:
         if not self._recorded:

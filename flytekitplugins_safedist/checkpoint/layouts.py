@@ -63,6 +63,36 @@ def joint(state: Mapping[str, Any], split: trees.Split) -> dict[str, Any]:
     return {flat: tensor for flat, tensor in split.tensors.items() if is_joint(flat, tensor)}
 
 
+def parted(state: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of whole tensors, as :func:`trees.collect` makes it, with this rank's parts where the state has such.
+
+    An optimizer's tensors are parted as the parameters that they belong to. A collective, where there is any DTensor.
+    """
+    found = dict(tree)
+    for name, saved in tree.items():
+        value: Any = state.get(name)
+        if _is_model(value):
+            live = trees.bare(value).state_dict()
+            found[name] = {key: _like(one, live.get(key)) for key, one in saved.items()}
+        elif _is_optimizer(value):
+            stepped = dict(enumerate(one for group in value.param_groups for one in group["params"]))
+            of_each = {
+                index: {key: _like(one, stepped.get(index)) for key, one in held.items()}
+                for index, held in saved["state"].items()
+            }
+            found[name] = {**saved, "state": of_each}
+    return found
+
+
+def _like(value: Any, live: Any) -> Any:
+    import torch
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(live, DTensor) and isinstance(value, torch.Tensor) and value.shape == live.shape:
+        return distribute_tensor(value.to(live.device), live.device_mesh, live.placements)
+    return value
+
+
 def model_of(name: str, state: Mapping[str, Any]) -> Any:
     """The model in the state that holds all parameters of the optimizer of that name.
 

@@ -107,13 +107,8 @@ def load(found: Found, state: MutableMapping[str, Any], crew: Crew, *, weights_o
         CheckpointError: the save and the state do not have the same names, or the save cannot be loaded so.
     """
     if found.save.manifest.kind == manifests.FULL:
-        if layouts.is_sharded(state):
-            raise CheckpointError(
-                "a save of the whole state cannot be loaded into a model that is sharded over the ranks",
-                where={"save": found.save},
-                hint="resume with the unsharded model, save with checkpoints(sharded=True), and resume from that",
-            )
-        trees.distribute(state, full.load(found.room, weights_only=weights_only))
+        tree = full.load(found.room, weights_only=weights_only)
+        trees.distribute(state, layouts.parted(state, tree))
         return
     plain = sharded.load_plain(found.room, weights_only=weights_only)
     trees.match(state, plain["tree"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import platform
 import time
@@ -14,7 +15,7 @@ from ..errors import CheckpointError
 from . import manifest as manifests
 from . import points
 from .manifest import Manifest, Part
-from .stores import Store
+from .stores import DirectoryStore, Store
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +129,15 @@ def is_damaged(save: Save) -> bool:
 
 
 def newest_of(stores: Sequence[Store]) -> list[Save]:
-    """The saves of several places: the highest step first, of one step the latest; damaged ones by their name."""
+    """The saves of several places: the highest step first, of one step that of the first place; damaged ones by their
+    name."""
     found = [save for store in stores for save in committed(store)]
-    return sorted(found, key=lambda save: save.name, reverse=True)
+    return sorted(found, key=lambda save: manifests.step_of(save.name) or 0, reverse=True)
+
+
+def near(directory: Path, store: Store) -> Store:
+    """Where first copies of a store's saves are kept in a directory of this node: apart from those of other stores."""
+    return DirectoryStore(directory / f"safedist-{hashlib.sha256(store.url.encode()).hexdigest()[:16]}")
 
 
 def prune(store: Store, just_made: Save, keep: int) -> None:

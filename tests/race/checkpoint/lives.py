@@ -62,6 +62,7 @@ class Life:
         steps: how many it takes, saving after each.
         kill: what happens to it.
         floats: in the part of the state that is one large tensor.
+        local: where first copies go.
     """
 
     number: int
@@ -71,6 +72,7 @@ class Life:
     steps: int = 3
     kill: Kill | None = None
     floats: int = 1000
+    local: str | None = None
 
 
 def new_state(floats: int) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def live(life: Life, rank: int) -> None:
     """One rank's life. It has joined its process group, where there are several."""
     (life.directory / f"rank-{rank}.pid").write_text(str(os.getpid()))
     state = new_state(life.floats)
-    ckpt = checkpoints(life.place, every=1, keep=2, sharded=life.sharded)
+    ckpt = checkpoints(life.place, every=1, keep=2, sharded=life.sharded, local=life.local)
     first = ckpt.resume(state)
     said(life.directory, f"resumed {life.number} {rank} {first - 1} {' '.join(map(str, sorted(values(state))))}")
     _arm(life, rank)

@@ -1,6 +1,6 @@
 """What each rank that torchrun starts does in test_race_sharded: train a sharded model, or one that is replicated.
 
-usage: PLACE MODEL STEPS [DIE_AT_POINT]; leaves ``resumed-<world size>.json`` beside PLACE.
+usage: DIRECTORY PLACE MODEL STEPS [DIE_AT_POINT]; leaves ``report-<world size>.json`` in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import torch
 import torch.distributed as dist
 
 from flytekitplugins_safedist.checkpoint import checkpoints, points
+from tests.race.checkpoint.saving import reach_stores
 
 
 def _model(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
     # Sizes that no number of ranks divides.
     model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.ReLU(), torch.nn.Linear(13, 5))
+    if kind == "plain":
+        return model
     if kind == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model)
     from torch.distributed.device_mesh import init_device_mesh
@@ -49,7 +52,8 @@ def _seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def main() -> None:
-    place, kind, steps, *die = sys.argv[1:]
+    directory, place, kind, steps, *die = sys.argv[1:]
+    reach_stores()
     dist.init_process_group("gloo")
     if die and dist.get_rank() == dist.get_world_size() - 1:
         points.on_point = lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == die[0] else None
@@ -68,7 +72,7 @@ def main() -> None:
     ended = _seen(model, optimizer)
     ckpt.wait()
     if dist.get_rank() == 0:
-        report = Path(place).parent / f"report-{dist.get_world_size()}.json"
+        report = Path(directory) / f"report-{dist.get_world_size()}.json"
         report.write_text(json.dumps({"resumed": resumed, "ended": ended}))
     dist.destroy_process_group()
 

@@ -9,25 +9,38 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.checkpoint import manifest, points
+from tests.moto_s3 import BUCKET, S3
 from tests.race.checkpoint import sharded_ranks
 from tests.race.fs.ranks import launched
 
 
-def run(place, world_size, *arguments):
+def run(directory, world_size, *arguments, place=None, **environment):
     """What the ranks resumed, and what they ended with."""
     torchrun = Path(sys.executable).with_name("torchrun")
     launcher = [torchrun, "--standalone", f"--nproc-per-node={world_size}"]
-    launched(Path(sharded_ranks.__file__), launcher, place, *arguments)
-    return json.loads((place.parent / f"report-{world_size}.json").read_text())
+    place = place or directory / "place"
+    launched(Path(sharded_ranks.__file__), launcher, directory, place, *arguments, **environment)
+    return json.loads((directory / f"report-{world_size}.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
-def test_other_numbers_of_ranks_resume_it(tmp_path, kind):
-    place = tmp_path / "place"
-    before = run(place, 4, kind, "10")
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    server = S3(tmp_path_factory.mktemp("s3"))
+    server.put("there", b"")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(("kind", "store"), [("fsdp", "disk"), ("ddp", "disk"), ("fsdp", "s3")])
+def test_other_numbers_of_ranks_resume_it(tmp_path, kind, store, request):
+    where = {}
+    if store == "s3":
+        server = request.getfixturevalue("s3")
+        where = {"place": f"s3://{BUCKET}/{kind}/place", **server.environment}
+    before = run(tmp_path, 4, kind, "10", **where)
     assert before["resumed"]["first"] == 0
     for world_size, first in ((2, 10), (3, 20)):
-        after = run(place, world_size, kind, "10")
+        after = run(tmp_path, world_size, kind, "10", **where)
         resumed = after["resumed"]
         assert (resumed["first"], resumed["told"]) == (first, f"step {first - 1}")
         assert resumed["kept"] == [first - 1.0] * 3
@@ -35,25 +48,35 @@ def test_other_numbers_of_ranks_resume_it(tmp_path, kind):
         before = after
 
 
+def test_a_model_is_resumed_sharded_from_a_full_save_and_whole_from_a_sharded_one(tmp_path):
+    before = run(tmp_path, 1, "plain", "10")
+    for world_size, kind, first in ((3, "fsdp", 10), (2, "plain", 20)):
+        after = run(tmp_path, world_size, kind, "10")
+        resumed = after["resumed"]
+        assert (resumed["first"], resumed["told"]) == (first, f"step {first - 1}")
+        assert {name: resumed[name] for name in before["ended"]} == before["ended"]
+        before = after
+
+
 def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(tmp_path):
     place = tmp_path / "place"
-    before = run(place, 2, "fsdp", "5")
+    before = run(tmp_path, 2, "fsdp", "5")
     with pytest.raises(AssertionError):
-        run(place, 2, "fsdp", "10", points.PART_WRITTEN)
+        run(tmp_path, 2, "fsdp", "10", points.PART_WRITTEN)
     begun = [path for path in place.iterdir() if manifest.step_of(path.name) == 9]
     assert begun, "the save that was cut had begun"
     assert not any((path / manifest.NAME).exists() for path in begun)
-    after = run(place, 2, "fsdp", "1")
+    after = run(tmp_path, 2, "fsdp", "1")
     assert after["resumed"]["first"] == 5
     assert after["resumed"]["parameters"] == before["ended"]["parameters"]
 
 
 def test_one_damaged_part_of_many_and_all_ranks_pass_the_save_over(tmp_path):
     place = tmp_path / "place"
-    run(place, 2, "fsdp", "10")
+    run(tmp_path, 2, "fsdp", "10")
     (newest,) = (path for path in place.iterdir() if manifest.step_of(path.name) == 9)
     part = newest / "__1_0.distcp"
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    assert run(place, 2, "fsdp", "1")["resumed"]["first"] == 5
+    assert run(tmp_path, 2, "fsdp", "1")["resumed"]["first"] == 5

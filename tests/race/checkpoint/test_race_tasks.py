@@ -55,10 +55,13 @@ def test_an_attempt_that_saved_nothing_hides_nothing(warm, tmp_path):
     assert uploaded_output(ended) == "0.0:0 2.0:3", ended.err
 
 
-def test_another_execution_is_resumed_by_its_name_while_this_one_has_saved_nothing(warm, tmp_path):
-    assert uploaded_output(Execution(warm, tmp_path, "old").attempt(0, "by_torch")) == "0.0:0"
+@pytest.mark.parametrize("by", ["name", "address"])
+def test_another_execution_is_resumed_while_this_one_has_saved_nothing(warm, tmp_path, by):
+    old = Execution(warm, tmp_path, "old")
+    assert uploaded_output(old.attempt(0, "by_torch")) == "0.0:0"
     new = Execution(warm, tmp_path, "new")
-    ended = new.attempt(0, "by_torch", TEST_RESUME_FROM="old", TEST_FAILING_ROUNDS="1")
+    source = "old" if by == "name" else f"{old.place(0)}-safedist"
+    ended = new.attempt(0, "by_torch", TEST_RESUME_FROM=source, TEST_FAILING_ROUNDS="1")
     assert uploaded_output(ended) == "0.0:0 0.0:3 0.1:6", ended.err
 
 

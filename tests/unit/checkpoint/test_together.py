@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flytekitplugins_safedist.checkpoint import checkpoints, manifest
 from flytekitplugins_safedist.checkpoint.together import Together
 from flytekitplugins_safedist.ranks import board, context
 from flytekitplugins_safedist.ranks.board import AgentBoard, RankBoard
@@ -101,3 +102,12 @@ def test_a_save_is_asked_for_once_until_it_has_come(agent, stood_still):
     assert together.at(0, lambda _: None)
     together.ask()
     assert agent.asked == 2
+
+
+def test_a_save_that_was_due_where_all_agreed_on_one_does_not_come_again_at_the_next_step(agent, tmp_path):
+    ckpt = checkpoints(tmp_path / "place", every=5)
+    answered(agent, 1, 4, urgent=False)
+    for step in range(10):
+        ckpt.step(step, {"x": step})
+    ckpt.wait()
+    assert {manifest.step_of(path.name) for path in (tmp_path / "place").iterdir()} - {None} == {4, 9}
