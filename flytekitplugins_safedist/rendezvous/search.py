@@ -27,6 +27,9 @@ _PAUSE = 0.25
 _PROBE = 2.0
 """Seconds that a machine is given to accept a connection, at each look."""
 
+_TURN = 5.0
+"""Seconds that a store is given to answer where the name has other addresses as well."""
+
 _SLICE = 0.5
 """Seconds between two looks at the name while a store is slow to answer."""
 
@@ -151,6 +154,7 @@ class Search:
                 wait_for_workers=False,
             )
         )
+        started = time.monotonic()
         while True:
             try:
                 opening.result(_SLICE)
@@ -158,7 +162,10 @@ class Search:
                 break
             except FutureTimeoutError:
                 self.vigil.look(*SILENT)
-                if time.monotonic() >= self.deadline or address not in whereabouts(self.host, self.moved):
+                there, now = whereabouts(self.host, self.moved), time.monotonic()
+                # A frozen one takes the connection and never answers: it must not keep this node from the others.
+                turn_is_over = len(there) > 1 and now >= started + _TURN
+                if now >= self.deadline or address not in there or turn_is_over:
                     break
             else:
                 return connection

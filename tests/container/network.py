@@ -1,4 +1,4 @@
-"""The pods' network: every life of a pod has an address of its own, and its name leads to the latest one.
+"""The pods' network: every life of a pod has an address of its own.
 
 Docker gives a free address again, and the lowest first: a pod that is made anew would have the one it had. So the tests
 choose addresses themselves, which docker allows in a network with a subnet of its own only.
@@ -41,10 +41,3 @@ def address(container: Container, network: str) -> str:
     container.reload()
     found: str = container.attrs["NetworkSettings"]["Networks"][network]["IPAddress"]
     return found
-
-
-def take_name(docker: Docker, container: Container, network: str) -> None:
-    """A container keeps its address, but its name is free for another one."""
-    where, at = docker.client.networks.get(network), address(container, network)
-    where.disconnect(container)
-    where.connect(container, ipv4_address=at)
