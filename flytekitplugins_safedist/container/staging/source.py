@@ -81,6 +81,10 @@ class ObjectIdentity:
     validator: str
 
 
+class ShortAnswerError(ConnectionError):
+    """Fewer bytes arrived than were asked for: the connection broke, or a smaller object lies there now."""
+
+
 class Source(Protocol):
     """One object."""
 
@@ -236,7 +240,7 @@ class RemoteSource:
         def get() -> bytes:
             data = self._watch.result(next(calls), self.label, self._retry.answer)
             if len(data) != end - start:
-                raise ConnectionError(f"{len(data)} of {end - start} bytes arrived")
+                raise ShortAnswerError(f"{len(data)} of {end - start} bytes arrived")
             return data
 
         return _retrying(self.label, self._retry, self._watch, get)
@@ -250,7 +254,7 @@ class RemoteSource:
                     self._watch.check(self.label, f"{done} bytes")
                     yield chunk
                 if size is not None and done != size:
-                    raise ConnectionError(f"{done} of {size} bytes arrived")  # noqa: TRY301  (as any that breaks off)
+                    raise ShortAnswerError(f"{done} of {size} bytes arrived")  # noqa: TRY301  (as any that breaks off)
             except (StagingError, Abandoned):
                 raise
             except Exception as error:

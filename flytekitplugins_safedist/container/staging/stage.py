@@ -19,7 +19,7 @@ from .locks import one_at_a_time
 from .merge import fingerprint, merge
 from .places import USUAL, absolute, choose, noexec, swappable
 from .progress import StagingProgress
-from .source import ObjectIdentity, Retry, Source, open_source
+from .source import ObjectIdentity, Retry, ShortAnswerError, Source, open_source
 from .store import CodeStore, Tree, describe, key_of
 from .watch import Watch
 
@@ -209,9 +209,10 @@ def _make(run: _Run, identity: ObjectIdentity, key: str) -> tuple[Tree, Lease]:
         making = _Making(run, identity)
         try:
             entries, raw = making.pickled(code) if _is_pickle(identity.uri) else making.unpacked(code)
-        except ArchiveError as refusal:
-            # Ranges of two versions look like one damaged archive.
-            if making.changed_meanwhile():
+        except (ArchiveError, StagingError) as refusal:
+            # Ranges of two versions look like one damaged archive, or like answers that always break off.
+            torn = isinstance(refusal, ArchiveError) or isinstance(refusal.__cause__, ShortAnswerError)
+            if torn and making.changed_meanwhile():
                 raise making.changed() from refusal
             raise
         tree = describe(work.path, making.digest, raw, entries)

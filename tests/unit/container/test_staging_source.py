@@ -154,6 +154,12 @@ def test_an_object_that_is_overwritten_between_two_ranges_is_called_changed_and_
     assert "changed while it was fetched" in refused(ranged, tmp_path)
 
 
+def test_an_object_that_is_overwritten_by_a_shorter_one_is_called_changed_and_not_a_broken_connection(ranged, tmp_path):
+    shorter = ranged.content[:-6]
+    ranged.range_fault = lambda start: ("replace", shorter) if start else None
+    assert "changed while it was fetched" in refused(ranged, tmp_path)
+
+
 # --- hostile stores ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("hanging", ["HEAD", "GET"])
 def test_a_store_that_accepts_and_never_answers_is_one_error(store, tmp_path, hanging):
