@@ -48,12 +48,14 @@ def test_what_an_earlier_try_has_left_under_the_drafts_name_is_not_mixed_with_th
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_a_private_file_stays_private_when_it_is_replaced(tmp_path):
-    (tmp_path / "secret").touch(mode=0o600)
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_keeps_its_permissions_when_it_is_replaced(tmp_path, mode):
+    (tmp_path / "secret").touch()
+    (tmp_path / "secret").chmod(mode)
     with atomic_write(tmp_path / "secret", "w") as file:
         file.write("new")
     assert (tmp_path / "secret").read_text() == "new"
-    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == mode
     with atomic_write(tmp_path / "secret", permissions=0o640):
         pass
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o640

@@ -190,15 +190,3 @@ def test_a_claim_that_is_held_already_is_told_what_to_do(tmp_path):
     assert str(caught.value) == (
         f"this claim is held already [path={tmp_path}/lock]. Next step: make a new one with claim()"
     )
-
-
-def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path, monkeypatch):
-    held = claim(tmp_path / "lock")
-    owner = held.owner
-    with monkeypatch.context() as child:
-        child.setattr(os, "getpid", lambda: owner.process.pid + 1)
-        held.release()
-    assert (tmp_path / "lock").exists()
-    held.owner = owner
-    held.release()
-    assert not (tmp_path / "lock").exists()
