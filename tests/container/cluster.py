@@ -80,6 +80,7 @@ class Pod:
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[str, ...] = field(default=(), init=False)
     lives: list[tuple[Container, Container]] = field(default_factory=list, init=False)
+    given_up: list[tuple[Container, Container]] = field(default_factory=list, init=False)
 
     @property
     def name(self) -> str:
@@ -125,6 +126,15 @@ class Pod:
         for container in reversed(self.lives[-1] if self.lives else ()):
             remove(container)
 
+    def give_up(self) -> tuple[Container, Container]:
+        """As when its machine is cut off, and Kubernetes counts it as deleted: what runs there goes on, and another pod
+        may have its name. Here the name then leads to both, which is harder than on a cluster."""
+        sandbox, main = self.lives.pop()
+        for container in (sandbox, main):
+            container.rename(f"{container.name}.given-up-{len(self.given_up)}")
+        self.given_up.append((sandbox, main))
+        return sandbox, main
+
     def _environment(self) -> dict[str, str]:
         return {one["name"]: self._value(one) for one in self.main["env"]}
 
@@ -143,7 +153,7 @@ class Pod:
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 mounts.append(Mount(target, None, type="tmpfs", tmpfs_mode=0o1777))
                 continue
-            directory = self.volumes / f"{self.name}-{mount['name']}-{len(self.lives)}"
+            directory = self.volumes / f"{self.name}-{mount['name']}-{len(self.lives)}.{len(self.given_up)}"
             directory.mkdir(parents=True)
             directory.chmod(0o777)  # as the kubelet makes it
             for name, text in self.files.get(mount["name"], {}).items():
@@ -288,6 +298,8 @@ class Job:
         """Its containers, whatever they do."""
         for pod in self.pods:
             pod.remove()
+            for container in (one for life in pod.given_up for one in reversed(life)):
+                remove(container)
 
     def wait(self, within: float = DEADLINE) -> list[Ended]:
         end = time.monotonic() + within

@@ -1,7 +1,8 @@
 """How a pod is lost, and what the operator and the kubelet then do, with restart policy OnFailure.
 
 A pod that is deleted is made anew under its name, with another address. A container that fails is started again in
-place (docker does it by itself).
+place (docker does it by itself). A pod whose machine is cut off is given up in the end: it is made anew, and what ran
+there may come back.
 """
 
 from __future__ import annotations
@@ -89,6 +90,29 @@ class CutOff(Loss):
 
     def come_back(self) -> None:
         self.cut.close()
+
+
+class Frozen(Loss):
+    """It is frozen until Kubernetes has given it up and another pod has its name; then it wakes and must end itself."""
+
+    def happen(self) -> None:
+        self.pod.container.update(restart_policy={"Name": "no"})
+        self.pod.container.pause()
+        self.noticed()
+
+    def come_back(self) -> None:
+        before = self.pod.address
+        _, self.older = self.pod.give_up()
+        assert self.pod.start().address != before
+
+    def wake(self) -> None:
+        """The older one comes back."""
+        self.older.unpause()
+
+    def settle(self) -> None:
+        """It ends itself."""
+        ends = self.pod.docker.ends
+        ends.wait(lambda: ends.of(self.older), f"the older {self.pod.name} ends itself", 120)
 
 
 def ended(pods: list[Pod], within: float) -> list[Ended]:

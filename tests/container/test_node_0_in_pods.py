@@ -15,7 +15,7 @@ from flyteidl.core import errors_pb2
 
 from tests.container.cluster import Job, Pod, gated
 from tests.container.engine import DEADLINE, until
-from tests.container.losses import CutOff, Deleted, Killed, Loss, OutOfMemory, Told, ended
+from tests.container.losses import CutOff, Deleted, Frozen, Killed, Loss, OutOfMemory, Told, ended
 from tests.procs import Gate
 
 SOON = DEADLINE
@@ -57,6 +57,8 @@ STANDING = [
     Case("in the function", Deleted, "horovod_2x2", times=2),
     Case("in the function", CutOff, "horovod_2x2"),
     Case("in the function", CutOff, "torch_range"),
+    Case("in the function", Frozen, "torch_2x2"),
+    Case("in the function", Frozen, "horovod_range"),
     Case("in the function", OutOfMemory, "torch_2x2"),
     Case("function returns", Deleted, "torch_range"),
     Case("function returns", Killed, "horovod_2x2"),
@@ -70,6 +72,7 @@ BEFORE = [
 UPLOADING = [
     Case("rank 0 uploads", Killed, "torch_2x2"),
     Case("rank 0 uploads", Deleted, "horovod_2x2"),
+    Case("rank 0 uploads", Frozen, "torch_2x2"),
 ]
 
 
@@ -119,6 +122,9 @@ def test_node_0_is_lost_while_ranks_stand_at_a_point(job: Make, case: Case, pods
         loss.happen()
         loss.come_back()
         now = standing(pods_gate, case.ranks, after=now)
+    if isinstance(loss, Frozen):
+        loss.wake()
+        loss.settle()  # two of one name: the older one ends itself, while the job goes on
     pods_gate.let_go(case.ranks)
     goes_on(going, case)
     assert all(pod.codes == (0,) for pod in others), "the same processes, all the time"
@@ -159,6 +165,9 @@ def test_node_0_is_lost_while_it_uploads_the_outputs(job: Make, case: Case, pods
         loss.happen()
     loss.come_back()
     standing(pods_gate, case.ranks, after=now)
+    if isinstance(loss, Frozen):
+        loss.wake()
+        loss.settle()
     pods_gate.let_go(case.ranks)
     goes_on(going, case)
 
