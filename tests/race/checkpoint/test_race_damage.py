@@ -7,19 +7,11 @@ import random
 import pytest
 
 from flytekitplugins_safedist.checkpoint import checkpoints, manifest, stores
-from tests.moto_s3 import BUCKET, S3
+from tests.moto_s3 import BUCKET
 from tests.race.checkpoint.saving import one_value, plain_state, reach_stores
 from tests.race.fs.ranks import Process
 
 FLIPS = 10
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    server = S3(tmp_path_factory.mktemp("s3"))
-    server.put("there", b"")
-    yield server
-    server.close()
 
 
 def flipped(data, die):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flytekitplugins_safedist.checkpoint import points
-from tests.moto_s3 import S3
 from tests.race.checkpoint.saving import resumed, save_two
 from tests.race.fs.ranks import Process, pause
 
@@ -53,14 +52,6 @@ def test_on_a_file_system(tmp_path, point, arrival, step):
     assert found(tmp_path / "place") == ((step + 1, step) if step else (0, -1.0))
     again(tmp_path / "place")
     assert found(tmp_path / "place") == (3, 2.0)
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    server = S3(tmp_path_factory.mktemp("s3"))
-    server.put("there", b"")
-    yield server
-    server.close()
 
 
 @pytest.mark.parametrize(("point", "arrival", "step"), CASES)

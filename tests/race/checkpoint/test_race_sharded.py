@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.checkpoint import manifest, points
-from tests.moto_s3 import BUCKET, S3
+from tests.moto_s3 import BUCKET
 from tests.race.checkpoint import sharded_ranks
 from tests.race.fs.ranks import launched
 
@@ -21,14 +21,6 @@ def run(directory, world_size, *arguments, place=None, **environment):
     place = place or directory / "place"
     launched(Path(sharded_ranks.__file__), launcher, directory, place, *arguments, **environment)
     return json.loads((directory / f"report-{world_size}.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    server = S3(tmp_path_factory.mktemp("s3"))
-    server.put("there", b"")
-    yield server
-    server.close()
 
 
 @pytest.mark.parametrize(("kind", "store"), [("fsdp", "disk"), ("ddp", "disk"), ("fsdp", "s3")])
