@@ -175,7 +175,7 @@ def _ordered(value: Any) -> Any:
         keys = sorted(value, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
         return {key: _ordered(value[key]) for key in keys}
     if isinstance(value, (list, tuple)):
-        return [_ordered(one) for one in value]
+        return [_ordered(item) for item in value]
     return value
 
 
@@ -184,9 +184,9 @@ def _check(objects: Sequence[dict[str, Any]], crds: Path | None, *, also: Sequen
     from .render.rules import NOT_CHECKED, refusals
 
     findings = list(also)
-    for one in objects:
-        name = f"{one['kind']} {one['metadata']['name']}"
-        found = check_models(one) + refusals(one) + (check_schema(one, crds) if crds is not None else [])
+    for manifest in objects:
+        name = f"{manifest['kind']} {manifest['metadata']['name']}"
+        found = check_models(manifest) + refusals(manifest) + (check_schema(manifest, crds) if crds is not None else [])
         findings += [f"{name}{finding}" for finding in dict.fromkeys(found)]
     for finding in findings:
         print(finding, file=sys.stderr)

@@ -81,10 +81,10 @@ def examine(
     """
     scratch = Path(env.get(envvars.SCRATCH_ROOT) or env.get(envvars.TMPDIR) or "/tmp")  # noqa: S108  (the default)
     findings = [_python(), *_torch(backend, env), *_horovod(backend)]
-    findings += [Finding(*one) for one in check_shared_memory()]
+    findings += [Finding(*result) for result in check_shared_memory()]
     for path in dict.fromkeys([scratch, *paths]):
-        findings += [Finding(*one) for one in check_directory(path)]
-    findings += [Finding(*one) for one in check_network()]
+        findings += [Finding(*result) for result in check_directory(path)]
+    findings += [Finding(*result) for result in check_network()]
     findings += [_store(uri) for uri in stores]
     return findings
 

@@ -90,14 +90,14 @@ def check_network() -> Iterator[Result]:
     facts: dict[str, Any] = {"hostname": name, "interface": interface}
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        addresses = sorted({str(one[4][0]) for one in found})
+        addresses = sorted({str(entry[4][0]) for entry in found})
     except (OSError, UnicodeError) as error:  # a name of more than 63 letters is none that DNS could have
         remedy = "give the pod a hostname that resolves (/etc/hosts); the operator's services do in a job"
         why = error.strerror if isinstance(error, OSError) else str(error)
         yield "network", "warning", f"{name} does not resolve: {why}", remedy, facts
         return
     facts["addresses"] = addresses
-    if all(one.startswith("127.") or one == "::1" for one in addresses):
+    if all(address.startswith("127.") or address == "::1" for address in addresses):
         what = f"{name} resolves to {', '.join(addresses)} only, which other nodes cannot reach"
         remedy = "fine on one machine; in a pod, let /etc/hosts name the pod's address"
         yield "network", "warning", what, remedy, facts

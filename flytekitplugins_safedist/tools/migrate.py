@@ -33,8 +33,8 @@ class Migration:
     def source(self) -> str:
         """The config as Python, defaults left out."""
         default = type(self.config)()
-        said = {one.name: getattr(self.config, one.name) for one in fields(self.config)}
-        changed = {name: value for name, value in said.items() if value != getattr(default, name)}
+        values = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        changed = {name: value for name, value in values.items() if value != getattr(default, name)}
         return f"{type(self.config).__name__}({', '.join(f'{name}={_text(value)}' for name, value in changed.items())})"
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ def migrate(config: object, *, operator: Operator = "pytorch") -> Migration:
     _fit_to_size(arguments, notes)
     kind = SafeHorovod if name == "HorovodJob" else SafeTorch
     given = {key: value for key, value in arguments.items() if value is not None}
-    cluster = {one.name: given.pop(one.name) for one in fields(Kubeflow) if one.name in given}
+    cluster = {field.name: given.pop(field.name) for field in fields(Kubeflow) if field.name in given}
     return Migration(kind(**given, cluster=Kubeflow(**cluster)), tuple(notes))
 
 
@@ -161,12 +161,12 @@ def _as_pytorch_roles(worker: Any) -> dict[str, Any]:
 
     if not _is_set(worker):
         return {}
-    said: Mapping[str, Any] = {name: getattr(worker, name) for name in ("image", "requests", "limits")}
+    settings: Mapping[str, Any] = {name: getattr(worker, name) for name in ("image", "requests", "limits")}
     policy = worker.restart_policy
     restart = None if policy is None else kfpytorch.RestartPolicy[policy.name]
     return {
-        "master": kfpytorch.Master(**said, restart_policy=restart),
-        "worker": kfpytorch.Worker(**said, restart_policy=restart),
+        "master": kfpytorch.Master(**settings, restart_policy=restart),
+        "worker": kfpytorch.Worker(**settings, restart_policy=restart),
     }
 
 
@@ -179,7 +179,7 @@ def _without(role: Any, *names: str) -> Any:
     """*role* without what is decided elsewhere here; None when nothing is left."""
     if not _is_set(role):
         return None
-    kept = {one.name: getattr(role, one.name) for one in fields(role) if one.name not in names}
+    kept = {field.name: getattr(role, field.name) for field in fields(role) if field.name not in names}
     return type(role)(**kept)
 
 
@@ -192,7 +192,13 @@ def _text(value: Any) -> str:
     if type(value).__name__ in ("RestartPolicy", "CleanPodPolicy"):
         return f"{type(value).__name__}.{value.name}"
     if hasattr(value, "__dataclass_fields__"):
-        said = {one.name: getattr(value, one.name) for one in fields(value)}
-        kept = {one.name: said[one.name] for one in fields(value) if said[one.name] not in (None, _default(one))}
-        return f"{type(value).__name__}({', '.join(f'{name}={_text(one)}' for name, one in kept.items())})"
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        kept = {
+            field.name: values[field.name]
+            for field in fields(value)
+            if values[field.name] not in (None, _default(field))
+        }
+        return (
+            f"{type(value).__name__}({', '.join(f'{name}={_text(kept_value)}' for name, kept_value in kept.items())})"
+        )
     return repr(value)

@@ -82,7 +82,7 @@ def _pod(run: Run) -> Built:
     if len(made.spec["containers"]) == 1:
         metadata["annotations"] = {**metadata.get("annotations", {}), _PRIMARY: run.primary}
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": _of_object(run, metadata), "spec": made.spec}
-    return Built(manifest, tuple(("Pod", one) for one in made.clamps))
+    return Built(manifest, tuple(("Pod", clamp) for clamp in made.clamps))
 
 
 def _pytorchjob(run: Run) -> Built:
@@ -144,32 +144,32 @@ def _replicas(
         own, clamped = _of_role(run, role)
         made = build_pod(run, own, for_operator=True)
         found[name] = _replica(run, role, made, container, count)
-        lost += [(name, one) for one in (*clamped, *made.clamps)]
+        lost += [(name, clamp) for clamp in (*clamped, *made.clamps)]
     return found, lost
 
 
 def _of_role(run: Run, role: Mapping[str, Any]) -> tuple[Requirements | None, list[Clamp]]:
     """A role's own resources, completed by the platform's defaults before they are merged over the task's; they
     replace what the node says (``ToReplicaSpecWithOverrides``)."""
-    said = role.get("resources", {})
-    if not said.get("requests") and not said.get("limits"):
+    resources = role.get("resources", {})
+    if not resources.get("requests") and not resources.get("limits"):
         return None, []
-    asked = Requirements.of_idl(said, gpu=run.gpu_of_idl)
+    asked = Requirements.of_idl(resources, gpu=run.gpu_of_idl)
     settled = settle(asked, run.cluster.resources, gpu=run.cluster.gpu, fill=True)
     return settled, clamps(run.primary, asked, settled)
 
 
 def _replica(run: Run, role: Mapping[str, Any], made: PodSpec, container: str, count: int) -> dict[str, Any]:
-    for one in made.spec["containers"]:
-        if one["name"] == run.primary:
-            one["name"] = container
+    for entry in made.spec["containers"]:
+        if entry["name"] == run.primary:
+            entry["name"] = container
             break
-    for one in made.spec["containers"]:
-        if one["name"] == container:
+    for entry in made.spec["containers"]:
+        if entry["name"] == container:
             if role.get("image"):
-                one["image"] = role["image"]
+                entry["image"] = role["image"]
             if role.get("command"):
-                one["args"] = list(role["command"])
+                entry["args"] = list(role["command"])
     template: dict[str, Any] = {"spec": made.spec}
     metadata = _united(run, made.metadata, {})
     if metadata:
@@ -186,13 +186,13 @@ def _add_worker_name(run: Run, replica: dict[str, Any]) -> None:
 
 
 def _run_policy(custom: Mapping[str, Any]) -> dict[str, Any]:
-    said = custom.get("runPolicy")
-    if said is None:
+    given = custom.get("runPolicy")
+    if given is None:
         return {}
-    policy: dict[str, Any] = {"cleanPodPolicy": _CLEAN[said.get("cleanPodPolicy")]}
+    policy: dict[str, Any] = {"cleanPodPolicy": _CLEAN[given.get("cleanPodPolicy")]}
     for name in ("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
-        if said.get(name):
-            policy[name] = int(said[name])
+        if given.get(name):
+            policy[name] = int(given[name])
     return policy
 
 

@@ -17,7 +17,7 @@ def resources_for(template: Mapping[str, Any] | None, container: str, *, init: b
     """What the template gives a container that names nothing itself (``ExtractContainerResourcesFromPodTemplate``)."""
     spec = _spec(template)
     listed = spec.get("initContainers" if init else "containers", ())
-    named = {one["name"]: one for one in reversed(listed)}
+    named = {entry["name"]: entry for entry in reversed(listed)}
     for name in (container, "primary-init" if init else "primary", "default-init" if init else "default"):
         if name in named:
             return Requirements.of(named[name].get("resources"))
@@ -40,8 +40,8 @@ def merge_pod(template: Mapping[str, Any], pod: Mapping[str, Any], *, primary: s
 
 def merge_metadata(template: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The pod's labels and annotations over the template's."""
-    said = template["template"].get("metadata", {})
-    return _merge({name: said[name] for name in ("labels", "annotations") if name in said}, metadata)
+    own = template["template"].get("metadata", {})
+    return _merge({name: own[name] for name in ("labels", "annotations") if name in own}, metadata)
 
 
 def _spec(template: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -52,15 +52,15 @@ def _spec(template: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def _containers(
     templates: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], *, primary: str, suffix: str
 ) -> list[dict[str, Any]]:
-    named = {one["name"]: one for one in templates}
+    named = {container["name"]: container for container in templates}
     merged = []
-    for one in containers:
+    for container in containers:
         found: dict[str, Any] = dict(named.get(f"default{suffix}", {}))
-        if one["name"] == primary:
+        if container["name"] == primary:
             found = _merge(found, named.get(f"primary{suffix}", {}))
-        elif one["name"] != f"default{suffix}":
-            found = _merge(found, named.get(one["name"], {}))
-        merged.append(_merge(found, one))
+        elif container["name"] != f"default{suffix}":
+            found = _merge(found, named.get(container["name"], {}))
+        merged.append(_merge(found, container))
     return merged
 
 

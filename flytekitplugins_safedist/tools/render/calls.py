@@ -22,11 +22,11 @@ def read_node(file: Path, template: Any) -> Mapping[str, Any]:
     from flyteidl.core import workflow_pb2
     from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-    said = read_yaml(file)
-    whole = "taskNode" in said or "arrayNode" in said
+    document = read_yaml(file)
+    whole = "taskNode" in document or "arrayNode" in document
     message = workflow_pb2.Node() if whole else workflow_pb2.TaskNodeOverrides()
     try:
-        read: dict[str, Any] = MessageToDict(ParseDict(said, message))
+        read: dict[str, Any] = MessageToDict(ParseDict(document, message))
     except ParseError as error:
         raise RenderError(
             "these are not the overrides of a node",

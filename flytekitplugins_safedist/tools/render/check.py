@@ -91,8 +91,8 @@ def _against_schema(value: object, schema: Mapping[str, Any], path: str) -> Iter
     if isinstance(value, dict):
         yield from _object(value, schema, path)
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _against_schema(one, schema.get("items", {}), f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _against_schema(item, schema.get("items", {}), f"{path}[{index}]")
 
 
 def _object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -103,11 +103,11 @@ def _object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> I
             yield f"{path}.{name}: is required"
     # metadata of an object is checked by the API server itself; its schema is just "object".
     is_open = schema.get("x-kubernetes-preserve-unknown-fields") or (not properties and further is None)
-    for name, one in value.items():
+    for name, item in value.items():
         if name in properties:
-            yield from _against_schema(one, properties[name], f"{path}.{name}")
+            yield from _against_schema(item, properties[name], f"{path}.{name}")
         elif isinstance(further, Mapping):
-            yield from _against_schema(one, further, f"{path}.{name}")
+            yield from _against_schema(item, further, f"{path}.{name}")
         elif not is_open and further is not True:
             yield f"{path}.{name}: is not a field; the API server would drop it"
 
@@ -145,20 +145,20 @@ def _against_model(value: object, type_name: str, find: Callable[[str], Any], pa
         yield f"{path}: {value!r} is not a {type_name}"
         return
     attributes = {json: name for name, json in model.attribute_map.items()}
-    for name, one in value.items():
+    for name, item in value.items():
         if name not in attributes:
             yield f"{path}.{name}: is not a field of {type_name}"
         else:
-            yield from _against_model(one, model.openapi_types[attributes[name]], find, f"{path}.{name}")
+            yield from _against_model(item, model.openapi_types[attributes[name]], find, f"{path}.{name}")
 
 
 def _against_generic(value: object, shape: str, inner: str, find: Callable[[str], Any], path: str) -> Iterator[str]:
     if shape == "list" and isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _against_model(one, inner, find, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _against_model(item, inner, find, f"{path}[{index}]")
     elif shape == "dict" and isinstance(value, dict):
-        for name, one in value.items():
-            yield from _against_model(one, inner, find, f"{path}.{name}")
+        for name, item in value.items():
+            yield from _against_model(item, inner, find, f"{path}.{name}")
     else:
         yield f"{path}: {value!r} is not a {shape} of {inner}"
 

@@ -63,8 +63,8 @@ class Execution:
     @property
     def overrides(self) -> Mapping[str, Any]:
         """What ``with_overrides`` says of the task."""
-        said: Mapping[str, Any] = self.call.get("taskNode", {}).get("overrides", {})
-        return said
+        overrides: Mapping[str, Any] = self.call.get("taskNode", {}).get("overrides", {})
+        return overrides
 
     @property
     def job_name(self) -> str:
@@ -82,9 +82,9 @@ class Execution:
     def is_interruptible(self, task: Mapping[str, Any]) -> bool:
         """The node's word counts before the execution's; the task's, where there is no node."""
         metadata = task.get("metadata", {}) if self.node is None else self.call.get("metadata", {})
-        for said in (metadata.get("interruptible"), self.interruptible):
-            if said is not None:
-                return bool(said)
+        for flag in (metadata.get("interruptible"), self.interruptible):
+            if flag is not None:
+                return bool(flag)
         return False
 
     def variables(self) -> dict[str, str]:
@@ -132,8 +132,8 @@ def secret_annotations(secrets: list[Any]) -> dict[str, str]:
     from google.protobuf import text_format
 
     found = {}
-    for index, one in enumerate(secrets):
-        text = text_format.MessageToString(one).encode()
+    for index, secret in enumerate(secrets):
+        text = text_format.MessageToString(secret).encode()
         encoded = base64.b32encode(text).decode().translate(_ALPHABET)
         found[f"flyte.secrets/s{index}"] = encoded.rstrip("=")
     return found

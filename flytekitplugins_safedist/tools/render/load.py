@@ -83,10 +83,10 @@ def with_image_names(task: Any, config: Any) -> Any:
 
     spec = getattr(task.pod_template, "pod_spec", None)
     containers = [*(getattr(spec, "containers", None) or ()), *(getattr(spec, "init_containers", None) or ())]
-    images = [task.container_image, *(one.image for one in containers)]
+    images = [task.container_image, *(container.image for container in containers)]
     found = [
-        Image.look_up_image_info(name=one.id, image_identifier=one.image_name())
-        for one in images
-        if isinstance(one, ImageSpec)
+        Image.look_up_image_info(name=image.id, image_identifier=image.image_name())
+        for image in images
+        if isinstance(image, ImageSpec)
     ]
     return replace(config, images=[*(config.images or ()), *found]) if found else config

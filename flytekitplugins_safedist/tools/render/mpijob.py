@@ -59,14 +59,16 @@ def _launcher_environment(main: Mapping[str, Any], *, has_gpus: bool) -> list[di
     pairs = [("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh"), ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile")]
     if not has_gpus:
         pairs += [("NVIDIA_VISIBLE_DEVICES", ""), ("NVIDIA_DRIVER_CAPABILITIES", "")]
-    there = {one["name"] for one in main.get("env", ())}
+    there = {variable["name"] for variable in main.get("env", ())}
     intel = [("I_MPI_HYDRA_BOOTSTRAP", "rsh"), ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "/etc/mpi/kubexec.sh")]
-    return variables([*pairs, *(one for one in intel if one[0] not in there)])
+    return variables([*pairs, *(variable for variable in intel if variable[0] not in there)])
 
 
 def _has_gpus(spec: Mapping[str, Any]) -> bool:
     """``isGPULauncher``: any container whose limits have a name with "gpu" in or at the end of it."""
-    return any("gpu" in name for one in spec["containers"] for name in one.get("resources", {}).get("limits", {}))
+    return any(
+        "gpu" in name for container in spec["containers"] for name in container.get("resources", {}).get("limits", {})
+    )
 
 
 def _worker(manifest: Mapping[str, Any], name: str, index: int) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def _worker(manifest: Mapping[str, Any], name: str, index: int) -> dict[str, Any
 def _add_config(pod: dict[str, Any], name: str, files: tuple[str, ...]) -> None:
     main = pod["spec"]["containers"][0]
     main["volumeMounts"] = [*main.get("volumeMounts", ()), {"name": _CONFIG, "mountPath": "/etc/mpi"}]
-    items = [{"key": one, "path": one, "mode": 0o444 if one == "hostfile" else 0o555} for one in files]
+    items = [{"key": file, "path": file, "mode": 0o444 if file == "hostfile" else 0o555} for file in files]
     volume = {"name": _CONFIG, "configMap": {"name": f"{name}-config", "items": items}}
     pod["spec"]["volumes"] = [*pod["spec"].get("volumes", ()), volume]
 

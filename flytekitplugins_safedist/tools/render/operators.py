@@ -19,7 +19,7 @@ def pods(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         RenderError: no operator known here handles this kind.
     """
-    return [one for one in created(manifest) if one["kind"] == "Pod"]
+    return [item for item in created(manifest) if item["kind"] == "Pod"]
 
 
 def created(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -46,25 +46,25 @@ def add_platform_placement(spec: dict[str, Any], cluster: Cluster, *, service_ac
         _require(spec, requirement)
 
 
-def add_accelerator(spec: dict[str, Any], cluster: Cluster, said: Mapping[str, Any]) -> None:
+def add_accelerator(spec: dict[str, Any], cluster: Cluster, accelerator: Mapping[str, Any]) -> None:
     """Nodes with that GPU, when the pod asks for a GPU at all (``ApplyGPUNodeSelectors``)."""
-    if not any(cluster.gpu in one.get("resources", {}).get("limits", {}) for one in spec["containers"]):
+    if not any(cluster.gpu in container.get("resources", {}).get("limits", {}) for container in spec["containers"]):
         return
     device, partition = cluster.setting("gpu-device-node-label"), cluster.setting("gpu-partition-size-node-label")
-    if said.get("device"):
-        _require_value(spec, device, said["device"])
-    if said.get("unpartitioned"):
+    if accelerator.get("device"):
+        _require_value(spec, device, accelerator["device"])
+    if accelerator.get("unpartitioned"):
         without = {"key": partition, "operator": "DoesNotExist"}
         _require(spec, cluster.setting("gpu-unpartitioned-node-selector-requirement") or without)
         if cluster.setting("gpu-unpartitioned-toleration"):
             spec["tolerations"] = [*spec.get("tolerations", ()), dict(cluster.setting("gpu-unpartitioned-toleration"))]
-    elif said.get("partitionSize"):
-        _require_value(spec, partition, said["partitionSize"])
+    elif accelerator.get("partitionSize"):
+        _require_value(spec, partition, accelerator["partitionSize"])
 
 
-def label_of_slices(said: Mapping[str, Any]) -> dict[str, str]:
+def label_of_slices(accelerator: Mapping[str, Any]) -> dict[str, str]:
     """How much of a GPU a partition is, of seven slices, by which Flyte 2 bills (``parseMigSlices``)."""
-    found = re.fullmatch(r"(\d+)g\.\d+gb", said.get("partitionSize", ""))
+    found = re.fullmatch(r"(\d+)g\.\d+gb", accelerator.get("partitionSize", ""))
     return {"platform.union.ai/gpu-partition-slices": found[1]} if found else {}
 
 
@@ -72,7 +72,7 @@ def add_tolerations_for_resources(spec: dict[str, Any], cluster: Cluster) -> Non
     """``AddTolerationsForExtendedResources``: only in an operator's job, not in a pod of Flyte's own."""
     wanted = cluster.setting("add-tolerations-for-extended-resources") or ()
     containers = [*spec["containers"], *spec.get("initContainers", ())]
-    requested = {name for one in containers for name in one.get("resources", {}).get("requests", {})}
+    requested = {name for container in containers for name in container.get("resources", {}).get("requests", {})}
     for name in sorted(requested.intersection(wanted)):
         toleration = {"key": name, "operator": "Exists", "effect": "NoSchedule"}
         if toleration not in spec.get("tolerations", ()):
@@ -81,7 +81,9 @@ def add_tolerations_for_resources(spec: dict[str, Any], cluster: Cluster) -> Non
 
 def _for_resources(spec: Mapping[str, Any], cluster: Cluster) -> list[Any]:
     configured: Mapping[str, Any] = cluster.setting("resource-tolerations") or {}
-    named = {name for one in spec["containers"] for part in ("requests", "limits") for name in _part(one, part)}
+    named = {
+        name for container in spec["containers"] for part in ("requests", "limits") for name in _part(container, part)
+    }
     return [toleration for name in sorted(named) for toleration in configured.get(name, ())]
 
 

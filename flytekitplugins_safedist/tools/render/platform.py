@@ -101,8 +101,8 @@ def read_platform(file: Path, *, backend: Backend = "v1.16", pod_templates: Sequ
     Raises:
         RenderError: the file cannot be read, or says something that Flyte does not know.
     """
-    said = read_yaml(file)
-    unknown = sorted(set(said) - {"task_resources", "plugins"})
+    document = read_yaml(file)
+    unknown = sorted(set(document) - {"task_resources", "plugins"})
     if unknown:
         raise RenderError(
             "the platform file has sections that are not known here",
@@ -110,9 +110,9 @@ def read_platform(file: Path, *, backend: Backend = "v1.16", pod_templates: Sequ
             seen=", ".join(unknown),
             expected="task_resources (flyteadmin) and plugins.k8s (flytepropeller)",
         )
-    admin = said.get("task_resources") or {}
+    admin = document.get("task_resources") or {}
     resources = Requirements(_admin_list(admin.get("defaults")), _admin_list(admin.get("limits")))
-    k8s = (said.get("plugins") or {}).get("k8s") or {}
+    k8s = (document.get("plugins") or {}).get("k8s") or {}
     return with_pod_templates(Cluster(backend=backend, resources=resources, k8s=k8s), pod_templates)
 
 
@@ -124,20 +124,20 @@ def with_pod_templates(cluster: Cluster, files: Sequence[Path]) -> Cluster:
     """
     found = dict(cluster.pod_templates)
     for file in files:
-        said = read_yaml(file)
-        name = (said.get("metadata") or {}).get("name")
-        if said.get("kind", "PodTemplate") != "PodTemplate" or not name or "template" not in said:
+        document = read_yaml(file)
+        name = (document.get("metadata") or {}).get("name")
+        if document.get("kind", "PodTemplate") != "PodTemplate" or not name or "template" not in document:
             raise RenderError(
                 "this is not a PodTemplate", where={"file": file}, expected="kind: PodTemplate with a name"
             )
-        found[name] = said
+        found[name] = document
     return replace(cluster, pod_templates=found)
 
 
-def _admin_list(said: Mapping[str, Any] | None) -> dict[str, str]:
+def _admin_list(amounts: Mapping[str, Any] | None) -> dict[str, str]:
     # flyteadmin's names (runtime/interfaces/task_resource_configuration.go) are those of Kubernetes but for these.
     names = {"gpu": "nvidia.com/gpu", "ephemeralStorage": "ephemeral-storage", "mem": "memory"}
-    return canonical_list({names.get(name, name): value for name, value in (said or {}).items()})
+    return canonical_list({names.get(name, name): value for name, value in (amounts or {}).items()})
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        said = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise RenderError("the file cannot be read", where={"file": file}, seen=error) from error
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise RenderError("the file holds no YAML mapping", where={"file": file})
-    return said
+    return document

@@ -39,14 +39,14 @@ class Run:
     @property
     def pod_override(self) -> Mapping[str, Any] | None:
         """The pod template of ``with_overrides``, which replaces the task's."""
-        said: Mapping[str, Any] | None = self.execution.overrides.get("podTemplate")
-        return said if said is not None and said.get("podSpec") else None
+        override: Mapping[str, Any] | None = self.execution.overrides.get("podTemplate")
+        return override if override is not None and override.get("podSpec") else None
 
     @property
     def primary(self) -> str:
         """The container that runs the task, by its name in the pod template."""
-        said = self.task["config"] if self.pod_override is None else self.pod_override
-        return str(said["primary_container_name" if self.pod_override is None else "primaryContainerName"])
+        source = self.task["config"] if self.pod_override is None else self.pod_override
+        return str(source["primary_container_name" if self.pod_override is None else "primaryContainerName"])
 
     @property
     def extended(self) -> Mapping[str, Any]:
@@ -156,9 +156,9 @@ def _metadata(run: Run) -> dict[str, dict[str, str]]:
 
 
 def _primary(run: Run, spec: Mapping[str, Any]) -> dict[str, Any]:
-    for one in spec["containers"]:
-        if one["name"] == run.primary:
-            found: dict[str, Any] = one
+    for entry in spec["containers"]:
+        if entry["name"] == run.primary:
+            found: dict[str, Any] = entry
             return found
     raise RenderError(
         f"the backend refuses the task: primary container [{run.primary}] not defined", where={"task": run.name}
@@ -168,15 +168,15 @@ def _primary(run: Run, spec: Mapping[str, Any]) -> dict[str, Any]:
 def _customise(run: Run, container: dict[str, Any], own: Requirements, *, init: bool, fill: bool) -> list[Clamp]:
     for name in ("command", "args"):
         if container.get(name):
-            container[name] = [run.execution.fill(one) for one in container[name]]
+            container[name] = [run.execution.fill(text) for text in container[name]]
     container["env"] = [*container.get("env", ()), *_variables(run)]
     further = [*_from(run, "default-env-from-secrets", "secretRef")]
     further += _from(run, "default-env-from-configmaps", "configMapRef")
     if further:
         container["envFrom"] = [*container.get("envFrom", ()), *further]
     gpu = run.cluster.gpu
-    said = Requirements.of(container.get("resources")).named(gpu)
-    asked = own.over(said) if fill else said
+    stated = Requirements.of(container.get("resources")).named(gpu)
+    asked = own.over(stated) if fill else stated
     if not run.cluster.is_flyte_2:
         asked = asked.over(resources_for(run.base, container["name"], init=init))
     settled = settle(asked, run.cluster.resources, gpu=gpu, fill=fill)
@@ -215,20 +215,20 @@ def _sorted(pairs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(pairs.items())
 
 
-def _add_shared_memory(run: Run, spec: dict[str, Any], said: Mapping[str, Any]) -> None:
+def _add_shared_memory(run: Run, spec: dict[str, Any], memory: Mapping[str, Any]) -> None:
     """``ApplySharedMemory``: never a second mount of one path or name."""
-    name, path = said["mountName"], said["mountPath"]
+    name, path = memory["mountName"], memory["mountPath"]
     primary = _primary(run, spec)
     mounts = primary.get("volumeMounts", [])
-    if any(one["name"] == name for one in [*spec.get("volumes", ()), *mounts]):
+    if any(entry["name"] == name for entry in [*spec.get("volumes", ()), *mounts]):
         raise RenderError(f"the backend refuses the task: a volume is already named {name}", where={"task": run.name})
-    if any(one["mountPath"] == path for one in mounts):
+    if any(mount["mountPath"] == path for mount in mounts):
         where = {"task": run.name, "container": run.primary}
         hint = "mount it in the pod template, or let the task ask for shared memory; not both"
         raise RenderError(
             f"the backend refuses the task: {path} is already mounted in container", where=where, hint=hint
         )
-    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": canonical(said.get("sizeLimit") or "0")}}
+    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": canonical(memory.get("sizeLimit") or "0")}}
     spec["volumes"] = [*spec.get("volumes", ()), volume]
     primary["volumeMounts"] = [*mounts, {"name": name, "mountPath": path}]
 
@@ -239,15 +239,15 @@ def tidy(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [tidy(one) for one in value]
+        return [tidy(item) for item in value]
     if not isinstance(value, dict):
         return value
     found = {}
-    for name, one in value.items():
-        if name in ("requests", "limits") and isinstance(one, dict):
-            kept: Any = {key: canonical(amount) for key, amount in one.items()}
+    for name, item in value.items():
+        if name in ("requests", "limits") and isinstance(item, dict):
+            kept: Any = {key: canonical(amount) for key, amount in item.items()}
         else:
-            kept = canonical(one) if name == "sizeLimit" else tidy(one)
+            kept = canonical(item) if name == "sizeLimit" else tidy(item)
         if kept not in ([], None, "") and not (kept == {} and name in ("requests", "limits", "resources")):
             found[name] = kept
     return found

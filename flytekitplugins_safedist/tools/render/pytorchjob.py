@@ -16,7 +16,7 @@ _ROLES = ("Master", "Worker")
 def created(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Its pods, master first, then a service for each: node 0 is met under its service's name."""
     numbered = list(_numbered(manifest))
-    return [_pod(manifest, *one) for one in numbered] + [_service(manifest, *one) for one in numbered]
+    return [_pod(manifest, *replica) for replica in numbered] + [_service(manifest, *replica) for replica in numbered]
 
 
 def _numbered(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -52,27 +52,27 @@ def _pod(manifest: Mapping[str, Any], role: str, index: int) -> dict[str, Any]:
 
 def _trainer(spec: Mapping[str, Any]) -> dict[str, Any]:
     containers: list[dict[str, Any]] = spec["containers"]
-    return next((one for one in containers if one["name"] == _CONTAINER), containers[0])
+    return next((container for container in containers if container["name"] == _CONTAINER), containers[0])
 
 
 def _ports(container: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A port of the operator's name is kept, whatever its number (``setPyTorchDefaultPort``)."""
     ports = list(container.get("ports", ()))
-    if any(one.get("name") == _PORT for one in ports):
+    if any(port.get("name") == _PORT for port in ports):
         return ports
     return [*ports, {"containerPort": DEFAULT_PORT, "name": _PORT}]
 
 
 def _port(manifest: Mapping[str, Any], role: str) -> str:
     main = _trainer(manifest["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"])
-    return next(str(one["containerPort"]) for one in _ports(main) if one.get("name") == _PORT)
+    return next(str(port["containerPort"]) for port in _ports(main) if port.get("name") == _PORT)
 
 
 def _environment(manifest: Mapping[str, Any], role: str, index: int) -> list[dict[str, str]]:
     """In the operator's order, which decides: of two values of one name, the last counts (envvar.go, setPodEnv)."""
     specs, elastic = manifest["spec"]["pytorchReplicaSpecs"], manifest["spec"].get("elasticPolicy")
     pairs = [("PYTHONUNBUFFERED", "1")]
-    count = sum(one["replicas"] for one in specs.values())
+    count = sum(spec["replicas"] for spec in specs.values())
     if "Master" in specs:
         master, port = _name(manifest, "Master", 0), _port(manifest, "Master")
         pairs += [("MASTER_PORT", port), ("PET_MASTER_PORT", port)]
@@ -97,7 +97,7 @@ def _service(manifest: Mapping[str, Any], role: str, index: int) -> dict[str, An
     """Headless, with every port of the training container under its name (common/service.go): ports without a name
     fall into one, and the API server refuses it."""
     main = _trainer(manifest["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"])
-    named = {one.get("name", ""): one["containerPort"] for one in _ports(main)}
+    named = {port.get("name", ""): port["containerPort"] for port in _ports(main)}
     labels = own_labels(manifest, _labels(role, index))
     ports = [{"name": name, "port": port} if name else {"port": port} for name, port in sorted(named.items())]
     return {

@@ -11,8 +11,8 @@ LABEL = "training.kubeflow.org"
 
 def own_labels(manifest: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, str]:
     """The operator's labels of an object of the job."""
-    said = {"job-name": manifest["metadata"]["name"], "operator-name": f"{manifest['kind'].lower()}-controller"}
-    return {f"{LABEL}/{key}": value for key, value in {**said, **labels}.items()}
+    base = {"job-name": manifest["metadata"]["name"], "operator-name": f"{manifest['kind'].lower()}-controller"}
+    return {f"{LABEL}/{key}": value for key, value in {**base, **labels}.items()}
 
 
 def make_pod(

@@ -25,19 +25,19 @@ class Requirements:
     limits: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any] | None) -> Requirements:
+    def of(cls, resources: Mapping[str, Any] | None) -> Requirements:
         """Those of a container in a manifest."""
-        said = said or {}
-        return cls(canonical_list(said.get("requests")), canonical_list(said.get("limits")))
+        resources = resources or {}
+        return cls(canonical_list(resources.get("requests")), canonical_list(resources.get("limits")))
 
     @classmethod
-    def of_idl(cls, said: Mapping[str, Any] | None, *, gpu: str = NVIDIA_GPU) -> Requirements:
+    def of_idl(cls, resources: Mapping[str, Any] | None, *, gpu: str = NVIDIA_GPU) -> Requirements:
         """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``).
 
         Args:
             gpu: what a GPU is called there.
         """
-        return cls(*(_idl_list((said or {}).get(part, ()), gpu) for part in ("requests", "limits")))
+        return cls(*(_idl_list((resources or {}).get(part, ()), gpu) for part in ("requests", "limits")))
 
     def __bool__(self) -> bool:
         return bool(self.requests or self.limits)
@@ -65,18 +65,18 @@ class Clamp:
     got: str
 
 
-def settle(said: Requirements, platform: Requirements, *, gpu: str, fill: bool) -> Requirements:
+def settle(requirements: Requirements, platform: Requirements, *, gpu: str, fill: bool) -> Requirements:
     """Requests and limits stand in for each other, the platform's defaults for both, and its limits bound them
     (``ApplyResourceOverrides``).
 
     Args:
-        said: what the container has.
+        requirements: what the container has.
         platform: flyteadmin's ``task_resources``; its defaults are the requests.
         gpu: the platform's name for a GPU.
         fill: False: nothing is filled in, only bounded; but cpu and memory are named all the same, as zero.
     """
-    requests, limits = dict(said.requests), dict(said.limits)
-    names = ["cpu", "memory"] + [one for one in ("ephemeral-storage", gpu) if one in requests or one in limits]
+    requests, limits = dict(requirements.requests), dict(requirements.limits)
+    names = ["cpu", "memory"] + [name for name in ("ephemeral-storage", gpu) if name in requests or name in limits]
     for name in names:
         request, limit = requests.get(name, "0"), limits.get(name, "0")
         if fill:
@@ -99,7 +99,7 @@ def clamps(container: str, asked: Requirements, got: Requirements) -> list[Clamp
 
 
 def _first(*values: str) -> str:
-    return next((one for one in values if value_of(one)), "0")
+    return next((amount for amount in values if value_of(amount)), "0")
 
 
 def _at_most(value: str, bound: str) -> str:
@@ -108,11 +108,11 @@ def _at_most(value: str, bound: str) -> str:
 
 def _idl_list(entries: Any, gpu: str) -> dict[str, str]:
     names = {**_IDL_NAMES, "GPU": gpu}
-    named = {names[one["name"]]: canonical(one["value"]) for one in entries if one.get("name") in names}
+    named = {names[entry["name"]]: canonical(entry["value"]) for entry in entries if entry.get("name") in names}
     return {name: value for name, value in named.items() if value_of(value)}
 
 
 def _rename(resources: Mapping[str, str], gpu: str) -> dict[str, str]:
     if _GENERIC_GPU not in resources:
         return dict(resources)
-    return {name: one for name, one in resources.items() if name != _GENERIC_GPU} | {gpu: resources[_GENERIC_GPU]}
+    return {name: amount for name, amount in resources.items() if name != _GENERIC_GPU} | {gpu: resources[_GENERIC_GPU]}

@@ -61,18 +61,20 @@ def _metadata(metadata: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _pod(spec: Mapping[str, Any], path: str) -> Iterator[str]:
-    volumes = [one.get("name", "") for one in spec.get("volumes", ())]
+    volumes = [volume.get("name", "") for volume in spec.get("volumes", ())]
     yield from _unique(volumes, f"{path}.volumes")
     for name in volumes:
         yield from _dns_label(name, f"{path}.volumes[{name}].name")
-    listed = [("initContainers", one) for one in spec.get("initContainers", ())]
-    listed += [("containers", one) for one in spec.get("containers", ())]
-    yield from _unique([one.get("name", "") for _, one in listed], f"{path}.containers")
-    for part, one in listed:
-        below = f"{path}.{part}[{one.get('name', '')}]"
-        yield from _container(one, below, frozenset(volumes))
-        if one.get("restartPolicy") is not None and (part == "containers" or one["restartPolicy"] != "Always"):
-            yield f"{below}.restartPolicy: {one['restartPolicy']!r} may only be Always, in an init container"
+    listed = [("initContainers", container) for container in spec.get("initContainers", ())]
+    listed += [("containers", container) for container in spec.get("containers", ())]
+    yield from _unique([container.get("name", "") for _, container in listed], f"{path}.containers")
+    for part, container in listed:
+        below = f"{path}.{part}[{container.get('name', '')}]"
+        yield from _container(container, below, frozenset(volumes))
+        if container.get("restartPolicy") is not None and (
+            part == "containers" or container["restartPolicy"] != "Always"
+        ):
+            yield f"{below}.restartPolicy: {container['restartPolicy']!r} may only be Always, in an init container"
     if spec.get("restartPolicy") not in (None, "Never", "OnFailure", "Always"):
         yield f"{path}.restartPolicy: {spec['restartPolicy']!r} is none"
 
@@ -83,24 +85,24 @@ def _container(container: Mapping[str, Any], path: str, volumes: frozenset[str])
         yield f"{path}.image: is required"
     yield from _ports(container.get("ports", ()), f"{path}.ports")
     yield from _resources(container.get("resources", {}), f"{path}.resources")
-    for one in container.get("env", ()):
-        if not _VARIABLE.fullmatch(one.get("name", "")):
-            yield f"{path}.env: {one.get('name')!r} is not a name of a variable"
-        if one.get("value") and one.get("valueFrom"):
-            yield f"{path}.env[{one['name']}]: has a value and valueFrom"
+    for variable in container.get("env", ()):
+        if not _VARIABLE.fullmatch(variable.get("name", "")):
+            yield f"{path}.env: {variable.get('name')!r} is not a name of a variable"
+        if variable.get("value") and variable.get("valueFrom"):
+            yield f"{path}.env[{variable['name']}]: has a value and valueFrom"
     mounts = container.get("volumeMounts", ())
-    yield from _unique([one.get("mountPath", "") for one in mounts], f"{path}.volumeMounts")
-    for one in mounts:
-        if one.get("name") not in volumes:
-            yield f"{path}.volumeMounts[{one.get('mountPath')}].name: there is no volume {one.get('name')!r}"
-        if not one.get("mountPath") or ":" in one["mountPath"]:
-            yield f"{path}.volumeMounts[{one.get('mountPath')}].mountPath: must be a path without ':'"
+    yield from _unique([mount.get("mountPath", "") for mount in mounts], f"{path}.volumeMounts")
+    for mount in mounts:
+        if mount.get("name") not in volumes:
+            yield f"{path}.volumeMounts[{mount.get('mountPath')}].name: there is no volume {mount.get('name')!r}"
+        if not mount.get("mountPath") or ":" in mount["mountPath"]:
+            yield f"{path}.volumeMounts[{mount.get('mountPath')}].mountPath: must be a path without ':'"
 
 
 def _ports(ports: Iterable[Mapping[str, Any]], path: str) -> Iterator[str]:
-    yield from _unique([one["name"] for one in ports if one.get("name")], path)
-    for one in ports:
-        number, name = one.get("containerPort"), one.get("name")
+    yield from _unique([port["name"] for port in ports if port.get("name")], path)
+    for port in ports:
+        number, name = port.get("containerPort"), port.get("name")
         if not isinstance(number, int) or not 0 < number < 65536:
             yield f"{path}: {number!r} is not a port"
         if name and (not _PORT_NAME.fullmatch(name) or len(name) > 15):
@@ -128,24 +130,24 @@ def _is_extended(name: str) -> bool:
 
 def _service(spec: Mapping[str, Any]) -> Iterator[str]:
     ports = spec.get("ports", ())
-    yield from _unique([one["name"] for one in ports if one.get("name")], ".spec.ports")
-    yield from _unique([one["port"] for one in ports], ".spec.ports")
-    for index, one in enumerate(ports):
-        if not one.get("name") and len(ports) > 1:
-            yield f".spec.ports[{index}].name: is required where there are several (port {one['port']})"
-        if one.get("name"):
-            yield from _dns_label(one["name"], f".spec.ports[{index}].name")
+    yield from _unique([port["name"] for port in ports if port.get("name")], ".spec.ports")
+    yield from _unique([port["port"] for port in ports], ".spec.ports")
+    for index, port in enumerate(ports):
+        if not port.get("name") and len(ports) > 1:
+            yield f".spec.ports[{index}].name: is required where there are several (port {port['port']})"
+        if port.get("name"):
+            yield from _dns_label(port["name"], f".spec.ports[{index}].name")
 
 
 def _webhook(spec: Mapping[str, Any]) -> Iterator[str]:
     for role, replica in spec["pytorchReplicaSpecs"].items():
         path = f".spec.pytorchReplicaSpecs[{role}].template.spec.containers"
         containers = replica["template"]["spec"]["containers"]
-        if not any(one.get("name") == "pytorch" for one in containers):
+        if not any(container.get("name") == "pytorch" for container in containers):
             yield f"{path}: must have at least one container with name pytorch"
-        for one in containers:
-            if not one.get("image"):
-                yield f"{path}[{one.get('name')}].image: is required"
+        for container in containers:
+            if not container.get("image"):
+                yield f"{path}[{container.get('name')}].image: is required"
 
 
 def _dns_label(name: str, path: str) -> Iterator[str]:

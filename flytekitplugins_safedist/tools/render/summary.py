@@ -30,7 +30,7 @@ class Summary:
         """As YAML comments, to stand above the manifest."""
         width = max(len(name) for name, _ in self.facts)
         return [f"# {name:<{width}}  {text}" for name, text in self.facts] + [
-            f"# WARNING {one}" for one in self.warnings
+            f"# WARNING {warning}" for warning in self.warnings
         ]
 
 
@@ -62,7 +62,7 @@ def summarise(
     roles = _roles(manifest)
     training = {name: role for name, role in roles.items() if name != "Launcher"}
     primary = _primary(next(iter(training.values())))
-    pinned = {one["name"]: one.get("value") for one in primary.get("env", ())}
+    pinned = {variable["name"]: variable.get("value") for variable in primary.get("env", ())}
     nodes = str(pinned.get(envvars.NODES, "?"))
     nproc, changed = _ranks_of_node(pinned, next(iter(training.values())), follow=follow)
     gpus = sum(role["replicas"] * _gpus(_primary(role)) for role in roles.values())
@@ -84,9 +84,9 @@ def summarise(
 
 
 def _platform(cluster: Cluster, *, assumed: bool) -> str:
-    said = [f"{name} {value}" for name, value in cluster.resources.requests.items()]
+    requests = [f"{name} {value}" for name, value in cluster.resources.requests.items()]
     limits = [f"{name} {value}" for name, value in cluster.resources.limits.items()]
-    text = f"{', '.join(said) or 'nothing'} for what asks for nothing; limits: {', '.join(limits) or 'none'}"
+    text = f"{', '.join(requests) or 'nothing'} for what asks for nothing; limits: {', '.join(limits) or 'none'}"
     return f"{text} (assumed; --platform FILE says what yours has)" if assumed else text
 
 
@@ -120,7 +120,7 @@ def _pods(roles: Mapping[str, Mapping[str, Any]]) -> str:
 def _ranks(nodes: str, nproc: str) -> str:
     if not nproc.isdecimal():
         return "?"
-    return " to ".join(str(int(one) * int(nproc)) for one in nodes.split(":") if one.isdecimal())
+    return " to ".join(str(int(count) * int(nproc)) for count in nodes.split(":") if count.isdecimal())
 
 
 def _ranks_of_node(pinned: Mapping[str, Any], role: Mapping[str, Any], *, follow: bool) -> tuple[str, tuple[str, ...]]:
@@ -130,12 +130,12 @@ def _ranks_of_node(pinned: Mapping[str, Any], role: Mapping[str, Any], *, follow
     here = _gpus(_primary(role))
     if not nproc.isdecimal() or not here or _mig(role):
         return nproc, ()
-    said = f"the pods have {here} GPUs, and the task was registered for {registered}"
+    requests = f"the pods have {here} GPUs, and the task was registered for {registered}"
     if follow and here != int(nproc):
-        return str(here), (f"{said}: ranks follow them, {here} on each node",)
+        return str(here), (f"{requests}: ranks follow them, {here} on each node",)
     if not follow and registered.isdecimal() and here < min(int(registered), int(nproc)):
         repair = "leave nproc_per_node out, so that ranks follow the GPUs"
-        return nproc, (f"{said} and {nproc} ranks: every node fails at once; {repair}",)
+        return nproc, (f"{requests} and {nproc} ranks: every node fails at once; {repair}",)
     return nproc, ()
 
 
@@ -166,7 +166,7 @@ def _warnings(
             yield "each rank sees one MIG slice, and NCCL joins no two slices of one GPU: use Gloo, or whole GPUs"
         spec = role["template"]["spec"]
         if len(spec["containers"]) > 1:
-            names = ", ".join(one["name"] for one in spec["containers"][1:])
+            names = ", ".join(container["name"] for container in spec["containers"][1:])
             yield f"the pod of {name} ends only when every container does: {names} must end by themselves"
         if spec.get("hostNetwork"):
             yield f"hostNetwork: two jobs on one machine meet at the same port {DEFAULT_PORT} (set {envvars.ENDPOINT})"
