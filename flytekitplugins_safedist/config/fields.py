@@ -111,10 +111,10 @@ def timeout_problems(value: object) -> Iterator[Problem]:
             "timeouts", value, "is not a Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
         )
         return
-    for each in fields(value):
-        seconds = getattr(value, each.name)
+    for field in fields(value):
+        seconds = getattr(value, field.name)
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-            yield Problem(f"timeouts.{each.name}", seconds, "is not a time to wait", "use seconds, more than 0")
+            yield Problem(f"timeouts.{field.name}", seconds, "is not a time to wait", "use seconds, more than 0")
 
 
 def log_problems(value: object) -> Iterator[Problem]:
@@ -165,7 +165,7 @@ def is_count(value: object, *, least: int) -> bool:
 
 def not_among(name: str, value: object, allowed: Iterable[str]) -> Problem:
     """The problem of a word that is none of those allowed."""
-    return Problem(name, value, "is unknown", "use one of: " + ", ".join(repr(each) for each in allowed))
+    return Problem(name, value, "is unknown", "use one of: " + ", ".join(repr(choice) for choice in allowed))
 
 
 def _can_be_given(text: str) -> bool:

@@ -22,7 +22,7 @@ _MIG = "nvidia.com/mig-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskAsks:
+class TaskArguments:
     """What the ``@task`` decorator was given, as far as the shape of the job depends on it.
 
     Attributes:
@@ -42,19 +42,23 @@ class TaskAsks:
     environment: Mapping[str, str] | None = None
 
     @classmethod
-    def from_kwargs(cls, kwargs: Mapping[str, Any]) -> TaskAsks:
+    def from_kwargs(cls, kwargs: Mapping[str, Any]) -> TaskArguments:
         """Pick them from the keyword arguments of a flytekit task class."""
         return cls(**{name: kwargs[name] for name in cls.__dataclass_fields__ if name in kwargs})
 
     def has_resources(self) -> bool:
         """The task itself asks for something."""
-        return any(any(vars(one).values()) for one in (self.requests, self.limits, self.resources) if one is not None)
+        return any(
+            any(vars(amounts).values())
+            for amounts in (self.requests, self.limits, self.resources)
+            if amounts is not None
+        )
 
     def resource_names(self) -> frozenset[str]:
         """What the task itself asks for, by Kubernetes' names; a GPU is ``gpu``."""
         kubernetes = {"mem": "memory", "ephemeral_storage": "ephemeral-storage"}
-        listed = [vars(one) for one in (self.requests, self.limits, self.resources) if one is not None]
-        return frozenset(kubernetes.get(name, name) for one in listed for name, value in one.items() if value)
+        listed = [vars(amounts) for amounts in (self.requests, self.limits, self.resources) if amounts is not None]
+        return frozenset(kubernetes.get(name, name) for amounts in listed for name, value in amounts.items() if value)
 
     def template_resource_names(self) -> frozenset[str]:
         """What the pod template's primary container asks for."""
@@ -65,7 +69,9 @@ class TaskAsks:
         if self.pod_template is None or self.pod_template.pod_spec is None:
             return None
         name = self.pod_template.primary_container_name
-        return next((one for one in self.pod_template.pod_spec.containers or () if one.name == name), None)
+        return next(
+            (container for container in self.pod_template.pod_spec.containers or () if container.name == name), None
+        )
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,13 @@ class _Count:
     field: str
 
 
-def gpus_requested(asks: TaskAsks, shape: Kubeflow, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
+def gpus_requested(arguments: TaskArguments, shape: Kubeflow, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
     """GPUs in each pod that runs ranks, and which field says so; ``gpus=None`` where nothing asks for any.
 
     *nodes* are the fewest and the most. Where roles ask for different numbers, the smallest: every node runs the same
     number of ranks.
     """
-    counts = [(_number(one.value), one.field) for one in _per_role(asks, shape, nodes)]
+    counts = [(_number(count.value), count.field) for count in _per_role(arguments, shape, nodes)]
     known = [(number, name) for number, name in counts if number is not None]
     if not known:
         return Requested()
@@ -89,26 +95,26 @@ def gpus_requested(asks: TaskAsks, shape: Kubeflow, *, nodes: tuple[int, int] = 
 
 
 def problems_of_gpus(
-    asks: TaskAsks, shape: Kubeflow, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
+    arguments: TaskArguments, shape: Kubeflow, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
 ) -> Iterator[Problem]:
     """Everything about GPUs that contradicts itself, ranks against GPUs apart (that is the config's own check)."""
-    yield from _unreadable(asks, shape)
-    yield from _request_against_limit(asks)
-    yield from _lost_from_template(asks)
-    yield from _roles(asks, shape, nproc_per_node, nodes)
-    yield from _accelerator(asks, shape, nproc_per_node, nodes)
+    yield from _unreadable(arguments, shape)
+    yield from _request_against_limit(arguments)
+    yield from _lost_from_template(arguments)
+    yield from _roles(arguments, shape, nproc_per_node, nodes)
+    yield from _accelerator(arguments, shape, nproc_per_node, nodes)
 
 
-def is_partitioned(asks: TaskAsks) -> bool:
+def is_partitioned(arguments: TaskArguments) -> bool:
     """The GPUs are slices of a GPU (NVIDIA MIG)."""
-    if _of_accelerator(asks.accelerator)[1]:
+    if _of_accelerator(arguments.accelerator)[1]:
         return True
-    return any(name.startswith(_MIG) for name in _template_resources(asks))
+    return any(name.startswith(_MIG) for name in _template_resources(arguments))
 
 
-def _per_role(asks: TaskAsks, shape: Kubeflow, nodes: tuple[int, int]) -> Iterator[_Count]:
+def _per_role(arguments: TaskArguments, shape: Kubeflow, nodes: tuple[int, int]) -> Iterator[_Count]:
     """What each role that runs ranks gets: its own count, else the task's."""
-    task = _of_task(asks)
+    task = _of_task(arguments)
     for name in _training_roles(shape, nodes):
         own = _of_role(getattr(shape, name, None), name)
         count = own or task
@@ -133,22 +139,22 @@ def _of_role(role: Any, name: str) -> _Count | None:
     return None
 
 
-def _of_task(asks: TaskAsks) -> _Count | None:
+def _of_task(arguments: TaskArguments) -> _Count | None:
     for field in ("limits", "requests"):
-        gpu = getattr(getattr(asks, field), "gpu", None)
+        gpu = getattr(getattr(arguments, field), "gpu", None)
         if gpu is not None:
             return _Count(gpu, f"{field}.gpu")
-    gpu = getattr(asks.resources, "gpu", None)
+    gpu = getattr(arguments.resources, "gpu", None)
     if gpu is not None:
         return _Count(gpu[-1] if isinstance(gpu, (list, tuple)) else gpu, "resources.gpu")
-    for name, value in _template_resources(asks).items():
+    for name, value in _template_resources(arguments).items():
         if name in VENDORS or name.startswith(_MIG):
             return _Count(value, f"pod_template {name}")
     return None
 
 
-def _template_resources(asks: TaskAsks) -> dict[str, object]:
-    resources = getattr(asks.primary_container(), "resources", None)
+def _template_resources(arguments: TaskArguments) -> dict[str, object]:
+    resources = getattr(arguments.primary_container(), "resources", None)
     return {**(getattr(resources, "requests", None) or {}), **(getattr(resources, "limits", None) or {})}
 
 
@@ -157,30 +163,36 @@ def _number(value: object) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _unreadable(asks: TaskAsks, shape: Kubeflow) -> Iterator[Problem]:
+def _unreadable(arguments: TaskArguments, shape: Kubeflow) -> Iterator[Problem]:
     roles = [_of_role(getattr(shape, name), name) for name in ("master", "worker", "launcher")]
-    for count in (_of_task(asks), *roles):
+    for count in (_of_task(arguments), *roles):
         if count is not None and _number(count.value) is None:
             reason = "is not a whole number of GPUs"
             yield Problem(count.field, count.value, reason, "Kubernetes hands out whole GPUs; write e.g. '4'")
 
 
-def _request_against_limit(asks: TaskAsks) -> Iterator[Problem]:
-    pairs = [(getattr(asks.requests, "gpu", None), getattr(asks.limits, "gpu", None), "requests.gpu", "limits.gpu")]
-    gpu = getattr(asks.resources, "gpu", None)
+def _request_against_limit(arguments: TaskArguments) -> Iterator[Problem]:
+    pairs = [
+        (getattr(arguments.requests, "gpu", None), getattr(arguments.limits, "gpu", None), "requests.gpu", "limits.gpu")
+    ]
+    gpu = getattr(arguments.resources, "gpu", None)
     if isinstance(gpu, (list, tuple)):
         pairs.append((gpu[0], gpu[-1], "resources.gpu[0]", "resources.gpu[1]"))
-    for request, limit, one, other in pairs:
+    for request, limit, field, other in pairs:
         if request is not None and limit is not None and str(request) != str(limit):
             reason = f"differs from {other}={limit!r}"
-            yield Problem(one, request, reason, "Kubernetes wants the same number in both; give one of them")
+            yield Problem(field, request, reason, "Kubernetes wants the same number in both; give one of them")
 
 
-def _lost_from_template(asks: TaskAsks) -> Iterator[Problem]:
-    given = [one for one in (asks.requests, asks.limits, asks.resources) if one is not None and any(vars(one).values())]
-    if not given or any(one.gpu is not None for one in given):
+def _lost_from_template(arguments: TaskArguments) -> Iterator[Problem]:
+    given = [
+        amounts
+        for amounts in (arguments.requests, arguments.limits, arguments.resources)
+        if amounts is not None and any(vars(amounts).values())
+    ]
+    if not given or any(amounts.gpu is not None for amounts in given):
         return
-    for name, value in _template_resources(asks).items():
+    for name, value in _template_resources(arguments).items():
         if name in VENDORS or name.startswith(_MIG):
             yield Problem(
                 f"pod_template {name}",
@@ -191,14 +203,14 @@ def _lost_from_template(asks: TaskAsks) -> Iterator[Problem]:
             return
 
 
-def _roles(asks: TaskAsks, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
-    counts = list(_per_role(asks, shape, nodes))
-    numbers = {_number(one.value) for one in counts}
+def _roles(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
+    counts = list(_per_role(arguments, shape, nodes))
+    numbers = {_number(count.value) for count in counts}
     if nproc is None and len(numbers) > 1:
-        listed = " and ".join(f"{one.field}={one.value}" for one in counts)
+        listed = " and ".join(f"{count.field}={count.value}" for count in counts)
         reason = f"is not decided by {listed}: every node runs the same number of ranks"
         yield Problem("nproc_per_node", nproc, reason, "set nproc_per_node, or give the roles the same number of GPUs")
-    task = _of_task(asks)
+    task = _of_task(arguments)
     for name in ("master", "worker"):
         own = _of_role(getattr(shape, name, None), name)
         if own is not None and _number(own.value) == 0 and task is not None and _number(task.value) != 0:
@@ -211,17 +223,17 @@ def _roles(asks: TaskAsks, shape: Kubeflow, nproc: object, nodes: tuple[int, int
         )
 
 
-def _accelerator(asks: TaskAsks, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
-    if asks.accelerator is None and not is_partitioned(asks):
+def _accelerator(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
+    if arguments.accelerator is None and not is_partitioned(arguments):
         return
-    name = _accelerator_name(asks.accelerator)
+    name = _accelerator_name(arguments.accelerator)
     if name.lower().startswith("tpu"):
         yield Problem("accelerator", name, "is a TPU, which neither Horovod nor torch ranks here can use", "use GPUs")
-    gpus = gpus_requested(asks, shape, nodes=nodes).gpus
-    if asks.accelerator is not None and not gpus:
+    gpus = gpus_requested(arguments, shape, nodes=nodes).gpus
+    if arguments.accelerator is not None and not gpus:
         reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"
         yield Problem("accelerator", name, reason, "add Resources(gpu=...), or drop accelerator")
-    if is_partitioned(asks) and nproc is None and gpus is not None and gpus > 1:
+    if is_partitioned(arguments) and nproc is None and gpus is not None and gpus > 1:
         reason = f"cannot be told from {gpus} slices: a process sees one MIG slice, and NCCL joins no two of a GPU"
         repair = "set nproc_per_node=1 and use nodes=, or whole GPUs; set a higher number only for Gloo on the CPU"
         yield Problem("nproc_per_node", nproc, reason, repair)

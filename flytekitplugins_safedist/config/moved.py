@@ -14,8 +14,8 @@ from .cluster import Kubeflow
 
 T = TypeVar("T")
 
-MOVED = tuple(one.name for one in fields(Kubeflow))
-NOTHING_SAID = Kubeflow()
+MOVED = tuple(field.name for field in fields(Kubeflow))
+NO_CLUSTER_GIVEN = Kubeflow()
 """The default of ``cluster``: by its identity a config knows whether the user has given one."""
 
 
@@ -30,7 +30,7 @@ def takes_moved_fields(config: type[T]) -> type[T]:
     def init(self: T, *args: Any, **arguments: Any) -> None:
         moved = {name: arguments.pop(name) for name in MOVED if name in arguments}
         if moved:
-            arguments["cluster"] = _gathered(type(self).__name__, moved, arguments.get("cluster", NOTHING_SAID))
+            arguments["cluster"] = _gathered(type(self).__name__, moved, arguments.get("cluster", NO_CLUSTER_GIVEN))
         stock(self, *args, **arguments)
 
     config.__init__ = init  # type: ignore[assignment]
@@ -39,14 +39,14 @@ def takes_moved_fields(config: type[T]) -> type[T]:
 
 def _gathered(config: str, moved: Mapping[str, object], cluster: object) -> Kubeflow:
     listed = ", ".join(f"{name}=..." for name in moved)
-    if cluster is not NOTHING_SAID:
+    if cluster is not NO_CLUSTER_GIVEN:
         reason = "is given beside cluster=, which holds it now"
         repair = f"write all of it there: cluster=Kubeflow({listed})"
         raise ConfigError([Problem(name, value, reason, repair) for name, value in moved.items()])
     flat, name = ", ".join(moved), f"{config}(..., cluster=Kubeflow({listed}))"
     # The frames above: this function, the wrapped __init__, the user's own line.
     warnings.warn(f"{flat} of {config} moved: write {name}", DeprecationWarning, stacklevel=3)
-    return replace(NOTHING_SAID, **dict(moved))  # type: ignore[arg-type]
+    return replace(NO_CLUSTER_GIVEN, **dict(moved))  # type: ignore[arg-type]
 
 
 class ReadsMovedFields:

@@ -18,7 +18,7 @@ from .fields import Logs as Logs  # noqa: PLC0414  (where a config is written)
 from .fields import Scratch as Scratch  # noqa: PLC0414  (where a config is written)
 from .fields import Timeouts as Timeouts  # noqa: PLC0414  (where a config is written)
 from .fields import environment_problems, is_count, log_problems, not_among, scratch_problems, timeout_problems
-from .moved import NOTHING_SAID, ReadsMovedFields, takes_moved_fields
+from .moved import NO_CLUSTER_GIVEN, ReadsMovedFields, takes_moved_fields
 from .quantities import size_in_bytes
 
 Backend = Literal["horovod", "torch"]
@@ -64,7 +64,7 @@ class SafeDistributed(ReadsMovedFields):
     timeouts: Timeouts = field(default_factory=Timeouts)
     logs: Logs = field(default_factory=Logs)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
-    cluster: Kubeflow = NOTHING_SAID
+    cluster: Kubeflow = NO_CLUSTER_GIVEN
 
 
 @takes_moved_fields
@@ -230,13 +230,15 @@ def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
 
 
 def _replacement_problems(config: SafeDistributed) -> Iterator[Problem]:
-    said = config.max_replacements
+    replacements = config.max_replacements
     limit = getattr(getattr(config.cluster, "run_policy", None), "backoff_limit", None)
-    if said is None:
+    if replacements is None:
         return
-    if not is_count(said, least=0):
-        yield Problem("max_replacements", said, "is not a number of lost nodes", "use 0 or more, or None for 10")
-    elif isinstance(limit, int) and limit <= said:
+    if not is_count(replacements, least=0):
+        yield Problem(
+            "max_replacements", replacements, "is not a number of lost nodes", "use 0 or more, or None for 10"
+        )
+    elif isinstance(limit, int) and limit <= replacements:
         reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
-        repair = f"lower it to {limit - 1}, or raise backoff_limit to {said + 1}"
-        yield Problem("max_replacements", said, reason, repair)
+        repair = f"lower it to {limit - 1}, or raise backoff_limit to {replacements + 1}"
+        yield Problem("max_replacements", replacements, reason, repair)

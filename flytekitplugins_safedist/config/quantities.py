@@ -58,7 +58,7 @@ def canonical(quantity: object) -> str:
 
 def canonical_list(resources: Mapping[str, Any] | None) -> dict[str, str]:
     """A ``ResourceList`` with every quantity in its canonical form."""
-    return {name: canonical(one) for name, one in (resources or {}).items()}
+    return {name: canonical(amount) for name, amount in (resources or {}).items()}
 
 
 def _parse(quantity: object) -> tuple[Fraction, str]:

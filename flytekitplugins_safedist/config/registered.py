@@ -47,8 +47,8 @@ class Registered:
 
 def replacements_pinned(env: Mapping[str, str]) -> int:
     """How often nodes may be lost in the whole job, as registered."""
-    said = env.get(envvars.MAX_REPLACEMENTS, "")
-    return int(said) if said.isdecimal() else DEFAULT_REPLACEMENTS
+    text = env.get(envvars.MAX_REPLACEMENTS, "")
+    return int(text) if text.isdecimal() else DEFAULT_REPLACEMENTS
 
 
 def grace_pinned(env: Mapping[str, str]) -> float:

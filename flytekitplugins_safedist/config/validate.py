@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Problem
 from . import grace_period
 from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
-from .gpus import TaskAsks, problems_of_gpus
+from .gpus import TaskArguments, problems_of_gpus
 from .quantities import size_in_bytes
 from .reserved import problem_of
 
@@ -28,7 +28,7 @@ CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
 
 
 def problems_of_job(
-    shape: Kubeflow, asks: TaskAsks, *, min_nodes: int, max_nodes: int, nproc_per_node: object
+    shape: Kubeflow, arguments: TaskArguments, *, min_nodes: int, max_nodes: int, nproc_per_node: object
 ) -> Iterator[Problem]:
     """Check *shape* against the size of the job and what the task asks for."""
     if shape.operator not in OPERATORS:
@@ -38,35 +38,35 @@ def problems_of_job(
     yield from _size(shape, min_nodes, max_nodes)
     yield from _roles(shape, min_nodes, max_nodes)
     yield from _run_policy(shape, max_nodes)
-    yield from _shared_memory(shape, asks)
-    yield from _scratch(shape.scratch_volume, asks)
-    yield from _environment(asks)
-    yield from _pod_template(shape, asks, max_nodes)
-    yield from problems_of_gpus(asks, shape, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
+    yield from _shared_memory(shape, arguments)
+    yield from _scratch(shape.scratch_volume, arguments)
+    yield from _environment(arguments)
+    yield from _pod_template(shape, arguments, max_nodes)
+    yield from problems_of_gpus(arguments, shape, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
 
 
-def warnings_of_job(shape: Kubeflow, asks: TaskAsks, timeouts: Timeouts) -> Iterator[str]:
+def warnings_of_job(shape: Kubeflow, arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
     """What works, and gives something up: one sentence each."""
     for name in _ROLES:
         policy = getattr(getattr(shape, name), "restart_policy", None)
-        said = getattr(policy, "name", None)
-        if said == "NEVER":
+        restart = getattr(policy, "name", None)
+        if restart == "NEVER":
             yield (
                 f"{name}.restart_policy is NEVER: when that pod is lost (drained, preempted, out of memory) the "
                 "operator fails the whole job, a retry of the task's is spent, and Flyte shows no cause. Left out, the "
                 "pod is replaced and the job goes on"
             )
-        elif said == "ALWAYS":
+        elif restart == "ALWAYS":
             yield (
                 f"{name}.restart_policy is ALWAYS: a pod that is done is started again, for ever, and the operator "
                 "never sees it succeed. Left out, a pod comes back only where it failed"
             )
-    yield from warnings_of_template(asks, timeouts)
+    yield from warnings_of_template(arguments, timeouts)
 
 
-def warnings_of_template(asks: TaskAsks, timeouts: Timeouts) -> Iterator[str]:
+def warnings_of_template(arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
     """The same, of the pod template alone."""
-    spec = getattr(asks.pod_template, "pod_spec", None)
+    spec = getattr(arguments.pod_template, "pod_spec", None)
     grace = getattr(spec, "termination_grace_period_seconds", None)
     needed = grace_period.needed(timeouts)
     if grace is not None and grace < needed:
@@ -144,10 +144,10 @@ def _replicas(name: str, shape: Kubeflow, min_nodes: int, max_nodes: int) -> int
 
 
 def _role(name: str, role: Any, replicas: int) -> Iterator[Problem]:
-    said = getattr(role, "replicas", None)
-    if said is not None and said != replicas:
+    count = getattr(role, "replicas", None)
+    if count is not None and count != replicas:
         reason = f"contradicts nodes, which makes {replicas}"
-        yield Problem(f"cluster.{name}.replicas", said, reason, "leave replicas out; nodes decides")
+        yield Problem(f"cluster.{name}.replicas", count, reason, "leave replicas out; nodes decides")
     command = getattr(role, "command", None)
     if command:
         reason = "would replace the command that stages the code and starts the agent"
@@ -185,21 +185,21 @@ def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
             yield Problem(f"cluster.run_policy.{name}", value, f"{_POSITIVE} (the backend drops 0)", repair)
 
 
-def _shared_memory(shape: Kubeflow, asks: TaskAsks) -> Iterator[Problem]:
+def _shared_memory(shape: Kubeflow, arguments: TaskArguments) -> Iterator[Problem]:
     value = shape.shared_memory
     if not isinstance(value, bool) and not _is_size(value):
         yield Problem("cluster.shared_memory", value, "is not True, False or a quantity", "write e.g. '64Gi'")
-    if not asks.shared_memory:
+    if not arguments.shared_memory:
         return
     if isinstance(value, str):
-        reason = f"and @task(shared_memory={asks.shared_memory!r}) both size /dev/shm"
+        reason = f"and @task(shared_memory={arguments.shared_memory!r}) both size /dev/shm"
         yield Problem("cluster.shared_memory", value, reason, "keep one of them")
-    if SHARED_MEMORY_MOUNT in mounted_paths(asks):
+    if SHARED_MEMORY_MOUNT in mounted_paths(arguments):
         reason = "and the pod template both mount /dev/shm, which the backend refuses"
-        yield Problem("@task shared_memory", asks.shared_memory, reason, "keep one of them")
+        yield Problem("@task shared_memory", arguments.shared_memory, reason, "keep one of them")
 
 
-def _scratch(volume: ScratchVolume | None, asks: TaskAsks) -> Iterator[Problem]:
+def _scratch(volume: ScratchVolume | None, arguments: TaskArguments) -> Iterator[Problem]:
     if volume is None:
         return
     if volume.medium not in MEDIUMS:
@@ -213,47 +213,47 @@ def _scratch(volume: ScratchVolume | None, asks: TaskAsks) -> Iterator[Problem]:
     if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
         reason = "is not an absolute path below /"
         yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, "use e.g. '/scratch'")
-    elif str(path) in mounted_paths(asks):
+    elif str(path) in mounted_paths(arguments):
         reason = "is where the pod template mounts something already"
         repair = "set Scratch(path=...) to use that mount, and Kubeflow(scratch_volume=None)"
         yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, repair)
 
 
-def _environment(asks: TaskAsks) -> Iterator[Problem]:
-    yield from problems_of_environment(asks.environment or (), "@task environment")
-    listed = getattr(asks.primary_container(), "env", None) or ()
-    yield from problems_of_environment([one.name for one in listed], "pod_template env")
+def _environment(arguments: TaskArguments) -> Iterator[Problem]:
+    yield from problems_of_environment(arguments.environment or (), "@task environment")
+    listed = getattr(arguments.primary_container(), "env", None) or ()
+    yield from problems_of_environment([variable.name for variable in listed], "pod_template env")
 
 
-def _pod_template(shape: Kubeflow, asks: TaskAsks, max_nodes: int) -> Iterator[Problem]:
-    template = asks.pod_template
+def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
+    template = arguments.pod_template
     if template is None or template.pod_spec is None:
         return
     containers = template.pod_spec.containers or ()
     taken = CONTAINER_NAMES[shape.operator]
     is_job = max_nodes > 1 or shape.one_node_job
-    for one in containers:
-        if is_job and one.name == taken and one.name != template.primary_container_name:
+    for container in containers:
+        if is_job and container.name == taken and container.name != template.primary_container_name:
             reason = f"is the name that the backend gives to the primary container {template.primary_container_name!r}"
-            yield Problem("pod_template container", one.name, reason, "name the sidecar differently")
-        if one.name == template.primary_container_name and (one.command or one.args):
+            yield Problem("pod_template container", container.name, reason, "name the sidecar differently")
+        if container.name == template.primary_container_name and (container.command or container.args):
             reason = "is replaced by the task's command"
-            yield Problem("pod_template command", one.command or one.args, reason, "use an init container")
+            yield Problem("pod_template command", container.command or container.args, reason, "use an init container")
     for volume in template.pod_spec.volumes or ():
         if volume.name in (SCRATCH_VOLUME, _SHARED_MEMORY_VOLUME):
             reason = "is the name of a volume that safedist adds"
             yield Problem("pod_template volume", volume.name, reason, "name it differently")
 
 
-def problems_of_template(shape: Kubeflow, asks: TaskAsks, *, max_nodes: int) -> Iterator[Problem]:
+def problems_of_template(shape: Kubeflow, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
     """Check the pod template of *asks* alone."""
-    yield from _scratch(shape.scratch_volume, asks)
-    listed = getattr(asks.primary_container(), "env", None) or ()
-    yield from problems_of_environment([one.name for one in listed], "pod_template env")
-    yield from _pod_template(shape, asks, max_nodes)
+    yield from _scratch(shape.scratch_volume, arguments)
+    listed = getattr(arguments.primary_container(), "env", None) or ()
+    yield from problems_of_environment([variable.name for variable in listed], "pod_template env")
+    yield from _pod_template(shape, arguments, max_nodes)
 
 
-def mounted_paths(asks: TaskAsks) -> frozenset[str]:
+def mounted_paths(arguments: TaskArguments) -> frozenset[str]:
     """Where the pod template's primary container mounts something."""
-    mounts = getattr(asks.primary_container(), "volume_mounts", None) or ()
-    return frozenset(str(PurePosixPath(one.mount_path)) for one in mounts)
+    mounts = getattr(arguments.primary_container(), "volume_mounts", None) or ()
+    return frozenset(str(PurePosixPath(mount.mount_path)) for mount in mounts)

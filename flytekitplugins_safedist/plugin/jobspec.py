@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import envvars
 from ..config.cluster import Kubeflow
-from ..config.gpus import TaskAsks, gpus_requested
+from ..config.gpus import TaskArguments, gpus_requested
 from ..config.options import DEFAULT_REPLACEMENTS, Resolved, Timeouts
 from ..config.registered import timeouts_text
 
@@ -66,20 +66,20 @@ class JobSpec:
     workers_of_mpi: int | None = None
 
 
-def plan_job(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> JobSpec:
+def plan_job(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> JobSpec:
     """Decide the job. *shape* and *asks* must be free of problems (:func:`.problems_of_job`)."""
-    environment = _pinned(shape, resolved, asks)
+    environment = _pinned(shape, resolved, arguments)
     if resolved.max_nodes == 1 and not shape.one_node_job:
         return JobSpec(task_type=PYTHON_TASK, task_type_version=0, custom=None, environment=environment)
     if shape.operator == "mpi":
         return JobSpec(
             task_type="mpi",
             task_type_version=1,
-            custom=_mpi(shape, resolved, asks),
+            custom=_mpi(shape, resolved, arguments),
             environment=environment,
             workers_of_mpi=resolved.max_nodes,
         )
-    custom = _pytorch(shape, resolved, asks)
+    custom = _pytorch(shape, resolved, arguments)
     return JobSpec(task_type="pytorch", task_type_version=1, custom=custom, environment=environment)
 
 
@@ -113,10 +113,10 @@ def distribution_of(settings: Any) -> Distribution | None:
     return Distribution(fast.distribution_location or location, fast.destination_dir or destination)
 
 
-def task_resources(asks: TaskAsks) -> tuple[dict[str, object], dict[str, object]]:
+def task_resources(arguments: TaskArguments) -> tuple[dict[str, object], dict[str, object]]:
     """Requests and limits of the task by flytekit's field names, ``resources=`` taken apart."""
-    requests, limits = _fields(asks.requests), _fields(asks.limits)
-    for name, value in _fields(asks.resources).items():
+    requests, limits = _fields(arguments.requests), _fields(arguments.limits)
+    for name, value in _fields(arguments.resources).items():
         if isinstance(value, (list, tuple)):
             requests[name], limits[name] = value
         else:
@@ -124,7 +124,7 @@ def task_resources(asks: TaskAsks) -> tuple[dict[str, object], dict[str, object]
     return requests, limits
 
 
-def _pinned(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[str, str], ...]:
+def _pinned(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> tuple[tuple[str, str], ...]:
     low, high = resolved.min_nodes, resolved.max_nodes
     pinned = {
         envvars.NODES: str(high) if low == high else f"{low}:{high}",
@@ -138,22 +138,22 @@ def _pinned(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> tuple[tuple[
         pinned[envvars.TIMEOUTS] = timeouts_text(resolved.timeouts)
         if resolved.max_replacements != DEFAULT_REPLACEMENTS:
             pinned[envvars.MAX_REPLACEMENTS] = str(resolved.max_replacements)
-    gpus = gpus_requested(asks, shape, nodes=(low, high)).gpus
+    gpus = gpus_requested(arguments, shape, nodes=(low, high)).gpus
     if gpus:
         pinned[envvars.GPUS] = str(gpus)
-    if resolved.timeouts.code != Timeouts().code and envvars.CODE_TIMEOUT not in (asks.environment or {}):
+    if resolved.timeouts.code != Timeouts().code and envvars.CODE_TIMEOUT not in (arguments.environment or {}):
         pinned[envvars.CODE_TIMEOUT] = f"{resolved.timeouts.code:g}"
     return tuple(pinned.items())
 
 
-def _pytorch(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
+def _pytorch(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> dict[str, Any]:
     from flyteidl.plugins.kubeflow import pytorch_pb2 as pb
     from google.protobuf.json_format import MessageToDict
 
     elastic = resolved.min_nodes != resolved.max_nodes
     replicas = resolved.max_nodes if elastic else resolved.max_nodes - 1
     job = pb.DistributedPyTorchTrainingTask(
-        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(shape.worker, asks)),
+        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(shape.worker, arguments)),
         run_policy=_run_policy(shape, resolved, ("worker",) if elastic else ("master", "worker")[: replicas + 1]),
     )
     if elastic:
@@ -167,26 +167,26 @@ def _pytorch(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, A
             )
         )
     else:
-        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(shape.master, asks))
+        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(shape.master, arguments))
         job.master_replicas.CopyFrom(master)
     return dict(MessageToDict(job))
 
 
-def _mpi(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> dict[str, Any]:
+def _mpi(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> dict[str, Any]:
     from flyteidl.plugins.kubeflow import mpi_pb2 as pb
     from flytekit import Resources
     from google.protobuf.json_format import MessageToDict
 
-    launcher = _role(shape.launcher, asks, inherit=False)
+    launcher = _role(shape.launcher, arguments, inherit=False)
     if "resources" not in launcher:
         # Without this the launcher gets what the task asks for each worker, and does nothing with it.
         launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem=_launcher_memory(resolved.max_nodes))), {})
     # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some: nothing can
     # take them from one role only. Without GPUs the workers name nothing of their own, and with_overrides changes them.
-    has_gpus = bool(gpus_requested(asks, shape, nodes=(resolved.min_nodes, resolved.max_nodes)).gpus)
+    has_gpus = bool(gpus_requested(arguments, shape, nodes=(resolved.min_nodes, resolved.max_nodes)).gpus)
     job = pb.DistributedMPITrainingTask(
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
-            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role(shape.worker, asks, always=has_gpus)
+            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role(shape.worker, arguments, always=has_gpus)
         ),
         launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
         run_policy=_run_policy(shape, resolved, ("launcher", "worker")),
@@ -200,32 +200,32 @@ def _launcher_memory(workers: int) -> str:
     return "1Gi" if workers <= 8 else f"{512 + 64 * workers}Mi"
 
 
-def _role(role: Any, asks: TaskAsks, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
+def _role(role: Any, arguments: TaskArguments, *, inherit: bool = True, always: bool = False) -> dict[str, Any]:
     """Image, restart policy and resources of a role, as arguments of the replica message."""
     from flyteidl.plugins.kubeflow import common_pb2
 
     policy = f"RESTART_POLICY_{_restart_policy(role)}"
-    said: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
+    replica: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
     if getattr(role, "image", None):
-        said["image"] = role.image
+        replica["image"] = role.image
     requests, limits = _fields(getattr(role, "requests", None)), _fields(getattr(role, "limits", None))
     if requests or limits or always:
         if inherit:
             # The backend fills cpu and memory that a role does not name with the platform's defaults and lets those
             # win over the task's (v1.16, ToReplicaSpecWithOverrides): name everything the task asked for.
-            of_task = task_resources(asks)
+            of_task = task_resources(arguments)
             requests, limits = of_task[0] | requests, of_task[1] | limits
         if requests or limits:
-            said["resources"] = _to_idl(requests, limits)
-    return said
+            replica["resources"] = _to_idl(requests, limits)
+    return replica
 
 
 def _restart_policy(role: Any) -> str:
     """As flyteidl says it: NEVER, ON_FAILURE or ALWAYS."""
-    said = getattr(role, "restart_policy", None)
-    if said is None:
+    policy = getattr(role, "restart_policy", None)
+    if policy is None:
         return RESTART_POLICY
-    return "ON_FAILURE" if said.name == "FAILURE" else str(said.name)
+    return "ON_FAILURE" if policy.name == "FAILURE" else str(policy.name)
 
 
 def _run_policy(shape: Kubeflow, resolved: Resolved, roles: Iterable[str]) -> Any:
@@ -250,7 +250,7 @@ def _run_policy(shape: Kubeflow, resolved: Resolved, roles: Iterable[str]) -> An
 def _fields(resources: Any) -> dict[str, object]:
     if resources is None:
         return {}
-    named = {one.name: getattr(resources, one.name) for one in fields(resources)}
+    named = {field.name: getattr(resources, field.name) for field in fields(resources)}
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config.cluster import SHARED_MEMORY_MOUNT
-from ..config.gpus import TaskAsks
+from ..config.gpus import TaskArguments
 from ..config.validate import mounted_paths, problems_of_template, warnings_of_template
 from ..errors import ConfigError, Problem
 from .pod_template import merged_template, shared_memory
@@ -27,29 +27,31 @@ def guard(node: Any, task: str, serialized: Serialized, users_template: Any) -> 
     stock: Callable[..., Any] = node.with_overrides
 
     def with_overrides(*args: Any, **kwargs: Any) -> Any:
-        asks = replace(serialized.asks, pod_template=users_template)
-        problems = list(problems_of_overrides(serialized, asks, kwargs))
+        arguments = replace(serialized.arguments, pod_template=users_template)
+        problems = list(problems_of_overrides(serialized, arguments, kwargs))
         if problems:
             raise ConfigError(problems, where={"with_overrides on": task})
         for warning in _warnings(serialized, kwargs):
             _warn(f"with_overrides on {task}: {warning}")
         if kwargs.get("pod_template") is not None:
-            asks = replace(asks, pod_template=kwargs["pod_template"])
-            kwargs["pod_template"] = merged_template(serialized.shape, serialized.resolved, asks)
+            arguments = replace(arguments, pod_template=kwargs["pod_template"])
+            kwargs["pod_template"] = merged_template(serialized.shape, serialized.resolved, arguments)
         return stock(*args, **kwargs)
 
     node.with_overrides = with_overrides
 
 
-def problems_of_overrides(serialized: Serialized, asks: TaskAsks, said: Mapping[str, Any]) -> Iterator[Problem]:
+def problems_of_overrides(
+    serialized: Serialized, arguments: TaskArguments, overrides: Mapping[str, Any]
+) -> Iterator[Problem]:
     """What these arguments of ``with_overrides`` cannot do for a task that asks for *asks*."""
-    if said.get("task_config") is not None:
-        yield no_task_config(said["task_config"])
-    yield from _resources(serialized, said)
-    if said.get("pod_template") is not None:
-        yield from _pod_template(serialized, asks, said)
-    elif said.get("shared_memory") and SHARED_MEMORY_MOUNT in mounted_paths(asks):
-        yield _mounted_twice("shared_memory", said["shared_memory"])
+    if overrides.get("task_config") is not None:
+        yield no_task_config(overrides["task_config"])
+    yield from _resources(serialized, overrides)
+    if overrides.get("pod_template") is not None:
+        yield from _pod_template(serialized, arguments, overrides)
+    elif overrides.get("shared_memory") and SHARED_MEMORY_MOUNT in mounted_paths(arguments):
+        yield _mounted_twice("shared_memory", overrides["shared_memory"])
 
 
 def no_task_config(config: object) -> Problem:
@@ -59,8 +61,8 @@ def no_task_config(config: object) -> Problem:
     return Problem("task_config", type(config).__name__, reason, repair)
 
 
-def _resources(serialized: Serialized, said: Mapping[str, Any]) -> Iterator[Problem]:
-    given = [name for name in ("requests", "limits", "resources") if said.get(name) is not None]
+def _resources(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator[Problem]:
+    given = [name for name in ("requests", "limits", "resources") if overrides.get(name) is not None]
     if not given:
         return
     ranks, fixed = _ranks_and_fixed(serialized)
@@ -70,10 +72,12 @@ def _resources(serialized: Serialized, said: Mapping[str, Any]) -> Iterator[Prob
         if serialized.job.workers_of_mpi is not None and not _own(serialized, "worker"):
             reason = "changes nothing: GPUs stand in the worker role of an MPIJob, or its launcher would hold some too"
         repair = "define a second task, with those resources, that calls the same code"
-        yield Problem(given[0], said[given[0]], reason, repair)
-    elif fixed and any(_names_gpu(said[name]) for name in given):
+        yield Problem(given[0], overrides[given[0]], reason, repair)
+    elif fixed and any(_names_gpu(overrides[name]) for name in given):
         reason = f"changes the GPUs of some nodes only: {' and '.join(fixed)} names its own resources"
-        yield Problem(given[0], said[given[0]], reason, "every node needs the same number; drop the role's resources")
+        yield Problem(
+            given[0], overrides[given[0]], reason, "every node needs the same number; drop the role's resources"
+        )
 
 
 def _ranks_and_fixed(serialized: Serialized) -> tuple[list[str], list[str]]:
@@ -85,19 +89,19 @@ def _ranks_and_fixed(serialized: Serialized) -> tuple[list[str], list[str]]:
 
 
 def _own(serialized: Serialized, role: str) -> bool:
-    said = getattr(serialized.shape, role, None)
-    return any(getattr(said, name, None) for name in ("requests", "limits"))
+    own = getattr(serialized.shape, role, None)
+    return any(getattr(own, name, None) for name in ("requests", "limits"))
 
 
 def _names_gpu(resources: Any) -> bool:
     return getattr(resources, "gpu", None) is not None
 
 
-def _pod_template(serialized: Serialized, asks: TaskAsks, said: Mapping[str, Any]) -> Iterator[Problem]:
-    template = said["pod_template"]
-    theirs = replace(asks, pod_template=template)
+def _pod_template(serialized: Serialized, arguments: TaskArguments, overrides: Mapping[str, Any]) -> Iterator[Problem]:
+    template = overrides["pod_template"]
+    theirs = replace(arguments, pod_template=template)
     yield from problems_of_template(serialized.shape, theirs, max_nodes=serialized.resolved.max_nodes)
-    brings = said.get("shared_memory") or shared_memory(serialized.shape, asks)
+    brings = overrides.get("shared_memory") or shared_memory(serialized.shape, arguments)
     if brings and SHARED_MEMORY_MOUNT in mounted_paths(theirs):
         yield _mounted_twice("pod_template", "mounts /dev/shm")
 
@@ -108,16 +112,18 @@ def _mounted_twice(field: str, value: object) -> Problem:
     return Problem(field, value, reason, repair)
 
 
-def _warnings(serialized: Serialized, said: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator[str]:
     for role in _ROLES:
         own: Any = getattr(serialized.shape, role, None)
-        if said.get("container_image") is not None and getattr(own, "image", None):
+        if overrides.get("container_image") is not None and getattr(own, "image", None):
             yield f"{role} keeps its own image {own.image}"
-        if any(said.get(name) is not None for name in ("requests", "limits", "resources")) and _own(serialized, role):
+        if any(overrides.get(name) is not None for name in ("requests", "limits", "resources")) and _own(
+            serialized, role
+        ):
             yield f"{role} keeps its own resources"
-    if said.get("pod_template") is not None:
-        asks = replace(serialized.asks, pod_template=said["pod_template"])
-        yield from warnings_of_template(asks, serialized.resolved.timeouts)
+    if overrides.get("pod_template") is not None:
+        arguments = replace(serialized.arguments, pod_template=overrides["pod_template"])
+        yield from warnings_of_template(arguments, serialized.resolved.timeouts)
 
 
 def _warn(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import envvars
 from ..config import grace_period
 from ..config.cluster import SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
-from ..config.gpus import TaskAsks
+from ..config.gpus import TaskArguments
 from ..config.options import Resolved
 from ..config.validate import SCRATCH_VOLUME, mounted_paths
 from ..topology import DEFAULT_PORT
@@ -20,7 +20,7 @@ OPERATORS_PORT = "pytorchjob-port"
 """What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 
 
-def merged_template(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> Any:
+def merged_template(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> Any:
     """A new flytekit ``PodTemplate``: the user's with the scratch volume, the end of the log as the termination
     message and a grace period of our own length where the user's says nothing else, for several nodes a short stay on
     lost machines, and what the cluster would refuse for want of it: names of ports, limits of sidecars.
@@ -31,7 +31,7 @@ def merged_template(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> Any:
     from flytekit.core.pod_template import PodTemplate
     from kubernetes.client import V1EnvVar
 
-    template = copy.deepcopy(asks.pod_template) if asks.pod_template is not None else PodTemplate()
+    template = copy.deepcopy(arguments.pod_template) if arguments.pod_template is not None else PodTemplate()
     primary = _primary_first(template)
     if primary.termination_message_policy is None:
         # Flyte shows a failed pod's termination message. It sets this on the containers that it makes, and not on those
@@ -40,13 +40,13 @@ def merged_template(shape: Kubeflow, resolved: Resolved, asks: TaskAsks) -> Any:
     if shape.scratch_volume is not None and resolved.scratch.path is None:
         volume = _scratch(shape.scratch_volume, resolved)
         _mount(template.pod_spec, primary, volume, shape.scratch_volume.mount_path)
-        if envvars.SCRATCH_ROOT not in (asks.environment or {}):
+        if envvars.SCRATCH_ROOT not in (arguments.environment or {}):
             # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
             where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=shape.scratch_volume.mount_path)
             primary.env = [*(primary.env or ()), where]
     if _is_limited_by_pod(shape.scratch_volume, resolved):
         primary.env = [*(primary.env or ()), _ephemeral_storage()]
-    _set_grace(template.pod_spec, primary, resolved, asks)
+    _set_grace(template.pod_spec, primary, resolved, arguments)
     if resolved.max_nodes > 1:
         _be_replaced_soon(template.pod_spec)
     _name_ports(primary)
@@ -60,16 +60,16 @@ LOST_AFTER_SECONDS = 30
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def _set_grace(spec: Any, primary: Any, resolved: Resolved, asks: TaskAsks) -> None:
+def _set_grace(spec: Any, primary: Any, resolved: Resolved, arguments: TaskArguments) -> None:
     """Time between SIGTERM and SIGKILL, from our own waits unless the user's template says it; and what it is, for the
     pod: nothing else tells it."""
     from kubernetes.client import V1EnvVar
 
     if spec.termination_grace_period_seconds is None:
         spec.termination_grace_period_seconds = grace_period.needed(resolved.timeouts)
-    if envvars.GRACE not in (asks.environment or {}):
-        said = V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))
-        primary.env = [*(one for one in primary.env or () if one.name != envvars.GRACE), said]
+    if envvars.GRACE not in (arguments.environment or {}):
+        grace = V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))
+        primary.env = [*(variable for variable in primary.env or () if variable.name != envvars.GRACE), grace]
 
 
 def _be_replaced_soon(spec: Any) -> None:
@@ -77,22 +77,22 @@ def _be_replaced_soon(spec: Any) -> None:
     DefaultTolerationSeconds, which adds nothing where a pod says something)."""
     from kubernetes.client import V1Toleration
 
-    said = [one for one in spec.tolerations or () if one.effect in (None, "", "NoExecute")]
+    tolerations = [toleration for toleration in spec.tolerations or () if toleration.effect in (None, "", "NoExecute")]
     for key in _LOST:
-        if not any(one.key in (key, None, "") for one in said):
+        if not any(toleration.key in (key, None, "") for toleration in tolerations):
             waits = V1Toleration(key=key, operator="Exists", effect="NoExecute", toleration_seconds=LOST_AFTER_SECONDS)
             spec.tolerations = [*(spec.tolerations or ()), waits]
 
 
-def shared_memory(shape: Kubeflow, asks: TaskAsks) -> bool | str | None:
+def shared_memory(shape: Kubeflow, arguments: TaskArguments) -> bool | str | None:
     """What the task asks of the backend for ``/dev/shm``: True or a quantity; None where nothing is asked, or the pod
     template mounts something there.
 
     Not a volume of our own: ``with_overrides(shared_memory=...)`` replaces what was asked, and would meet a mount.
     """
-    if asks.shared_memory or not shape.shared_memory:
-        return asks.shared_memory
-    return None if SHARED_MEMORY_MOUNT in mounted_paths(asks) else shape.shared_memory
+    if arguments.shared_memory or not shape.shared_memory:
+        return arguments.shared_memory
+    return None if SHARED_MEMORY_MOUNT in mounted_paths(arguments) else shape.shared_memory
 
 
 def _is_limited_by_pod(volume: ScratchVolume | None, resolved: Resolved) -> bool:
@@ -114,14 +114,14 @@ def _ephemeral_storage() -> Any:
 def _name_ports(container: Any) -> None:
     """The operator makes a service of the ports, where ports without a name are refused: node 0 would never be found
     (training-operator v1.9.0, common/service.go)."""
-    taken = {one.name for one in container.ports or ()}
-    for one in container.ports or ():
-        if one.name is None:
-            ours = one.container_port == DEFAULT_PORT  # two ports of one number would be refused as well
-            name = OPERATORS_PORT if ours else f"{(one.protocol or 'TCP').lower()}-{one.container_port}"
+    taken = {port.name for port in container.ports or ()}
+    for port in container.ports or ():
+        if port.name is None:
+            ours = port.container_port == DEFAULT_PORT  # two ports of one number would be refused as well
+            name = OPERATORS_PORT if ours else f"{(port.protocol or 'TCP').lower()}-{port.container_port}"
             if name not in taken:
                 taken.add(name)
-                one.name = name
+                port.name = name
 
 
 def _complete_limits(container: Any) -> None:
@@ -140,10 +140,10 @@ def _primary_first(template: Any) -> Any:
 
     spec = template.pod_spec
     containers = list(spec.containers or ())
-    primary = next((one for one in containers if one.name == template.primary_container_name), None)
+    primary = next((container for container in containers if container.name == template.primary_container_name), None)
     if primary is None:
         primary = V1Container(name=template.primary_container_name)
-    spec.containers = [primary, *(one for one in containers if one is not primary)]
+    spec.containers = [primary, *(container for container in containers if container is not primary)]
     return primary
 
 

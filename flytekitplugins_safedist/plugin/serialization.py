@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
 from ..config.cluster import Kubeflow
-from ..config.gpus import TaskAsks, gpus_requested
+from ..config.gpus import TaskArguments, gpus_requested
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
 from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
 from ..errors import ConfigError, Problem
@@ -41,7 +41,7 @@ class Serialized:
 
     shape: Kubeflow
     resolved: Resolved
-    asks: TaskAsks
+    arguments: TaskArguments
     job: JobSpec
 
     def task_arguments(self) -> dict[str, Any]:
@@ -57,17 +57,17 @@ def plan_task(
     Raises:
         ConfigError: everything that is wrong, at once.
     """
-    asks = TaskAsks.from_kwargs(kwargs)
+    arguments = TaskArguments.from_kwargs(kwargs)
     nodes = parse_nodes(config.nodes)
     low, high = nodes or (1, 1)
     problems: Iterable[Problem] = ()
     shape = config.cluster if isinstance(config.cluster, Kubeflow) else Kubeflow()  # resolve says so
     if nodes is not None:  # else the size is the problem, and the shape depends on it
         nproc = config.nproc_per_node
-        problems = problems_of_job(shape, asks, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
-    requested = gpus_requested(asks, shape, nodes=(low, high))
+        problems = problems_of_job(shape, arguments, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
+    requested = gpus_requested(arguments, shape, nodes=(low, high))
     resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
-    return resolved, Serialized(shape, resolved, asks, plan_job(shape, resolved, asks))
+    return resolved, Serialized(shape, resolved, arguments, plan_job(shape, resolved, arguments))
 
 
 class SerializesToKubeflow(_Base):
@@ -87,8 +87,8 @@ class SerializesToKubeflow(_Base):
         client takes half a second to import, which ranks and pods need not spend."""
         if self._merged_template is None:
             known = self.serialized
-            asks = replace(known.asks, pod_template=self._users_template)
-            self._merged_template = merged_template(known.shape, known.resolved, asks)
+            arguments = replace(known.arguments, pod_template=self._users_template)
+            self._merged_template = merged_template(known.shape, known.resolved, arguments)
         return self._merged_template
 
     @pod_template.setter
@@ -111,19 +111,19 @@ class SerializesToKubeflow(_Base):
         from flytekit.core.resources import construct_extended_resources
 
         known = self.serialized
-        asks = replace(known.asks, pod_template=self._users_template)
+        arguments = replace(known.arguments, pod_template=self._users_template)
         return construct_extended_resources(
-            accelerator=self.accelerator, shared_memory=shared_memory(known.shape, asks) or None
+            accelerator=self.accelerator, shared_memory=shared_memory(known.shape, arguments) or None
         )
 
     def _job_in(self, settings: SerializationSettings) -> JobSpec:
         """The job with what this registration gives to tasks that ask for nothing (``--resource-requests``): in an
         MPIJob GPUs stand in the worker role."""
         known, default = self.serialized, settings.default_resources
-        if known.job.workers_of_mpi is None or default is None or known.asks.has_resources():
+        if known.job.workers_of_mpi is None or default is None or known.arguments.has_resources():
             return known.job
-        asks = replace(known.asks, requests=default.requests, limits=default.limits)
-        return plan_job(known.shape, known.resolved, asks)
+        arguments = replace(known.arguments, requests=default.requests, limits=default.limits)
+        return plan_job(known.shape, known.resolved, arguments)
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
@@ -141,8 +141,8 @@ class SerializesToKubeflow(_Base):
         if self._warned:
             return
         self._warned, known = True, self.serialized
-        asks = replace(known.asks, pod_template=self._users_template)
-        for warning in warnings_of_job(known.shape, asks, known.resolved.timeouts):
+        arguments = replace(known.arguments, pod_template=self._users_template)
+        for warning in warnings_of_job(known.shape, arguments, known.resolved.timeouts):
             logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:
@@ -175,6 +175,6 @@ def _without_gpus(resources: Any) -> Any:
 
     gpu = Resources.ResourceName.GPU
     return Resources(
-        requests=[one for one in resources.requests if one.name != gpu],
-        limits=[one for one in resources.limits if one.name != gpu],
+        requests=[entry for entry in resources.requests if entry.name != gpu],
+        limits=[entry for entry in resources.limits if entry.name != gpu],
     )

@@ -27,10 +27,10 @@ def unknown_template(template: Any, cluster: Cluster) -> list[str]:
 def _lost_resources(task: Any) -> Iterator[str]:
     """flytekit replaces the resources of a template's primary container by the task's (``_serialize_pod_spec``)."""
     serialized = task.serialized
-    if not serialized.asks.has_resources():
+    if not serialized.arguments.has_resources():
         return
-    kept = set(serialized.asks.resource_names())
-    for name in sorted(serialized.asks.template_resource_names() - kept):
+    kept = set(serialized.arguments.resource_names())
+    for name in sorted(serialized.arguments.template_resource_names() - kept):
         yield (
             f"{name} of the pod template's primary container is lost: the task's own resources replace all of that "
             "container's; put all of them into the template"

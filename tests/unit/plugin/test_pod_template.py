@@ -7,7 +7,7 @@ from flytekit.core.pod_template import PodTemplate
 from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist import SafeTorch
-from flytekitplugins_safedist.config.gpus import TaskAsks
+from flytekitplugins_safedist.config.gpus import TaskArguments
 from flytekitplugins_safedist.plugin.pod_template import merged_template
 from flytekitplugins_safedist.plugin.serialization import plan_task
 
@@ -15,7 +15,7 @@ from flytekitplugins_safedist.plugin.serialization import plan_task
 def merged(template: PodTemplate | None) -> PodTemplate:
     kwargs = {} if template is None else {"pod_template": template}
     resolved, known = plan_task(SafeTorch(nproc_per_node=1), kwargs, where={})
-    return merged_template(known.shape, resolved, TaskAsks.from_kwargs(kwargs))
+    return merged_template(known.shape, resolved, TaskArguments.from_kwargs(kwargs))
 
 
 @pytest.mark.parametrize(("own", "policy"), [(None, "FallbackToLogsOnError"), ("File", "File")])
