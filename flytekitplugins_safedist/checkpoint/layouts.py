@@ -19,7 +19,7 @@ def is_sharded(state: Mapping[str, Any]) -> bool:
     from torch.distributed.tensor import DTensor
 
     modules = [value for value in state.values() if isinstance(value, torch.nn.Module)]
-    return any(isinstance(one, DTensor) for module in modules for one in module.parameters())
+    return any(isinstance(parameter, DTensor) for module in modules for parameter in module.parameters())
 
 
 def collect(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,11 +73,11 @@ def parted(state: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
         value: Any = state.get(name)
         if _is_model(value):
             live = trees.bare(value).state_dict()
-            found[name] = {key: _like(one, live.get(key)) for key, one in saved.items()}
+            found[name] = {key: _like(entry, live.get(key)) for key, entry in saved.items()}
         elif _is_optimizer(value):
-            stepped = dict(enumerate(one for group in value.param_groups for one in group["params"]))
+            stepped = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
             of_each = {
-                index: {key: _like(one, stepped.get(index)) for key, one in held.items()}
+                index: {key: _like(entry, stepped.get(index)) for key, entry in held.items()}
                 for index, held in saved["state"].items()
             }
             found[name] = {**saved, "state": of_each}
@@ -99,11 +99,11 @@ def model_of(name: str, state: Mapping[str, Any]) -> Any:
     Raises:
         CheckpointError: none does.
     """
-    stepped = {id(one) for group in state[name].param_groups for one in group["params"]}
+    stepped = {id(parameter) for group in state[name].param_groups for parameter in group["params"]}
     for value in state.values():
         if _is_model(value):
             model = trees.bare(value)
-            if stepped <= {id(one) for one in model.parameters()}:
+            if stepped <= {id(parameter) for parameter in model.parameters()}:
                 return model
     raise CheckpointError(
         "an optimizer cannot be saved without the model that it steps",

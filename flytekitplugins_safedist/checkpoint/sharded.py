@@ -40,10 +40,10 @@ def write(order: Order, tensors: dict[str, Any], plain: Any, crew: Crew) -> Save
         CheckpointError: in every rank: what the first one failed with.
     """
     begun = meet("begin", lambda: {"step": order.step, "name": order.begin() if crew.rank == 0 else None})
-    if len({one["step"] for one in begun}) > 1:
+    if len({report["step"] for report in begun}) > 1:
         raise CheckpointError(
             "the ranks save different steps together",
-            seen=", ".join(f"rank {rank}: {one['step']}" for rank, one in enumerate(begun)),
+            seen=", ".join(f"rank {rank}: {report['step']}" for rank, report in enumerate(begun)),
             hint="call step() with the same numbers in every rank",
         )
     name = begun[0]["name"]
@@ -138,7 +138,7 @@ def fetched(crew: Crew, save: Save, room: Path) -> list[str]:
                 wrong.append(str(error))
         return wrong
 
-    wrong: list[str] = [one for of_rank in meet("check", check) for one in of_rank]
+    wrong: list[str] = [problem for of_rank in meet("check", check) for problem in of_rank]
     if not wrong:
         for name in (PLAIN, dcp.METADATA):
             broadcast_file(crew, room / name, save.manifest.part(name).bytes)

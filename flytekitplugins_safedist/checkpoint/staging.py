@@ -17,12 +17,12 @@ class Buffers:
         """Copies on the CPU (pinned, where they come from a GPU), complete on return."""
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-        shapes = {name: (type(one), tuple(one.shape), one.dtype) for name, one in tensors.items()}
+        shapes = {name: (type(tensor), tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         if self._stager is not None and shapes == self._shapes:
             copies: dict[str, Any] = self._stager.stage(dict(tensors))
             return copies
         self._shapes = shapes
-        on_gpu = any(one.device.type != "cpu" for one in tensors.values())
+        on_gpu = any(tensor.device.type != "cpu" for tensor in tensors.values())
         self._stager = BlockingAsyncStager(cache_staged_state_dict=on_gpu)
         copies = self._stager.stage(dict(tensors))
         if not on_gpu:  # its own cache is of pinned memory, which needs a GPU

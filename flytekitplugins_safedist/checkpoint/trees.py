@@ -126,12 +126,14 @@ def _split(value: Any, name: str, tensors: dict[str, Any], weights_only: bool) -
     kind = type(value)
     if kind in _DICTS:
         inner = []
-        for key, one in value.items():
+        for key, item in value.items():
             below = f"{name}.{key}" if name else str(key)
-            inner.append((_split(key, f"{below} (a key)", {}, weights_only), _split(one, below, tensors, weights_only)))
+            inner.append(
+                (_split(key, f"{below} (a key)", {}, weights_only), _split(item, below, tensors, weights_only))
+            )
         return kind(dict(inner))
     if kind in (list, tuple):
-        return kind(_split(one, f"{name}.{index}", tensors, weights_only) for index, one in enumerate(value))
+        return kind(_split(item, f"{name}.{index}", tensors, weights_only) for index, item in enumerate(value))
     if kind in _PLAIN or kind in (torch.Size, torch.dtype, torch.device) or not weights_only:
         return value
     raise CheckpointError(

@@ -98,7 +98,7 @@ def output_prefix(arguments: Sequence[str]) -> str | None:
     """Where the attempt's verdict goes; None where the command is not flytekit's for one task (a mapped one has a place
     of its own below that, which only it knows)."""
     given = list(arguments)
-    if _PREFIX not in given[:-1] or not any(os.path.basename(one) == _COMMAND for one in given):  # noqa: PTH119
+    if _PREFIX not in given[:-1] or not any(os.path.basename(argument) == _COMMAND for argument in given):  # noqa: PTH119
         return None
     return given[given.index(_PREFIX) + 1]
 

@@ -244,7 +244,7 @@ def options_from(environment: Mapping[str, str]) -> Options:
     store = environment.get(envvars.CODE_STORE)
     named = [environment.get(name) for name in (envvars.TMPDIR, "TEMP", "TMP")]
     scratch = environment.get(envvars.SCRATCH_ROOT)  # a volume: often all that can be written where the root cannot
-    temporary = (*(Path(one) for one in named if one), *USUAL, *([Path(scratch)] if scratch else []))
+    temporary = (*(Path(path) for path in named if path), *USUAL, *([Path(scratch)] if scratch else []))
     return Options(
         store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), keep=Keep(**kept), **own
     )

@@ -25,7 +25,7 @@ def temporary_directory(environment: Mapping[str, str]) -> Path | None:
 
 def destination(dest: Path, environment: Mapping[str, str]) -> Path:
     """Where the code goes: *dest*, or a new directory on the scratch volume where *dest* cannot be written."""
-    there = next(one for one in (dest, *dest.parents) if one.exists())
+    there = next(path for path in (dest, *dest.parents) if path.exists())
     if os.access(there, os.W_OK | os.X_OK):
         return dest
     return _new("code", environment) or dest

@@ -47,11 +47,11 @@ def limits_from(environment: Mapping[str, str]) -> OutputLimits:
     Raises:
         ConfigError: a variable is not a positive number.
     """
-    said = environment.get(envvars.MAX_OUTPUT_BYTES, str(DEFAULT_BYTES))
-    if not (said.isascii() and said.isdigit() and int(said)):
-        problem = Problem(envvars.MAX_OUTPUT_BYTES, said, "is not a positive number of bytes", "set one, or unset it")
+    text = environment.get(envvars.MAX_OUTPUT_BYTES, str(DEFAULT_BYTES))
+    if not (text.isascii() and text.isdigit() and int(text)):
+        problem = Problem(envvars.MAX_OUTPUT_BYTES, text, "is not a positive number of bytes", "set one, or unset it")
         raise ConfigError([problem])
-    whole = int(said)
+    whole = int(text)
     start = environment.get(envvars.FLYTE_OFFLOAD_MIN_MB)
     if start is None or not start.isdigit():
         return OutputLimits(whole)
@@ -87,7 +87,7 @@ def refusal(large: Mapping[str, int], limits: OutputLimits, *, kept: str) -> Out
         limits: what the cluster takes.
         kept: where the values are, or why they are not, as a clause.
     """
-    names = ", ".join(f"{name!r} ({size:,} bytes)" for name, size in sorted(large.items(), key=lambda each: -each[1]))
+    names = ", ".join(f"{name!r} ({size:,} bytes)" for name, size in sorted(large.items(), key=lambda item: -item[1]))
     if limits.offload_from is None:
         offloading = "or have the cluster offload large values (propeller's literal-offloading-config; it does not now)"
     else:

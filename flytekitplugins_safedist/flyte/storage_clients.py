@@ -52,5 +52,5 @@ def _open_clients() -> Iterator[tuple[asyncio.AbstractEventLoop, Coroutine[Any, 
 def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
     further: list[type[Any]] = kind.__subclasses__()
-    for one in further:
-        yield from _kinds(one)
+    for inner in further:
+        yield from _kinds(inner)

@@ -108,5 +108,5 @@ class MemoryBoard:
     def clear(self, key: str, ranks: int) -> None:
         with self._changed:
             for kept in (self._came, self._notes):
-                for one in [one for one in kept if one == key or one.startswith(key + "/")]:
-                    del kept[one]
+                for name in [name for name in kept if name == key or name.startswith(key + "/")]:
+                    del kept[name]

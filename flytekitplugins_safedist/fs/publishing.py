@@ -91,7 +91,7 @@ def publish(
             part = draft if commit == "marker" else draft / f".part-{group.identity.rank}-{secrets.token_hex(4)}"
             ensure_dir(part)
         except BaseException as error:
-            call.leave_word("end", _said(target, how, error))  # the others learn it at their end, and wait for nobody
+            call.leave_word("end", _report(target, how, error))  # the others learn it at their end, and wait for nobody
             raise
         trouble: BaseException | None = None
         inode = 0
@@ -165,7 +165,7 @@ def _see_the_same(draft: Path, mine: str, how: _How) -> None:
         ) from error
 
 
-def _said(target: Path, how: _How, trouble: BaseException | None) -> str:
+def _report(target: Path, how: _How, trouble: BaseException | None) -> str:
     """What a rank tells the others at the end: what it meant, and what kept it from doing that."""
     error = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
     return json.dumps({"meant": f"{target.name}, commit={how.commit!r}, exists={how.exists!r}", "error": error})
@@ -185,14 +185,14 @@ def _hand_in(part: Path, draft: Path, how: _How) -> int:
 
 def _agree_on_end(target: Path, draft: Path, trouble: BaseException | None, how: _How, call: Occasion) -> None:
     """Return when all ranks have handed in their parts; else remove the draft and raise, the own trouble first."""
-    said = _said(target, how, trouble)
+    report = _report(target, how, trouble)
     if trouble is not None and not isinstance(trouble, Exception):  # Ctrl-C, exit: tell the others, and go
-        call.leave_word("end", said)
+        call.leave_word("end", report)
         raise trouble
     absent: FsError | None = None
     reports: list[dict[str, str]] = []
     try:
-        reports = [json.loads(text) for text in call.exchange("end", said)]
+        reports = [json.loads(text) for text in call.exchange("end", report)]
     except FsError as error:
         absent = error
     problem: BaseException | None = trouble or absent or _failed(target, reports)

@@ -77,17 +77,17 @@ class StoreBoard:
 
     def members(self, key: str, candidates: Iterable[int], *, within: float = 30.0) -> set[int]:
         wanted = list(candidates)
-        return self._call(lambda store: {one for one in wanted if store.check([f"{key}/came/{one}"])}, within)
+        return self._call(lambda store: {rank for rank in wanted if store.check([f"{key}/came/{rank}"])}, within)
 
     def forget(self, key: str, member: int) -> None:
         gone = _of_member(key, member)
         if member == 0:
             gone += _of_all(key)
-        self._call(lambda store: [store.delete_key(one) for one in gone], 30.0)
+        self._call(lambda store: [store.delete_key(name) for name in gone], 30.0)
 
     def clear(self, key: str, ranks: int) -> None:
-        gone = [*_of_all(key), *(one for rank in range(ranks) for one in _of_member(key, rank))]
-        self._call(lambda store: [store.delete_key(one) for one in gone], 30.0)
+        gone = [*_of_all(key), *(name for rank in range(ranks) for name in _of_member(key, rank))]
+        self._call(lambda store: [store.delete_key(name) for name in gone], 30.0)
 
     # --- threads ---------------------------------------------------------------------------------------------------
     def _call(self, work: Callable[[Any], T], within: float) -> T:

@@ -36,8 +36,8 @@ RECORD = "/tmp/safedist-agent-"  # noqa: S108  (private: its mode is 0600, no li
 _NOT_THE_WORKERS = ("OMPI_", "I_MPI_", "NVIDIA_", "HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "SSH_", "_")
 """Of the launcher's own pod, or blanked in it by the operator (NVIDIA_VISIBLE_DEVICES): never handed to a worker."""
 _ADOPT = (
-    "import json,os,sys;said=json.loads(sys.stdin.readline());os.environ.update(said['env']);os.chdir(said['cwd']);"
-    "os.execvp(said['argv'][0],said['argv'])"
+    "import json,os,sys;order=json.loads(sys.stdin.readline());os.environ.update(order['env']);os.chdir(order['cwd']);"
+    "os.execvp(order['argv'][0],order['argv'])"
 )
 
 
@@ -92,9 +92,9 @@ class Launch:
         if self.keeps_environment:
             variables = [f"{name}={value}" for name, value in identity.items()]
             return f"cd {shlex.quote(self.cwd)} && exec {shlex.join(['env', *variables, *worker])}", None
-        said = {"env": {**_for_workers(self.environment), **identity}, "cwd": self.cwd, "argv": worker}
+        order = {"env": {**_for_workers(self.environment), **identity}, "cwd": self.cwd, "argv": worker}
         # The same image, so the same interpreter; PATH is not known yet in a session of sshd.
-        return f"exec {shlex.join([sys.executable, '-c', _ADOPT])}", json.dumps(said) + "\n"
+        return f"exec {shlex.join([sys.executable, '-c', _ADOPT])}", json.dumps(order) + "\n"
 
     def signal(self, node_rank: int, name: str) -> str:
         """The shell command that signals a node's agent: killing ``kubectl exec`` or ``ssh`` would leave it running."""
@@ -172,7 +172,9 @@ def plan(
 
 def _for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value for name, value in environment.items() if not any(_matches(name, one) for one in _NOT_THE_WORKERS)
+        name: value
+        for name, value in environment.items()
+        if not any(_matches(name, pattern) for pattern in _NOT_THE_WORKERS)
     }
 
 

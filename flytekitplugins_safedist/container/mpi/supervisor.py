@@ -25,7 +25,7 @@ _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 10.0
 _VERDICT_SECONDS = 15.0
 """Of the grace period, kept for the upload of the verdict."""
-_SAID_LIMIT = 500
+_OUTPUT_LIMIT = 500
 """Characters of what a command that failed has said."""
 
 
@@ -67,12 +67,12 @@ def run(launch: Launch, *, say: Callable[[str], None], signals: Sequence[signal.
     """
     job = _Job(launch, say)
     # At once: as a container's first process, this one would not even be ended by a signal without a handler.
-    before = {one: signal.signal(one, job.on_signal) for one in signals}
+    before = {number: signal.signal(number, job.on_signal) for number in signals}
     try:
         job.run()
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Job:
@@ -132,7 +132,7 @@ class _Job:
             )
         raise MpiLaunchError(
             "every agent of this MPIJob has ended, and none is started again",
-            seen="; ".join(dict.fromkeys(one.why for one in left)),
+            seen="; ".join(dict.fromkeys(agent.why for agent in left)),
             hint="see the log of the launcher for how each ended",
         )
 
@@ -225,7 +225,7 @@ class _Job:
     def _address_of_node_0(self) -> str:
         # The pod's own entry in /etc/hosts, by the kubelet: the address that others reach it at.
         found = self._ask(0, "hostname -i", self._launch.deadline).split()
-        outside = [one for one in found if not one.startswith("127.") and one != "::1"]
+        outside = [address for address in found if not address.startswith("127.") and address != "::1"]
         if not outside:
             raise MpiLaunchError(
                 "node 0 does not know its address",
@@ -289,8 +289,8 @@ class _Job:
             for rank, host in enumerate(self._launch.hosts)
         ]
         until = time.monotonic() + _STOP_SECONDS
-        for rank, one in enumerate(started):
-            failed = _how_it_failed(one, until)
+        for rank, process in enumerate(started):
+            failed = _how_it_failed(process, until)
             if failed is not None:
                 self._say(f"SIG{name} did not reach node {rank} ({failed}); its pod passes on what Kubernetes tells it")
 
@@ -315,13 +315,13 @@ def _how_it_failed(process: subprocess.Popen[str], until: float) -> str | None:
     if process.returncode == 0:
         return None
     # The operator's script shows each of its commands (set -x).
-    said = [line for line in written.strip().splitlines() if not line.startswith("+ ")]
-    return "; ".join(said)[:_SAID_LIMIT] or f"exit status {process.returncode}"
+    output = [line for line in written.strip().splitlines() if not line.startswith("+ ")]
+    return "; ".join(output)[:_OUTPUT_LIMIT] or f"exit status {process.returncode}"
 
 
 def _end_by(processes: Sequence[subprocess.Popen[str]], until: float) -> None:
-    for one in processes:
+    for process in processes:
         try:
-            one.wait(timeout=max(until - time.monotonic(), 0.1))
+            process.wait(timeout=max(until - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
-            one.kill()
+            process.kill()

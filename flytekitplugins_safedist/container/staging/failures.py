@@ -95,7 +95,7 @@ _MEANING = {
 
 
 def _free(directory: Path) -> str:
-    standing = next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
+    standing = next((parent for parent in (directory, *directory.parents) if parent.is_dir()), Path("/"))
     space = os.statvfs(standing)
     files = f", {space.f_favail} files" if space.f_files else ""
     return f"{space.f_bavail * space.f_frsize} bytes{files} free"

@@ -81,16 +81,16 @@ def noexec(path: Path) -> bool:
 
 def _swappable(directory: Path) -> str:
     real = Path(os.path.realpath(directory))
-    for each in dict.fromkeys([real, *real.parents, directory, *directory.parents]):
+    for path in dict.fromkeys([real, *real.parents, directory, *directory.parents]):
         try:
-            found = os.stat(each)
+            found = os.stat(path)
         except OSError:
             continue  # it is about to be made, by us
         if found.st_uid not in (0, os.geteuid()):
-            return f"{each} belongs to user {found.st_uid}"
+            return f"{path} belongs to user {found.st_uid}"
         # A group is a grant: fsGroup makes volumes writable for the pod's own.
         if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-            return f"{each} can be written by others and has no sticky bit ({stat.filemode(found.st_mode)})"
+            return f"{path} can be written by others and has no sticky bit ({stat.filemode(found.st_mode)})"
     return ""
 
 

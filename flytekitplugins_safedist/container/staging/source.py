@@ -227,8 +227,8 @@ class RemoteSource:
             asked.append((start, end, self._ask_for(start, end)))
             if len(asked) >= _AHEAD:
                 yield self._range(*asked.pop(0))
-        for each in asked:
-            yield self._range(*each)
+        for missing in asked:
+            yield self._range(*missing)
 
     def _ask_for(self, start: int, end: int) -> Call[bytes]:
         return Call(lambda: self._fs.cat_file(self._uri, start=start, end=end))
