@@ -62,7 +62,7 @@ class Agreement:
         self._listening = False
         self._stage = _Stage.IDLE
         self._number = 0
-        self._answered_asks = 0
+        self._answered_requests = 0
         self._saved_since = False
         self._called_at = 0.0
         self._looked = 0.0
@@ -151,9 +151,9 @@ class Agreement:
             self._number, self._stage = latest, _Stage.BEGUN
 
     def _wanted(self) -> bool:
-        return self._asks() != self._answered_asks or (self._preempted and not self._saved_since)
+        return self._requests() != self._answered_requests or (self._preempted and not self._saved_since)
 
-    def _asks(self) -> int:
+    def _requests(self) -> int:
         return sum(board.asked for board in self._boards)
 
     def _begun(self) -> None:
@@ -169,7 +169,9 @@ class Agreement:
     def _called(self) -> None:
         if time.monotonic() - self._called_at < _STORES_DRAIN:
             return
-        self._answered_asks = self._asks()  # whoever asks from here on may be past the step, and is answered anew
+        self._answered_requests = (
+            self._requests()
+        )  # whoever asks from here on may be past the step, and is answered anew
         floors = [board.floor for board in self._boards]
         highest = max((floor for floor in floors if floor is not None), default=None)
         self._store.propose(self._number, highest, urgent=self._preempted)

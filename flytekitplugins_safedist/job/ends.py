@@ -102,7 +102,7 @@ def turn_of(handler: RendezvousSession) -> int:
     return 0 if handler.holds_store else max(1, handler.node_rank)
 
 
-def is_said_by_another(
+def is_reported_by_another(
     turn: int,
     exists: Callable[[], bool],
     *,

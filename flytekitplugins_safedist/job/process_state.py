@@ -30,8 +30,8 @@ def signals_as_exceptions(stop_seconds: float, defer: Callable[[int], float]) ->
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def stop(number: int, _frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+        for stop_signal in numbers:
+            signal.signal(stop_signal, signal.SIG_IGN)
         stays = defer(number)
         if stopping.listening():
             stopping.note(within=stays + stop_seconds + END_SECONDS)

@@ -187,7 +187,7 @@ def _in_order(job: Job, part: Duty, handler: RendezvousSession) -> tuple[bool, R
     if part is Duty.SPEAKS:
         turn = ends.turn_of(handler)
         handler.leave()
-        return not ends.is_said_by_another(turn, job.verdict_is_there), None
+        return not ends.is_reported_by_another(turn, job.verdict_is_there), None
     say("done here; waiting until node 0 has uploaded")
     exit_order.follow(handler, timeout=job.settings.timeouts.upload, exists=job.verdict_is_there)
     return False, None

@@ -105,8 +105,8 @@ class AgentBoard:
 
     def answer(self, number: int, step: int | None, *, urgent: bool) -> None:
         """Tell the rank at which step all save; None: there is nothing to agree on. And whether a node is to stop."""
-        said = _NO_STEP if step is None else step
-        self._words[_ANSWER] = (number << _CALL_SHIFT) | (_URGENT if urgent else 0) | said
+        step_bits = _NO_STEP if step is None else step
+        self._words[_ANSWER] = (number << _CALL_SHIFT) | (_URGENT if urgent else 0) | step_bits
 
     @property
     def floor(self) -> int | None:

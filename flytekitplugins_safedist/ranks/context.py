@@ -108,5 +108,5 @@ def at_end(finish: Callable[[], object]) -> None:
 
 def finish() -> None:
     """What :func:`at_end` was given, in that order. Called once, by the rank."""
-    for one in _at_end:
-        one()
+    for action in _at_end:
+        action()

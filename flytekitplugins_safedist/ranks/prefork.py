@@ -30,7 +30,7 @@ def prepare(environment: Mapping[str, str]) -> None:
             the task was registered. Without them this does nothing.
     """
     global _server  # noqa: PLW0603  (handed from the entrypoint to the task, with all of flytekit in between)
-    backend = next((each for each in BACKENDS if each == environment.get(envvars.BACKEND)), None)
+    backend = next((name for name in BACKENDS if name == environment.get(envvars.BACKEND)), None)
     if backend is None or environment.get(envvars.START_METHOD, "preload") != "preload":
         return
     if preload.unsafe_to_fork("starting this process") is not None:

@@ -243,7 +243,7 @@ class Ranks:
 
     def returned(self) -> list[int]:
         """Ranks that have succeeded so far."""
-        return [one.rank for one in self.outcomes() if one.status is Status.SUCCEEDED]
+        return [outcome.rank for outcome in self.outcomes() if outcome.status is Status.SUCCEEDED]
 
     def blame(self, rank: int, error: SafedistError) -> RankOutcome:
         """The failure of a rank that this agent, and not the rank itself, has found."""

@@ -143,8 +143,8 @@ def change(store: Any, key: str, wanted: Callable[[Carried], Carried]) -> Carrie
         before = found
 
 
-def _union(one: Mapping[K, Unit], other: Mapping[K, Unit]) -> Mapping[K, Unit]:
-    merged: dict[K, Unit] = dict(one)
+def _union(first: Mapping[K, Unit], other: Mapping[K, Unit]) -> Mapping[K, Unit]:
+    merged: dict[K, Unit] = dict(first)
     for at, unit in other.items():
         merged[at] = min(unit, merged.get(at, unit))
     for at in sorted(merged)[:-_TEXTS]:

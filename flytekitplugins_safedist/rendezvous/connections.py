@@ -156,7 +156,7 @@ class Links:
         )
         found = search.run()
         self._open["control"] = found.connection
-        before, elsewhere = self.store, tuple(one for one in self._addresses if one != found.address)
+        before, elsewhere = self.store, tuple(address for address in self._addresses if address != found.address)
         # By number: all connections lead to one store, whatever becomes of the name meanwhile.
         self._enter(found.hello, found.address, settings.port, (found.address,))
         if before and before != self.store:

@@ -195,10 +195,10 @@ class FixedGroup:
         """Say goodbye, let go of every connection; node 0 stays until all have left, or ``shutdown_grace`` is over."""
         if self.watch is not None:
             self.watch.stop()
-        said = self.keys.bye(self.settings.node_rank, self._incarnation)
+        key = self.keys.bye(self.settings.node_rank, self._incarnation)
 
         def say(store: Any) -> None:
-            store.set(said, "1")
+            store.set(key, "1")
             store.add(self.keys.byes, 1)
 
         with suppress(RendezvousError):

@@ -150,11 +150,13 @@ def handler_from_parameters(params: RendezvousParameters) -> SafedistHandler:
         problems.append(Problem("endpoint", params.endpoint, "is empty", "pass --rdzv-endpoint=NODE0:PORT"))
     given: dict[str, Any] = {}
     for name, kind in _OPTIONS.items():
-        said = next((each for each in (name, _OLDER_NAMES.get(name, name)) if params.get(each) is not None), None)
-        if said is not None:
-            given[name] = _number(said, params.get(said), kind, problems)
+        spelling = next(
+            (candidate for candidate in (name, _OLDER_NAMES.get(name, name)) if params.get(candidate) is not None), None
+        )
+        if spelling is not None:
+            given[name] = _number(spelling, params.get(spelling), kind, problems)
             if given[name] is not None and given[name] < 0:
-                problems.append(Problem(said, params.get(said), "is negative", "give 0 or more"))
+                problems.append(Problem(spelling, params.get(spelling), "is negative", "give 0 or more"))
     if problems:
         raise ConfigError(problems, where={"rendezvous backend": BACKEND})
     given["about"], given["moved"] = params.get("about") or "", params.get("moved") or ""

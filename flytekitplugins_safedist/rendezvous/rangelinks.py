@@ -120,7 +120,7 @@ class RangeLinks:
         self._open["control"] = found.connection
         # By number: all connections lead to one store, whatever becomes of the name meanwhile.
         self._dial(CALLS[1:], found.address, time.monotonic() + settings.heartbeat_timeout)
-        elsewhere = tuple(one for one in self._addresses if one != found.address)
+        elsewhere = tuple(address for address in self._addresses if address != found.address)
         self.store, self._addresses = found.hello.store, (found.address,)
         if before and before != self.store:
             self._left.add(before)

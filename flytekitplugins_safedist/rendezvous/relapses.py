@@ -32,7 +32,7 @@ def is_one(store: Any, keys: Keys, node: int, incarnation: int, short: float) ->
     store.set(_taken(keys, node, incarnation), str(now))
     if incarnation <= TIMES:
         return False
-    before = [_taken(keys, node, one) for one in range(incarnation - TIMES + 1, incarnation)]
+    before = [_taken(keys, node, life) for life in range(incarnation - TIMES + 1, incarnation)]
     if not store.check(before):
         return False  # one of them was lost before it could say when it came
     times = [*(int(store.get(key)) for key in before), now]

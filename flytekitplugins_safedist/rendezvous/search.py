@@ -58,17 +58,17 @@ def addresses(host: str) -> tuple[str, ...]:
     """What a name stands for now; () where that is nothing."""
     with suppress(OSError):
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(each[4][0]) for each in found))
+        return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
     return ()
 
 
 def whereabouts(host: str, moved: str) -> tuple[str, ...]:
     """Where node 0 may be: what its name stands for, and first what the file ``moved`` says, if there is one."""
-    said = ""
+    text = ""
     if moved:
         with suppress(OSError):
-            said = Path(moved).read_text(encoding="utf-8").strip()
-    return tuple(dict.fromkeys((*((said,) if said else ()), *addresses(host))))
+            text = Path(moved).read_text(encoding="utf-8").strip()
+    return tuple(dict.fromkeys((*((text,) if text else ()), *addresses(host))))
 
 
 @dataclass(frozen=True)

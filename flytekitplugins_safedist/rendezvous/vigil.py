@@ -44,7 +44,7 @@ class Vigil:
         self.limit = limit
         self._say = say
         self._clock = clock
-        self._since = self._said = clock()
+        self._since = self._reported = clock()
 
     @property
     def deadline(self) -> float:
@@ -53,11 +53,11 @@ class Vigil:
 
     def due(self) -> bool:
         """Whether it is time for a line: to find out what it says may cost something."""
-        return self._clock() - self._said >= EVERY
+        return self._clock() - self._reported >= EVERY
 
     def look(self, seen: str, awaits: str, who: str = "") -> None:
         """Say the line when it is time for one; see :func:`line`."""
         if self.due():
-            self._said = self._clock()
-            waited = self._said - self._since
+            self._reported = self._clock()
+            waited = self._reported - self._since
             self._say(line(who or self.who, waited=waited, limit=self.limit, seen=seen, awaits=awaits))

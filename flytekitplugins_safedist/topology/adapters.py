@@ -95,8 +95,8 @@ def _trainjob(env: Mapping[str, str], asked: Asked) -> Topology:
     reading.same_nodes(env, asked, source, low=nodes, high=nodes)
     index = env.get(envvars.JOB_COMPLETION_INDEX)
     if index is not None and index != str(rank):
-        said = f"{envvars.JOB_COMPLETION_INDEX}={index}"
-        raise reading.contradiction(env, source, said, f"{rank}, as {envvars.PET_NODE_RANK} says")
+        stated = f"{envvars.JOB_COMPLETION_INDEX}={index}"
+        raise reading.contradiction(env, source, stated, f"{rank}, as {envvars.PET_NODE_RANK} says")
     endpoint = reading.master(env, source, prefix="PET_") if asked.max_nodes > 1 else None
     topology = reading.fixed(env, asked, source, rank, endpoint)
     processes = env.get(envvars.PET_NPROC_PER_NODE, "auto")

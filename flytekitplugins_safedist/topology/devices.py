@@ -30,8 +30,8 @@ def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | No
     for name in (envvars.CUDA_VISIBLE_DEVICES, envvars.NVIDIA_VISIBLE_DEVICES):
         listed = env.get(name, "")
         if listed not in _NO_LIST and not listed.startswith("/"):  # a path: the list is handed over as files
-            return len([one for one in listed.split(",") if one.strip()])
-    return sum(1 for one in devices if _DEVICE.fullmatch(one)) or None
+            return len([entry for entry in listed.split(",") if entry.strip()])
+    return sum(1 for device in devices if _DEVICE.fullmatch(device)) or None
 
 
 def ranks_here(env: Mapping[str, str], asked: Asked, devices: Collection[str]) -> tuple[int, str | None]:
@@ -53,10 +53,10 @@ def ranks_here(env: Mapping[str, str], asked: Asked, devices: Collection[str]) -
     if getattr(asked, "nproc_is_open", False):
         if here == registered:
             return registered, None
-        said = f"{pinned} GPU{'' if pinned == '1' else 's'}" if pinned else "no GPUs"
+        text = f"{pinned} GPU{'' if pinned == '1' else 's'}" if pinned else "no GPUs"
         ranks = f"{here} rank{'' if here == 1 else 's'}"
         return here, (
-            f"{ranks} on each node, one for each GPU of this pod; the task was registered for {said}, and leaves "
+            f"{ranks} on each node, one for each GPU of this pod; the task was registered for {text}, and leaves "
             "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
         )
     if pinned.isdecimal() and here < min(int(pinned), registered):

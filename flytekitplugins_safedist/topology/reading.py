@@ -47,26 +47,26 @@ def fixed(env: Mapping[str, str], asked: Asked, source: str, rank: int, endpoint
 def same_nodes(env: Mapping[str, str], asked: Asked, source: str, *, low: int, high: int) -> None:
     """Raise where the operator says another number of nodes than was asked for."""
     if (low, high) != (asked.min_nodes, asked.max_nodes):
-        said = str(high) if low == high else f"{low}:{high}"
+        asked_nodes = str(high) if low == high else f"{low}:{high}"
         want = str(asked.max_nodes) if asked.min_nodes == asked.max_nodes else f"{asked.min_nodes}:{asked.max_nodes}"
-        raise contradiction(env, source, f"nodes={said}", f"nodes={want}")
+        raise contradiction(env, source, f"nodes={asked_nodes}", f"nodes={want}")
 
 
 def same_nproc(env: Mapping[str, str], asked: Asked, source: str, name: str) -> None:
     """The operator's word on ranks per node, when it has one, is the pinned value or "decide yourself"."""
-    said = env.get(name)
-    if said is None or said == str(asked.nproc_per_node):
+    text = env.get(name)
+    if text is None or text == str(asked.nproc_per_node):
         return
-    if not said.isdecimal():
+    if not text.isdecimal():
         if envvars.NPROC_PER_NODE in env:
             return
         raise TopologyError(
-            f"{name}={said} leaves the number of ranks to each pod, which could decide differently",
+            f"{name}={text} leaves the number of ranks to each pod, which could decide differently",
             where=seen_variables(env),
             expected=f"a number, or {envvars.NPROC_PER_NODE} pinned into the pod",
             hint="register the task with this package, which pins it, or set the variable in the pod template",
         )
-    raise contradiction(env, source, f"{name}={said}", f"{asked.nproc_per_node}, as the task is configured")
+    raise contradiction(env, source, f"{name}={text}", f"{asked.nproc_per_node}, as the task is configured")
 
 
 def with_users_endpoint(topology: Topology, env: Mapping[str, str]) -> Topology:

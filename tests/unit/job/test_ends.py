@@ -22,7 +22,7 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.job.ends import (
     Duty,
     Undecided,
-    is_said_by_another,
+    is_reported_by_another,
     part_of,
     replaced_when_undecided,
     turn_of,
@@ -96,13 +96,13 @@ class Clock:
 @pytest.mark.parametrize(("turn", "waited"), [(0, 0.0), (1, 5.0), (3, 15.0), (1000, 60.0)])
 def test_a_node_looks_until_its_turn_comes_and_uploads_then(turn: int, waited: float) -> None:
     clock = Clock()
-    assert not is_said_by_another(turn, lambda: False, wait=clock.wait, clock=lambda: clock.now)
+    assert not is_reported_by_another(turn, lambda: False, wait=clock.wait, clock=lambda: clock.now)
     assert clock.now == waited
 
 
 def test_a_node_that_finds_the_verdict_uploads_none() -> None:
     clock = Clock()
-    assert is_said_by_another(3, lambda: clock.now >= 5, wait=clock.wait, clock=lambda: clock.now)
+    assert is_reported_by_another(3, lambda: clock.now >= 5, wait=clock.wait, clock=lambda: clock.now)
     assert clock.now == 5.0
 
 
@@ -110,7 +110,7 @@ def test_a_store_that_cannot_be_asked_is_shown_by_the_upload() -> None:
     def down() -> bool:
         raise ConnectionError("refused")
 
-    assert not is_said_by_another(0, down)
+    assert not is_reported_by_another(0, down)
 
 
 def place(**more: Any) -> Topology:
