@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.errors import FsIoError, NoSpaceError, PathBlockedError
+from flytekitplugins_safedist.errors import FsIoError, FsUnsupportedError, NoSpaceError, PathBlockedError
 from flytekitplugins_safedist.fs import atomic_dir, atomic_write, sweep
 from tests.fusefs import FuseMount, require
 from tests.race.fs.ranks import pause, processes, together
@@ -118,6 +118,18 @@ def test_replacing_a_directory_is_one_step_on_a_local_disk(tmp_path):
         writer.outcome().get()
         assert [reader.outcome().get() for reader in readers] == [0, 0]
     assert _whole(target) == "299"
+
+
+def test_a_file_system_that_cannot_swap_two_directories_keeps_the_old_one_and_says_what_to_do(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        target = client.path / "made"
+        with atomic_dir(target) as draft:
+            _fill(draft, "0")
+        with pytest.raises(FsUnsupportedError, match="publish under a new name"), atomic_dir(target, exists="replace"):
+            pass
+        assert _whole(target) == "0"
+        assert os.listdir(client.path) == ["made"]
 
 
 @pytest.mark.parametrize("op", ["write", "create", "rename"])

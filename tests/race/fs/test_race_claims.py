@@ -145,3 +145,32 @@ def test_a_breaker_that_slept_does_not_remove_the_next_owners_lock(tmp_path):
             slow.resume()
             assert isinstance(slow.outcome().error(), FsTimeoutError)
             assert claims._read_record(lock).token == second.owner.token
+
+
+def test_nobody_takes_the_claim_of_a_dead_owner_while_another_removes_it(tmp_path):
+    """Who looks, sleeps and then removes would remove the lock of whoever was faster."""
+    lock = tmp_path / "lock"
+
+    def remove_slowly() -> str:
+        unlink = Path.unlink
+
+        def slow(self, missing_ok=False):
+            if self == lock:
+                Path.unlink = unlink  # type: ignore[method-assign]
+                pause("about to remove")
+            unlink(self, missing_ok=missing_ok)
+
+        Path.unlink = slow  # type: ignore[method-assign]
+        with claim(lock) as held:
+            assert held.owner is not None
+            return held.owner.token
+
+    with processes([(_hold, lock)]) as (owner,):
+        owner.until("held")
+        owner.kill()
+    with processes([(remove_slowly,)]) as (slow,):
+        slow.until("about to remove")
+        with pytest.raises(FsTimeoutError):
+            claim(lock, timeout=0.01)
+        slow.resume()
+        assert slow.outcome().get()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.errors import FsIoError
+from flytekitplugins_safedist.errors import FsIoError, NoSpaceError
 from flytekitplugins_safedist.fs import atomic_dir, atomic_path, atomic_write, claim
 from tests.fusefs import FuseMount, require
 
@@ -69,6 +69,13 @@ def test_a_name_that_could_not_be_brought_to_stable_storage_is_an_error(client, 
     with pytest.raises(FsIoError):
         make(client.path / "made", durable=True)
     assert os.listdir(client.path) == ["made"]
+
+
+def test_what_a_server_refuses_only_when_the_file_is_closed_gets_no_name(client):
+    client.set(faults=[{"op": "flush", "errno": "ENOSPC"}])
+    with pytest.raises(NoSpaceError):
+        _by_write(client.path / "made", durable=False)
+    assert os.listdir(client.path) == []
 
 
 def test_a_claims_owner_is_written_down_for_good_before_the_claim_is_taken(client):

@@ -5,11 +5,12 @@ Here a client remembers for an hour. Only opening the directory makes it ask the
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 
 import pytest
 
-from flytekitplugins_safedist.fs import claim, ensure_dir, wait_for
+from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
 from tests.fusefs import FuseMount, require
 from tests.race.fs.ranks import pause, processes
 
@@ -45,6 +46,17 @@ def test_a_directory_that_the_client_takes_for_missing_is_there(pair):
     (maker / "made").mkdir()
     assert not (other / "made").exists()
     assert ensure_dir(other / "made", timeout=60).is_dir()
+
+
+def test_a_directory_that_another_client_published_first_is_seen_by_the_one_that_keeps_it(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    with atomic_dir(maker / "made") as draft:
+        (draft / "file").touch()
+    with atomic_dir(other / "made", exists="keep", durable=False) as draft:
+        (draft / "late").touch()
+        assert not (other / "made").exists()
+    assert os.listdir(other / "made") == ["file"]
 
 
 def test_a_dead_owners_claim_is_broken_though_the_client_does_not_see_the_lock_file(pair):

@@ -7,6 +7,8 @@ for attributes when it pleases. ``tests/race/fs`` has real clients that fail by 
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,64 @@ def test_a_file_keeps_its_permissions_when_it_is_replaced(tmp_path, mode):
     with atomic_write(tmp_path / "secret", permissions=0o640):
         pass
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_private_files_successor_is_at_no_moment_open_to_others(tmp_path, monkeypatch):
+    (tmp_path / "secret").touch(mode=0o600)
+    fchmod, before = os.fchmod, []
+
+    def look(handle, mode):
+        before.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        fchmod(handle, mode)
+
+    monkeypatch.setattr(os, "fchmod", look)
+    with atomic_write(tmp_path / "secret") as file:
+        file.write(b"new")
+    assert before == [0o600]
+
+
+def test_a_link_that_is_replaced_gives_its_targets_permissions_to_nobody(tmp_path):
+    (tmp_path / "secret").touch(mode=0o600)
+    (tmp_path / "link").symlink_to("secret")
+    (tmp_path / "plain").touch()
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new")
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert (tmp_path / "secret").read_bytes() == b""
+
+
+def test_a_directory_whose_making_was_done_though_the_reply_was_lost_is_the_draft(tmp_path, monkeypatch):
+    mkdir, made = Path.mkdir, []
+
+    def lost(self, *args, **options):
+        mkdir(self, *args, **options)
+        if not made:
+            made.append(self)
+            raise OSError(errno.EIO, "for a moment")
+
+    monkeypatch.setattr(Path, "mkdir", lost)
+    with atomic_dir(tmp_path / "dir") as draft:
+        (draft / "file").touch()
+    assert made == [draft]
+    assert (tmp_path / "dir" / "file").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_that_cannot_bring_names_to_stable_storage_is_no_error(tmp_path, monkeypatch, code):
+    fsync, refused = os.fsync, []
+
+    def refusing(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            refused.append(handle)
+            raise OSError(code, "not for directories")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"new")
+    assert len(refused) == 1
+    assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_a_directory_where_a_file_was_to_be_made_is_an_error_and_goes(tmp_path):

@@ -15,7 +15,7 @@ from flytekitplugins_safedist.errors import (
     FsUnsupportedError,
     PathBlockedError,
 )
-from flytekitplugins_safedist.fs import claim
+from flytekitplugins_safedist.fs import claim, claims, mount_info
 from flytekitplugins_safedist.fs.claims import Claim, Owner
 from flytekitplugins_safedist.fs.process import ProcessRecord, is_provably_dead, this_process
 from tests.fusefs import FuseMount, require
@@ -75,6 +75,28 @@ def test_a_dead_container_on_this_machine_is_known_by_the_lock_it_no_longer_hold
         assert held.owner is not None
 
 
+def test_a_dead_owners_claim_is_broken_also_when_the_time_is_up(tmp_path):
+    (tmp_path / "lock").write_text(Owner(replace(this_process(), started=0), 0.0, "token").to_text())
+    with claim(tmp_path / "lock", timeout=1e-9) as held:
+        assert held.owner is not None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_free_lock_says_nothing_of_an_owner_of_another_boot_or_of_one_that_never_had_a_lock(tmp_path):
+    other = replace(this_process(), pid_ns="pid:[1]")
+    for owner in (Owner(replace(other, boot_id="another"), 0.0, "token", locked=True), Owner(other, 0.0, "token")):
+        (tmp_path / "lock").write_text(owner.to_text())
+        assert not Claim(tmp_path / "lock")._is_dead(owner)
+
+
+def test_a_free_lock_on_a_network_file_system_says_nothing(tmp_path, monkeypatch):
+    owner = Owner(replace(this_process(), pid_ns="pid:[1]"), 0.0, "token", locked=True)
+    (tmp_path / "lock").write_text(owner.to_text())
+    assert Claim(tmp_path / "lock")._is_dead(owner)
+    monkeypatch.setattr(mount_info, "mount_of", lambda path: mount_info.Mount("/", "nfs4", "server:/", "rw"))
+    assert not Claim(tmp_path / "lock")._is_dead(owner)
+
+
 def test_a_lock_that_is_free_on_somebody_elses_record_is_no_proof(tmp_path):
     """Between the look at the record and the look at its lock, another may have taken the claim, without a lock."""
     other = replace(this_process(), pid_ns="pid:[1]")
@@ -110,6 +132,17 @@ def test_a_process_that_ended_is_dead_also_as_a_zombie():
 def _started(pid: int) -> int:
     with open(f"/proc/{pid}/stat") as file:
         return int(file.read().rsplit(")", 1)[1].split()[19])
+
+
+def test_what_a_client_remembers_of_a_lock_is_not_believed_when_it_is_removed(tmp_path, monkeypatch):
+    lock, read = tmp_path / "lock", claims._read_record
+    dead = Owner(this_process(), 0.0, "of the dead")
+    lock.write_text(replace(dead, token="of the next").to_text())
+    # As from a cache: only under a name that was never asked for does the client read what is there now.
+    monkeypatch.setattr(claims, "_read_record", lambda path: dead if path == lock else read(path))
+    Claim(lock)._remove(dead)
+    assert Owner.from_text(lock.read_text()).token == "of the next"
+    assert os.listdir(tmp_path) == ["lock"]
 
 
 def test_a_foreign_file_in_the_way_is_not_touched(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from flytekitplugins_safedist import envvars
-from flytekitplugins_safedist.errors import FsError, FsTimeoutError
+from flytekitplugins_safedist.errors import FsError, FsIdentityError, FsTimeoutError
 from flytekitplugins_safedist.fs import Group, Identity, default_group, group, use_identity
 
 
@@ -55,6 +56,13 @@ def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in
 def test_a_rank_on_its_own_needs_no_store(store):
     use_identity(Identity(0, 1, 0, 1, 0, 1))
     assert default_group().board.where == "this process's memory"
+
+
+def test_a_forked_child_makes_a_connection_of_its_own(store, monkeypatch):
+    parents = default_group()
+    assert default_group() is parents
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert default_group() is not parents
 
 
 def test_an_agent_that_does_not_answer_is_named(monkeypatch):
@@ -124,6 +132,19 @@ def test_a_process_group_that_was_destroyed_and_made_again_is_another_group(monk
         board.put("key", "note")
         monkeypatch.undo()
         del made, board
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 2), (2, 4)], ids=["another size", "another rank"])
+def test_a_process_group_that_counts_other_ranks_than_the_environment_is_not_believed(monkeypatch, rank, size):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: size)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    try:
+        with pytest.raises(FsIdentityError, match=f"rank {rank} of {size} by torch.distributed, rank 1 of 4"):
+            default_group()
+    finally:
+        monkeypatch.undo()
         dist.destroy_process_group()
 
 

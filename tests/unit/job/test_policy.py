@@ -27,6 +27,11 @@ def test_a_granted_restart_is_counted_against_the_budget_and_then_it_is_over() -
     ]
 
 
+def test_a_budget_of_one_that_is_spent_is_told_apart_from_none() -> None:
+    spent = Decision(Action.GIVE_UP, "all 1 restart(s) of max_restarts are spent")
+    assert decide(1, cause=failed(), granted=None) == spent
+
+
 def test_an_error_that_will_repeat_is_given_up_whatever_the_budget() -> None:
     for granted in (None, 1):
         assert decide(5, cause=REPEATING, granted=granted) == Decision(

@@ -17,7 +17,9 @@ from flytekitplugins_safedist.errors import (
     JobInterruptedError,
     LaunchError,
     MissingDependencyError,
+    MpiLaunchError,
     NodeLostError,
+    NotReplacedError,
     PayloadError,
     RankFailedError,
     RankKilledError,
@@ -155,6 +157,14 @@ def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_ful
     assert "ran out of disk space" in str(judged.error)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN])
+def test_a_broken_disk_is_the_platforms_unless_the_user_calls_the_error_recoverable(number: int) -> None:
+    broken = verdict(failed(of=raised("OSError", errnos=(number,))))
+    assert (broken.kind, broken.origin, broken.code) == (Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:NodeDisk")
+    users = verdict(failed(of=raised("FlyteRecoverableException", fault=Fault.RECOVERABLE, errnos=(number,))))
+    assert (users.kind, users.origin) == (Kind.RECOVERABLE, Origin.USER)
+
+
 def test_other_errnos_are_no_full_disk() -> None:
     assert "disk space" not in str(verdict(failed(of=raised("OSError", errnos=(errno.EACCES,)))).error)
 
@@ -167,6 +177,8 @@ def test_other_errnos_are_no_full_disk() -> None:
         (RendezvousTimeoutError("x"), "SYSTEM:RendezvousTimeout"),
         (RendezvousError("x"), "SYSTEM:RendezvousTimeout"),
         (NodeLostError("x"), "SYSTEM:NodeLost"),
+        (NotReplacedError("x"), "SYSTEM:NodeLost"),
+        (MpiLaunchError("x"), "SYSTEM:NodeLost"),
         (StoreLostError("x"), "SYSTEM:NodeLost"),
         (GroupClosedError("x"), "SYSTEM:NodeLost"),
     ],
