@@ -145,6 +145,38 @@ def test_what_a_client_remembers_of_a_lock_is_not_believed_when_it_is_removed(tm
     assert os.listdir(tmp_path) == ["lock"]
 
 
+def test_who_is_interrupted_right_after_taking_it_leaves_no_lock_behind(tmp_path, monkeypatch):
+    link = os.link
+
+    def interrupted(source, target, **options):
+        link(source, target, **options)
+        monkeypatch.setattr(os, "link", link)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        claim(tmp_path / "lock")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_claim_that_is_let_go_or_not_had_leaves_no_file_open(tmp_path):
+    def files() -> int:
+        return sum(os.path.islink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+
+    before = files()
+    with claim(tmp_path / "lock"), pytest.raises(FsTimeoutError):
+        claim(tmp_path / "lock", timeout=0.001)
+    assert files() == before
+
+
+def test_a_link_to_somebodys_claim_is_no_claim(tmp_path):
+    with claim(tmp_path / "theirs"):
+        (tmp_path / "lock").symlink_to("theirs")
+        with pytest.raises(PathBlockedError, match="symbolic links"):
+            claim(tmp_path / "lock", timeout=0.05)
+        assert (tmp_path / "theirs").exists()
+
+
 def test_a_foreign_file_in_the_way_is_not_touched(tmp_path):
     (tmp_path / "lock").write_text("my notes")
     with pytest.raises(PathBlockedError):

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import FsError, FsIdentityError, FsTimeoutError
-from flytekitplugins_safedist.fs import Group, Identity, default_group, group, use_identity
+from flytekitplugins_safedist.fs import Group, Identity, default_group, group, use_group, use_identity
+from flytekitplugins_safedist.fs.boards import MemoryBoard
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,22 @@ def test_a_forked_child_makes_a_connection_of_its_own(store, monkeypatch):
     assert default_group() is not parents
 
 
+def test_what_the_user_gives_counts_before_everything_else_until_it_is_taken_back(store):
+    given = Group(MemoryBoard(), Identity(1, 4, 1, 2, 0, 2))
+    use_group(given)
+    assert default_group() is given
+    use_group(None)
+    assert default_group() is not given
+
+
+def test_an_earlier_failure_that_is_told_late_takes_no_try_back():
+    group = Group(MemoryBoard(), Identity())
+    for attempt in (0, 2, 1):
+        group.failed("load", attempt)
+    assert group.failures("load") == 3
+    assert group.failures("other") == 0
+
+
 def test_an_agent_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setenv(envvars.AGENT_STORE, "127.0.0.1:not-a-port")
     with pytest.raises(FsError, match=r"the agent's store cannot be reached.*127\.0\.0\.1:not-a-port"):
@@ -106,6 +123,7 @@ def test_a_torchrun_keeps_its_store_over_restarts_and_each_round_finds_its_own_n
     monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")
     monkeypatch.setenv(envvars.MASTER_ADDR, "127.0.0.1")
     monkeypatch.setenv(envvars.MASTER_PORT, str(store.port))
+    assert not default_group().board.held_by_rank_0
     default_group().board.put("key", "of round 0")
     use_identity(Identity(1, 4, 1, 2, 0, 2, round=1))
     assert default_group().board.get("key") is None

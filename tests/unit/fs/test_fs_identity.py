@@ -31,7 +31,12 @@ def test_no_variables_are_a_single_process():
 
 @pytest.mark.parametrize(
     ("env", "round_"),
-    [({}, 0), ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2), ({"SAFEDIST_ROUND": "3"}, 3)],
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
+        ({"SAFEDIST_ROUND": "3"}, 3),
+        ({"TORCHELASTIC_RESTART_COUNT": "2", "SAFEDIST_ROUND": "3"}, 2),  # a torchrun that a rank of ours has started
+    ],
 )
 def test_the_round_is_the_launchers_count_of_restarts(env, round_):
     assert identity_from_env({**HOROVOD, **env}).round == round_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from flytekitplugins_safedist.rendezvous import departures
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler
 from flytekitplugins_safedist.rendezvous.jobstore import JobStore
 from tests.outcomes import failed, outcome, raised
+from tests.procs import DEADLINE
 from tests.two_nodes import one_node, together, two_nodes
 
 Pair = tuple[SafedistHandler, SafedistHandler]
@@ -127,12 +129,32 @@ def test_a_worker_whose_ranks_have_succeeded_leaves_in_silence(pair):
     assert not asked_for_a_round(first)
 
 
+def test_node_0_says_that_it_leaves_although_its_ranks_have_succeeded_also_where_another_holds_the_store(
+    pair, job, monkeypatch
+):
+    first, second = pair
+    monkeypatch.setattr(SafedistHandler, "holds_store", property(lambda _: False))
+    assert not job.all_done()
+    job.leave(WHY)
+    assert second.jobs.left(first.round) == {0: WHY}
+
+
 def test_the_node_with_rank_0s_outputs_says_that_it_leaves_although_its_ranks_have_succeeded(pair, job):
     second = pair[1]
     second.jobs.report(second.round, None)
     assert not job.all_done()
     job.leave(WHY)
     assert second.jobs.left(second.round) == {0: WHY}
+
+
+def test_a_store_that_hangs_does_not_eat_the_time_to_stop(pair, job, monkeypatch):
+    answered = threading.Event()
+    told: list[bool] = []
+    monkeypatch.setattr(coordinator, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(job, "_tell_that_it_leaves", lambda why: told.append(answered.wait(DEADLINE)))
+    job.leave(WHY)
+    assert told == []
+    answered.set()
 
 
 def test_leaving_is_no_error_where_the_store_is_lost(pair, monkeypatch):
@@ -244,6 +266,13 @@ def test_an_echo_of_a_node_that_does_not_answer_is_its_loss_and_no_restart(pair,
     (loss,) = second.jobs.known().losses.values()
     assert loss.why == f"node(s) 1 lost ({seen})"
     assert len(second.jobs.known().restarts) == 0
+
+
+def test_a_cause_of_its_own_spends_a_restart_although_the_node_with_the_store_has_left(pair, job):
+    first, second = pair
+    second.jobs.leave_round(second.round, WHY, with_store=True)
+    assert job.settle(OWN, "").reason == "restart 1 of 1"
+    assert len(first.jobs.known().restarts) == 1
 
 
 def test_a_cause_of_its_own_spends_a_restart_although_a_node_does_not_answer(pair, job):
@@ -374,6 +403,15 @@ def test_counters_are_read_only_when_it_is_time_to_look(pair, job, said, monkeyp
     monkeypatch.setattr(job._pulse, "due", lambda: False)
     job.watch_nodes()
     assert said == []
+
+
+def test_node_0_is_replaced_although_its_ranks_had_succeeded_for_it_has_rank_0s_outputs(pair, said, monkeypatch):
+    first, second = pair
+    monkeypatch.setattr(SafedistHandler, "node_0_holds_store", property(lambda _: False))
+    first.jobs.mark_done(first.round)
+    watching(job_of(second, said), monkeypatch, 0).watch_nodes()
+    assert said[0].startswith("node(s) 0 lost (no sign of life for 1 s); waiting for them to come back")
+    assert asked_for_a_round(second)
 
 
 def test_a_silent_node_whose_ranks_had_succeeded_is_told_once_and_ends_no_round(pair, job, said, monkeypatch):

@@ -230,6 +230,11 @@ def test_only_a_lost_peer_or_an_abort_counts_as_an_echo() -> None:
         ("RuntimeError", "Broken pipe"),
         ("RuntimeError", "Horovod has been shut down. This was caused by an exception on one of the ranks"),
         ("RuntimeError", "NCCL communicator was aborted on rank 1"),
+        ("RuntimeError", "Socket Timeout"),
+        ("RuntimeError", "Connection refused"),
+        ("RuntimeError", "remote process exited or there was a network error"),
+        ("RuntimeError", "Read error [127.0.0.1]:4242"),
+        ("RuntimeError", "[enforce fail at gloo/transport/tcp/device.cc:83]"),
     ],
 )
 def test_collectives_that_lost_a_peer_are_recognised(type_: str, message: str) -> None:
@@ -343,3 +348,14 @@ def test_outcomes_are_frozen_and_default_to_the_users_fault() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         outcome().rank = 1  # type: ignore[misc]
     assert raised().fault is Fault.USER
+
+
+def test_letters_that_no_encoding_has_are_spelled_out_wherever_they_stand() -> None:
+    odd = outcome(host="\udcff", memory="\udcff", log_tail=("fine", "\udcff"), seconds={"\udcff": 1.0})
+    assert odd.to_json().encode()
+    assert (odd.host, odd.memory, odd.log_tail, odd.seconds) == (
+        "\\udcff",
+        "\\udcff",
+        ("fine", "\\udcff"),
+        {"\\udcff": 1.0},
+    )
