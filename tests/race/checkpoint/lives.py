@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ import torch.distributed as dist
 
 from flytekitplugins_safedist.checkpoint import checkpoints, points
 from tests.race.checkpoint.saving import reach_stores
-from tests.race.fs.ranks import Outcome, Process, rank_env
+from tests.race.fs.ranks import Outcome, Process, meeting_point, rank_env
 
 WRITER = "safedist-checkpoint"
 """The thread that writes saves."""
@@ -158,12 +157,9 @@ def lived(life: Life, places: Sequence[str], env: Mapping[str, str], *, within: 
     """A life without an agent: one process for each of ``places``. When one is killed the others are, too."""
     for path in life.directory.glob("rank-*.pid"):
         path.unlink()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    count = len(places)
+    meeting, count = meeting_point(), len(places)
     ranks = [
-        Process(_start, life, rank, place, env={**rank_env(rank, count), **meet, **env})
+        Process(_start, life, rank, place, env={**rank_env(rank, count), **meeting, **env})
         for rank, place in enumerate(places)
     ]
     deadline = time.monotonic() + within

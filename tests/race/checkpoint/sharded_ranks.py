@@ -1,6 +1,6 @@
-"""What each rank that torchrun starts does in test_race_sharded: train a sharded model, or one that is replicated.
+"""What each rank does in test_race_sharded: train a sharded model, or one that is replicated.
 
-usage: DIRECTORY PLACE MODEL STEPS [DIE_AT_POINT]; leaves ``report-<world size>.json`` in DIRECTORY.
+usage under torchrun: DIRECTORY PLACE MODEL STEPS [DIE_AT_POINT]; leaves ``report-<world size>.json`` in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# These two before ranks are forked, which would each take a second for it; optimizers import the first.
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.fsdp
 
 from flytekitplugins_safedist.checkpoint import checkpoints, points
 from tests.race.checkpoint.saving import reach_stores
@@ -51,8 +55,8 @@ def _seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def main() -> None:
-    directory, place, kind, steps, *die = sys.argv[1:]
+def train(directory: str, place: str, kind: str, steps: str, *die: str) -> None:
+    """One rank's work; torchrun's variables are there."""
     reach_stores()
     dist.init_process_group("gloo")
     if die and dist.get_rank() == dist.get_world_size() - 1:
@@ -78,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train(*sys.argv[1:])

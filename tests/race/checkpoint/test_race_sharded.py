@@ -1,4 +1,4 @@
-"""Sharded saves under the real torchrun: other numbers of ranks resume what some have saved, to the last digit."""
+"""Sharded saves, resumed by other numbers of ranks to the last digit; and under the real torchrun, one that is cut."""
 
 from __future__ import annotations
 
@@ -11,16 +11,30 @@ import pytest
 from flytekitplugins_safedist.checkpoint import manifest, points
 from tests.moto_s3 import BUCKET
 from tests.race.checkpoint import sharded_ranks
-from tests.race.fs.ranks import launched
+from tests.race.fs.ranks import launched, meeting_point, processes, rank_env
+
+
+def report(directory, world_size):
+    """What the ranks resumed, and what they ended with."""
+    return json.loads((directory / f"report-{world_size}.json").read_text())
 
 
 def run(directory, world_size, *arguments, place=None, **environment):
-    """What the ranks resumed, and what they ended with."""
+    """Ranks that find the variables that torchrun gives them, with torch imported already."""
+    meeting = meeting_point()
+    envs = [{**rank_env(rank, world_size), **meeting, **environment} for rank in range(world_size)]
+    work = sharded_ranks.train, str(directory), str(place or directory / "place"), *arguments
+    with processes([work] * world_size, envs) as ranks:
+        for rank in ranks:
+            rank.outcome().get()
+    return report(directory, world_size)
+
+
+def run_by_torchrun(directory, world_size, *arguments):
     torchrun = Path(sys.executable).with_name("torchrun")
     launcher = [torchrun, "--standalone", f"--nproc-per-node={world_size}"]
-    place = place or directory / "place"
-    launched(Path(sharded_ranks.__file__), launcher, directory, place, *arguments, **environment)
-    return json.loads((directory / f"report-{world_size}.json").read_text())
+    launched(Path(sharded_ranks.__file__), launcher, directory, directory / "place", *arguments)
+    return report(directory, world_size)
 
 
 @pytest.mark.parametrize(("kind", "store"), [("fsdp", "disk"), ("ddp", "disk"), ("fsdp", "s3")])
@@ -54,7 +68,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(tmp_path):
     place = tmp_path / "place"
     before = run(tmp_path, 2, "fsdp", "5")
     with pytest.raises(AssertionError):
-        run(tmp_path, 2, "fsdp", "10", points.PART_WRITTEN)
+        run_by_torchrun(tmp_path, 2, "fsdp", "10", points.PART_WRITTEN)
     begun = [path for path in place.iterdir() if manifest.step_of(path.name) == 9]
     assert begun, "the save that was cut had begun"
     assert not any((path / manifest.NAME).exists() for path in begun)

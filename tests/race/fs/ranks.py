@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -122,6 +123,13 @@ def rank_env(rank: int, world_size: int, per_node: int | None = None, **more: st
         "GROUP_WORLD_SIZE": str(-(-world_size // local)),
         **more,
     }
+
+
+def meeting_point() -> dict[str, str]:
+    """torchrun's variables for where ranks meet: a port of this machine that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
 
 
 def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Path, **variables: str) -> None:
