@@ -36,20 +36,23 @@ _LEFT_OVER_AFTER_SECONDS = 20.0
 LIBRARIES = (
     "torch",
     "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch._dynamo",  # which optimizers import
     "flytekit",
     "flytekit.bin.entrypoint",
     "flytekitplugins_safedist.plugin.task",
     "flytekitplugins_safedist.job.node_agent",
     "flytekitplugins_safedist.job.open_rendezvous",
 )
+WHERE_INSTALLED = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
 
 
 def main(arguments: list[str]) -> None:
     listener = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
-    libraries = list(LIBRARIES)
-    if importlib.util.find_spec("horovod") is not None:
-        libraries.insert(2, "horovod.torch")
+    found = [module for package, module in WHERE_INSTALLED.items() if importlib.util.find_spec(package) is not None]
+    libraries = [*LIBRARIES, *found]
     with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
