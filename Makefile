@@ -30,6 +30,9 @@ DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
 # What CI runs besides, in the shell's words.
 EXAMPLES = $(BIN)/pyflyte run examples/digits_ddp.py digits && $(BIN)/python examples/fs_races.py
 
+# Else each of hundreds of interpreters compiles this package again, and each worker all tests: half of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 CONSTRAINTS := requirements/constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(PIP_OPTIONS)
