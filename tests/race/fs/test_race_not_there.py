@@ -10,7 +10,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from flytekitplugins_safedist.container.staging import merge
 from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
+from flytekitplugins_safedist.fs.waiting import refresh
 from tests.fusefs import FuseMount, require
 from tests.race.fs.ranks import pause, processes
 
@@ -38,6 +40,23 @@ def test_waiting_ends_though_the_client_has_looked_before(pair):
     (maker / "made").touch()
     assert not (other / "made").exists()
     assert wait_for(other / "made", timeout=60) == other / "made"
+
+
+def test_looking_again_reads_the_directory_and_does_not_only_open_it(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        refresh(client.path / "made")
+        counts = client.counts()
+        assert (counts["opendir"], counts["readdir"]) == (1, 1)
+
+
+def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, monkeypatch):
+    maker, other = pair
+    monkeypatch.setattr(merge, "_VISIBLE", 5.0)
+    assert not (other / "made").exists()
+    (maker / "made").mkdir()
+    assert not (other / "made").exists()
+    assert merge._directory(os.fsencode(other / "made"), os.stat, replace=False)
 
 
 def test_a_directory_that_the_client_takes_for_missing_is_there(pair):

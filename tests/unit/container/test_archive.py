@@ -75,6 +75,34 @@ def test_directories_keep_modes_that_would_forbid_filling_them(tmp_path):
     assert stat.S_IMODE((tmp_path / "ro/inner").stat().st_mode) == 0o444
 
 
+def test_a_directory_is_the_makers_alone_until_all_of_it_is_there(tmp_path, monkeypatch):
+    real, made = os.mkdir, []
+    monkeypatch.setattr(os, "mkdir", lambda path, mode=0o777, **how: made.append(mode) or real(path, mode, **how))
+    unpacked(targz([directory("closed", 0o055), member("closed/f", b"x")]), tmp_path)
+    assert made == [0o700]
+    assert stat.S_IMODE((tmp_path / "closed").stat().st_mode) == 0o055
+
+
+def test_a_file_that_the_disk_takes_piece_by_piece_is_whole(tmp_path, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data[:3])))
+    unpacked(project({"main.py": "print('in pieces')"}), tmp_path)
+    assert (tmp_path / "main.py").read_text() == "print('in pieces')"
+
+
+@pytest.mark.parametrize("links", [2, 40])
+def test_a_link_is_followed_as_far_as_the_kernel_follows_it(tmp_path, links):
+    """Forty links: the last of them is still read, and what it leads to counts."""
+    chain = [symlink(f"l{number}", f"l{number + 1}") for number in range(1, links - 1)]
+    inside = [symlink("l0", "l1/f"), *chain, symlink(f"l{links - 1}", "."), member("f", b"x")]
+    unpacked(targz(inside), tmp_path)
+    assert (tmp_path / "l0").read_bytes() == b"x"
+    out = tmp_path / "another"
+    out.mkdir()
+    text = refused(targz([symlink("l0", "l1/.."), *inside[1:]]), out)
+    assert "leaves the tree" in text
+
+
 def test_links_inside_the_tree_are_kept(tmp_path):
     unpacked(
         targz([member("a/x", b"1"), symlink("b/l", "../a/x"), symlink("c", "b/l"), hardlink("a/y", "a/x")]), tmp_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import importlib
@@ -9,13 +10,27 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flytekitplugins_safedist.container.staging import CodeStore, Keep, Options, Retry, keeping, locks, stage
-from flytekitplugins_safedist.container.staging.locks import WorkDir, exclusively
+from flytekitplugins_safedist.container.staging import (
+    CodeStore,
+    Keep,
+    Options,
+    Retry,
+    keeping,
+    locks,
+    places,
+    source,
+    stage,
+)
+from flytekitplugins_safedist.container.staging.locks import WorkDir, exclusively, one_at_a_time
+from flytekitplugins_safedist.container.staging.seen import Seen
+from flytekitplugins_safedist.container.staging.source import ObjectIdentity
+from flytekitplugins_safedist.container.staging.watch import Watch
 from flytekitplugins_safedist.errors import StagingError
-from tests.tarballs import project
+from tests.tarballs import directory, member, project, targz
 
 
 @pytest.fixture
@@ -220,3 +235,201 @@ def test_a_file_that_has_all_the_links_it_can_have_is_copied_and_the_next_is_lin
     assert (code.dest / "a.py").read_text() == "a = 1"
     assert not (code.dest / "a.py").samefile(code.tree / "a.py")
     assert (code.dest / "b.py").samefile(code.tree / "b.py")
+
+
+def test_a_destination_that_another_process_makes_meanwhile_is_merged_into(tmp_path, monkeypatch, staged):
+    real, dest = os.rename, tmp_path / "dest"
+
+    def faster(source, target, *args, **options):
+        if Path(os.fsdecode(target)) == dest and not dest.exists():
+            dest.mkdir()
+            (dest / "theirs").touch()
+        real(source, target, *args, **options)
+
+    monkeypatch.setattr(os, "rename", faster)
+    staged()
+    assert sorted(os.listdir(dest)) == ["main.py", "theirs"]
+
+
+def test_an_empty_destination_stays_the_directory_that_it_is(tmp_path, staged):
+    dest = tmp_path / "dest"
+    dest.mkdir(mode=0o711)
+    before = dest.stat()
+    staged()
+    assert (dest.stat().st_ino, dest.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert os.listdir(dest) == ["main.py"]
+
+
+def test_what_a_killed_merge_left_in_the_destination_goes(tmp_path, staged):
+    (tmp_path / "dest").mkdir()
+    dead = WorkDir(tmp_path / "dest")
+    (dead.path / "half").touch()
+    os.close(dead._fd)  # what the kernel does to a killed process
+    staged()
+    assert os.listdir(tmp_path / "dest") == ["main.py"]
+
+
+def test_a_file_on_a_volume_below_the_destination_is_replaced_from_a_directory_on_that_volume(tmp_path, monkeypatch):
+    archive, dest = tmp_path / "fast.tar.gz", tmp_path / "dest"
+    archive.write_bytes(project({"main.py": "x = 1", "volume/x.py": "x = 2"}))
+    (dest / "volume").mkdir(parents=True)
+    real = os.rename
+
+    def across(source, target, *args, **options):
+        paths = [Path(os.fsdecode(path)) for path in (source, target)]
+        if len({path.is_relative_to(dest / "volume") for path in paths}) == 2:
+            raise OSError(errno.EXDEV, "another file system")
+        real(source, target, *args, **options)
+
+    monkeypatch.setattr(os, "rename", across)
+    stage(str(archive), dest, Options(store=tmp_path / "store", retry=Retry(1)))
+    assert os.listdir(dest / "volume") == ["x.py"]
+    assert (dest / "volume" / "x.py").read_text() == "x = 2"
+
+
+def test_directories_get_their_modes_from_the_inside_out(tmp_path, monkeypatch):
+    """Who is not root cannot reach what lies in a directory that may only be listed."""
+    archive = tmp_path / "fast.tar.gz"
+    archive.write_bytes(targz([directory("a", 0o444), directory("a/b", 0o444), member("a/b/x.py", b"x = 1")]))
+    (tmp_path / "dest").mkdir()
+    real, changed = os.chmod, []
+    monkeypatch.setattr(os, "chmod", lambda path, *mode, **how: changed.append(os.fsencode(path)) or real(path, *mode))
+    code = stage(str(archive), tmp_path / "dest", Options(store=tmp_path / "store", retry=Retry(1)))
+    inner = [path.endswith(b"/a/b") for path in changed if path.endswith((b"/a", b"/a/b"))]
+    assert inner == [True, False] * 2, "in the tree, and in the destination"
+    assert stat.S_IMODE((code.dest / "a" / "b").stat().st_mode) == 0o444
+
+
+def test_objects_that_differ_in_nothing_but_their_address_are_not_taken_for_one(tmp_path, monkeypatch):
+    module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
+
+    class Source:
+        """A store whose validator is a time of whole seconds, and which says no sizes."""
+
+        def __init__(self, uri, *_) -> None:
+            self.label = self.uri = uri
+
+        def identity(self):
+            return ObjectIdentity(self.uri, None, "mtime=1")
+
+        def chunks(self):
+            yield project({"main.py": f"NAME = {self.uri!r}"})
+
+    monkeypatch.setattr(module, "open_source", Source)
+    for name in ("first", "second"):
+        code = stage(f"x://{name}", tmp_path / name, Options(store=tmp_path / "store", retry=Retry(1)))
+        assert (code.dest / "main.py").read_text() == f"NAME = 'x://{name}'"
+
+
+def test_a_tree_that_goes_as_soon_as_it_is_published_is_an_error_and_is_not_used(staged, monkeypatch):
+    module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
+    monkeypatch.setattr(module, "lease", lambda _place: None)
+    with pytest.raises(StagingError, match="went as soon as it was published"):
+        staged()
+
+
+def test_nobody_waits_for_another_process_longer_than_for_the_whole_staging(tmp_path, monkeypatch):
+    module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
+    archive, given = tmp_path / "fast.tar.gz", []
+    archive.write_bytes(project({"main.py": "x = 1"}))
+    real = module.one_at_a_time
+    monkeypatch.setattr(
+        module,
+        "one_at_a_time",
+        lambda path, *, patience, **how: given.append(patience) or real(path, patience=0, **how),
+    )
+    options = Options(store=tmp_path / "store", retry=Retry(1), patience=500.0, deadline=100.0)
+    stage(str(archive), tmp_path / "dest", options)
+    stage(str(archive), tmp_path / "other", dataclasses.replace(options, patience=5.0))
+    assert all(patience <= 100.0 for patience in given)
+    assert given[-1] == 5.0
+
+
+def test_the_owner_of_a_lock_is_told_without_the_rest_of_a_longer_name_before(tmp_path):
+    (tmp_path / "lock").write_text("process 123456789 on a machine with a name that is longer than ours" * 2)
+    told: list[str] = []
+
+    class Enough(Exception):
+        pass
+
+    def waiting(owner: str, _seconds: float) -> None:
+        told.append(owner)
+        raise Enough
+
+    with (
+        one_at_a_time(tmp_path / "lock", patience=9, waiting=waiting),
+        pytest.raises(Enough),
+        one_at_a_time(tmp_path / "lock", patience=9, waiting=waiting),
+    ):
+        pass
+    assert told == [f"process {os.getpid()} on {os.uname().nodename}"]
+
+
+# --- what was read, and where a store may lie -------------------------------------------------------------------------
+def test_a_file_whose_time_was_set_is_not_as_it_was_made(store, staged):
+    place = staged()
+    os.utime(place / "code" / "main.py", (0, 0))
+    assert store.by_digest(place.name) is None
+
+
+def test_another_file_with_the_change_time_of_the_one_that_was_read_is_read(tmp_path, store):
+    seen, read = Seen(tmp_path, 1, store.work), []
+    for inode in (1, 1, 2):
+        assert seen.holds(0, SimpleNamespace(st_ino=inode, st_ctime_ns=5), lambda at=inode: not read.append(at))
+    assert read == [1, 2]
+
+
+def test_the_note_of_what_was_read_is_replaced_whole(tmp_path, store):
+    def note(inode: int) -> None:
+        seen = Seen(tmp_path, 1, store.work)
+        seen.holds(0, SimpleNamespace(st_ino=inode, st_ctime_ns=5), lambda: True)
+        seen.keep()
+
+    note(1)
+    with (tmp_path / "seen").open() as reader:
+        note(22222)
+        assert json.load(reader) == [[1, 5]]
+    assert json.loads((tmp_path / "seen").read_text()) == [[22222, 5]]
+
+
+def test_a_link_in_a_directory_that_others_can_write_could_be_swapped_wherever_it_leads(tmp_path):
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "private")
+    assert places.swappable(tmp_path / "open" / "link" / "store") == ""
+    (tmp_path / "open").chmod(0o777)
+    assert f"{tmp_path / 'open'} can be written by others" in places.swappable(tmp_path / "open" / "link" / "store")
+
+
+def test_a_directory_that_may_not_be_written_is_passed_over(tmp_path, monkeypatch):
+    for name in ("closed", "mine"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")
+    assert places.choose([tmp_path / "closed", tmp_path / "mine"]).directory == tmp_path / "mine"
+
+
+# --- the remote store -------------------------------------------------------------------------------------------------
+class Remote:
+    """A client of a store that refuses everybody."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def invalidate_cache(self) -> None:
+        self.asked.append("invalidate_cache")
+
+    def info(self, _uri: str) -> dict[str, object]:
+        self.asked.append("info")
+        raise PermissionError(errno.EACCES, "denied")
+
+
+def test_a_store_is_asked_anew_and_with_the_own_credentials_after_it_has_refused_everybody(monkeypatch):
+    signed, anonymous = Remote(), Remote()
+    monkeypatch.setattr(source, "filesystem", lambda *_, anonymous: nobody if anonymous else signed)
+    nobody = anonymous
+    watch = Watch(60.0, lambda _: None)
+    remote = source.RemoteSource("x://bucket/key", Retry(1), watch)
+    for number in (1, 2):
+        with pytest.raises(StagingError, match="refused access"):
+            remote.identity()
+        assert signed.asked == anonymous.asked == ["invalidate_cache", "info"] * number

@@ -15,7 +15,7 @@ from flytekitplugins_safedist.errors import (
     FsUnsupportedError,
     PathBlockedError,
 )
-from flytekitplugins_safedist.fs import claim, claims, mount_info
+from flytekitplugins_safedist.fs import claim, claims, mount_info, process
 from flytekitplugins_safedist.fs.claims import Claim, Owner
 from flytekitplugins_safedist.fs.process import ProcessRecord, is_provably_dead, this_process
 from tests.fusefs import FuseMount, require
@@ -127,6 +127,30 @@ def test_a_process_that_ended_is_dead_also_as_a_zombie():
     assert is_provably_dead(record)
     os.close(reading)
     os.close(writing)
+
+
+def test_a_process_whose_first_thread_has_ended_lives_as_long_as_the_others(monkeypatch):
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    record = replace(this_process(), pid=child, started=_started(child))
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "_threads", lambda pid: 2)
+        assert not is_provably_dead(record)
+    assert is_provably_dead(record)
+    os.waitpid(child, 0)
+
+
+def test_a_proc_that_does_not_show_a_process_is_no_proof_of_its_death(monkeypatch):
+    mine = this_process()
+    gone = replace(mine, pid=2**22 + 1)
+    shown = process._stat(mine.pid)
+    monkeypatch.setattr(process, "_stat", lambda pid: None)
+    assert not is_provably_dead(gone), "it shows nobody"
+    monkeypatch.setattr(process, "_stat", lambda pid: None if pid != mine.pid else shown)
+    assert is_provably_dead(gone)
+    assert not is_provably_dead(replace(mine, pid=os.getppid())), "it hides others"
 
 
 def _started(pid: int) -> int:

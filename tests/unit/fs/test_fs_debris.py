@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.fs import sweep
+from flytekitplugins_safedist.fs import stale_files, sweep
+from flytekitplugins_safedist.fs.mount_info import Mount
 from flytekitplugins_safedist.fs.process import is_provably_dead, this_process
 from flytekitplugins_safedist.fs.stale_files import _stamp, discard
 
@@ -26,6 +27,29 @@ def test_sweep_judges_nobody_of_another_machine_container_or_unknown_start(tmp_p
     theirs, mine = [draft(record) for record in others], draft(gone)
     assert sweep(tmp_path) == [mine]
     assert sorted(tmp_path.iterdir()) == sorted(theirs)
+
+
+def test_what_a_group_writes_on_a_network_file_system_stays_for_locks_there_are_no_proof(tmp_path, monkeypatch):
+    gone = replace(this_process(), pid=2**22 + 1)
+    draft = tmp_path / f".ckpt.safedist-{_stamp(gone)}-0123456789ab-all"
+    draft.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(stale_files, "mount_of", lambda path: Mount("/", "nfs4", "server:/", "rw"))
+        assert sweep(tmp_path) == []
+    assert sweep(tmp_path) == [draft]
+
+
+def test_what_could_not_be_removed_is_not_said_to_be(tmp_path, monkeypatch):
+    draft = tmp_path / f".file.safedist-{_stamp(replace(this_process(), pid=2**22 + 1))}-0123456789ab"
+    draft.touch()
+
+    def refuse(*_args, **_options):
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(draft), "unlink", refuse)
+        assert sweep(tmp_path) == []
+    assert sweep(tmp_path) == [draft]
 
 
 def test_read_only_directories_go_too_without_root(tmp_path):

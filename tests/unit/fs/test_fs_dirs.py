@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,12 +10,14 @@ import pytest
 from flytekitplugins_safedist.errors import (
     FsAccessError,
     FsError,
+    FsTimeoutError,
     NoSpaceError,
     PathBlockedError,
     ReadOnlyFsError,
     StaleHandleError,
 )
 from flytekitplugins_safedist.fs import calls, dirs, ensure_dir
+from flytekitplugins_safedist.fs.mount_info import Mount
 from tests.fusefs import FuseMount, require
 
 
@@ -37,6 +40,31 @@ def test_the_mode_is_the_last_directorys(tmp_path):
     ensure_dir(tmp_path / "a" / "b", mode=0o700)
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "a").stat().st_mode & 0o700 == 0o700
+
+
+def test_the_mode_is_the_directorys_also_where_its_parent_is_there(tmp_path):
+    ensure_dir(tmp_path / "private", mode=0o700)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_parent_that_vanishes_again_and_again_is_told_when_the_time_is_up(tmp_path, monkeypatch):
+    mkdir, target = os.mkdir, str(tmp_path / "parent" / "dir")
+
+    def vanish(path, *args):
+        if path == target:
+            raise FileNotFoundError(errno.ENOENT, "gone again")
+        mkdir(path, *args)
+
+    monkeypatch.setattr(os, "mkdir", vanish)
+    with pytest.raises(FsTimeoutError, match="its parent vanishes again and again"):
+        ensure_dir(target, timeout=0.01)
+
+
+def test_a_link_to_nothing_is_waited_for_where_another_machine_may_be_making_what_it_names(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to("late")
+    monkeypatch.setattr("flytekitplugins_safedist.fs.dirs.mount_of", lambda path: Mount("/", "nfs4", "server:/", "rw"))
+    with pytest.raises(FsTimeoutError):
+        ensure_dir(tmp_path / "link", timeout=0.01)
 
 
 def test_a_link_to_a_directory_is_one(tmp_path):

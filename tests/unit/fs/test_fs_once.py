@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.errors import FsError
+from flytekitplugins_safedist.errors import FsError, WorkerLostError, WorkFailedError
 from flytekitplugins_safedist.fs import Identity, once, once_per_job, once_per_node
 from flytekitplugins_safedist.fs.boards import MemoryBoard
 from flytekitplugins_safedist.fs.group import Group
@@ -84,6 +84,50 @@ def test_a_worker_on_this_machine_is_judged_by_the_kernel_whatever_it_shows(monk
     assert alive.lost() == ""
     ended = replace(this_process(), pid=2**22 + 1)
     assert once._Watch(group, "place", once._Worker(ended, 0, 1, "token", "")).lost() == f"{ended} has died"
+
+
+@pytest.mark.parametrize("elsewhere", [{"boot_id": "another"}, {"pid_ns": "pid:[1]"}], ids=["machine", "container"])
+def test_a_worker_of_another_machine_or_container_is_not_judged_by_this_kernel(elsewhere):
+    worker = once._Worker(replace(this_process(), pid=2**22 + 1, **elsewhere), 0, 1, "token", "")
+    watch = once._Watch(Group(MemoryBoard(), Identity(1, 2)), "place", worker)
+    assert not watch.judges
+    assert watch.lost() == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_who_is_told_to_end_while_it_works_ends_so(error):
+    def work() -> None:
+        raise error
+
+    with pytest.raises(error):
+        once_per_job("load", work, group=Group(MemoryBoard(), Identity()))
+
+
+def test_after_a_worker_was_lost_the_next_call_is_another_try():
+    board = MemoryBoard()
+    ended = once._Worker(replace(this_process(), pid=2**22 + 1), 0, 1, "token", "")
+    board.put_once("once/job/load/0/worker", ended.to_text())
+    group = Group(board, Identity(1, 2))
+    with pytest.raises(WorkerLostError):
+        once_per_job("load", lambda: "loaded", group=group)
+    assert once_per_job("load", lambda: "loaded", group=group) == "loaded"
+
+
+def test_who_waits_is_woken_whether_the_work_was_done_or_failed(monkeypatch):
+    rung: list[str] = []
+
+    class Bell(once.Bell):
+        def ring(self) -> None:
+            rung.append("rung")
+            super().ring()
+
+    monkeypatch.setattr(once, "Bell", Bell)
+    group = Group(MemoryBoard(), Identity())
+    once_per_job("load", lambda: 1, group=group)
+    assert rung == ["rung"]
+    with pytest.raises(WorkFailedError):
+        once_per_job("fail", lambda: 1 / 0, group=group)
+    assert rung == ["rung"] * 2
 
 
 def test_every_node_does_the_work_once_where_no_directory_is_shared():

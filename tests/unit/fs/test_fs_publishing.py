@@ -202,6 +202,66 @@ def test_another_trouble_with_a_link_is_the_systems_own(place, monkeypatch):
     assert raised(lambda: publishing._link(make(place / "a"), place / "b", 0)).errno == errno.ENOSPC
 
 
+def test_a_rank_that_is_interrupted_tells_the_others_before_it_goes(groups, place):
+    def work(rank, group):
+        with publish(place / "ckpt", group=group, timeout=60):
+            if rank:
+                raise KeyboardInterrupt
+
+    errors = each(groups, work)
+    assert isinstance(errors[1], KeyboardInterrupt)
+    assert "KeyboardInterrupt" in str(errors[0])
+    assert isinstance(errors[0], PublishError)
+    assert not (place / "ckpt").exists()
+
+
+@pytest.mark.parametrize(("commit", "name"), [("rename", "."), ("marker", publishing.MARKER)])
+def test_every_rank_sees_it_before_it_goes_on(groups, place, monkeypatch, commit, name):
+    waited, wait_for = [], publishing.wait_for
+    monkeypatch.setattr(publishing, "wait_for", lambda path, **how: waited.append(path) or wait_for(path, **how))
+    each(groups, parts(place, commit=commit) if commit == "rename" else marked(place))
+    assert waited.count(place / "ckpt" / name) == RANKS
+
+
+def marked(place):
+    def work(rank, group):
+        with publish(place / "ckpt", commit="marker", group=group, timeout=60) as part:
+            (part / str(rank)).touch()
+
+    return work
+
+
+def test_nothing_is_left_on_the_board_of_what_nobody_will_ask_for_again(groups, place, tmp_path):
+    each(groups, parts(place))
+    assert (tmp_path / "notes" / "publish").is_dir()
+    assert [*(tmp_path / "notes" / "publish").rglob("*.note")] == []
+    assert [*(tmp_path / "notes" / "scope").rglob("*.note")] == []
+
+
+def test_directories_of_one_name_are_told_apart_by_their_keys_whatever_their_order(groups, place, monkeypatch):
+    begun = {(rank, key): threading.Event() for rank in range(RANKS) for key in "ab"}
+    here, occasion = threading.local(), publishing.Occasion
+
+    def counted(*args):
+        call = occasion(*args)
+        here.begun.set()
+        return call
+
+    monkeypatch.setattr(publishing, "Occasion", counted)
+
+    def work(rank, group, key):
+        here.begun = begun[rank, key]
+        if key == "ab"[1 - rank]:  # the other one is first in the other rank
+            assert begun[rank, "ab"[rank]].wait(60)
+        with publish(place / key / "ckpt", key=key, group=group, timeout=60) as part:
+            (part / f"{key}{rank}").touch()
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, rank, group, key) for rank, group in enumerate(groups) for key in "ab"]:
+            future.result()
+    assert {key: sorted(os.listdir(place / key / "ckpt")) for key in "ab"} == {"a": ["a0", "a1"], "b": ["b0", "b1"]}
+
+
 def test_a_link_whose_reply_was_lost_is_no_second_file(place):
     mine = make(place / "a")
     os.link(mine, place / "b")

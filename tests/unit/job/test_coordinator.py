@@ -36,10 +36,26 @@ def test_a_node_whose_counter_stands_still_for_longer_than_the_limit_is_silent(m
     assert pulse.silent(0, [5, 5]) == ()
     clock[0] = 9.0
     assert pulse.silent(0, [6, 5]) == ()
+    clock[0] = 10.0
+    assert pulse.silent(0, [7, 5]) == ()
     clock[0] = 11.0
-    assert pulse.silent(0, [7, 5]) == (1,)
+    assert pulse.silent(0, [8, 5]) == (1,)
     pulse.forget()
     assert pulse.silent(0, [7, 5]) == ()
+
+
+@pytest.mark.parametrize(("limit", "after"), [(4.0, 1.0), (60.0, 2.0)])
+def test_it_is_time_to_look_again_after_a_quarter_of_the_limit_and_at_most_two_seconds(monkeypatch, limit, after):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pulse = Pulse(limit)
+    for _ in range(2):
+        assert not pulse.due()
+        clock[0] += after - 0.25
+        assert not pulse.due()
+        clock[0] += 0.25
+        assert pulse.due()
+        pulse.silent(0, [])
 
 
 def test_a_node_rank_that_the_next_round_does_not_have_is_not_silent_there(monkeypatch):
