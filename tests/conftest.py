@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import needs
-from tests.procs import Gate, Warm, gate, listening_for_workers
+from tests.procs import TO_TRAIN, Gate, Warm, gate, listening_for_workers
 from tests.shared import directory_of_all_workers, shared
 
 # A loaded machine is slow, not wrong: no test of this project fails because of the time that an example took.
@@ -41,14 +42,27 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(line, yellow=True)
 
 
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """A process that has imported torch, Horovod and flytekit, and forks real jobs for the tests of all workers."""
-    directory = directory_of_all_workers(tmp_path_factory)
-    with shared(directory, "warm", lambda: listening_for_workers(directory)) as path:
+@contextmanager
+def warmed(factory: pytest.TempPathFactory, name: str, further: Sequence[str] = ()) -> Iterator[Warm]:
+    directory = directory_of_all_workers(factory)
+    with shared(directory, name, lambda: listening_for_workers(directory, name, further)) as path:
         process = Warm(path)
         yield process
         process.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A process that has imported torch, Horovod and flytekit, and forks real jobs for the tests of all workers."""
+    with warmed(tmp_path_factory, "warm") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def warm_to_train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """Another one, for ranks that train and save; a module whose jobs do makes this its ``warm``."""
+    with warmed(tmp_path_factory, "warm-to-train", TO_TRAIN) as process:
+        yield process
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ from flyteidl.core import errors_pb2, literals_pb2
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 240.0
 """Seconds after which a test gives up on something that must happen; generous, for slow machines. Never a measure."""
+TO_TRAIN = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "lightning", "transformers")
+"""What ranks import besides that save, or have an optimizer: two seconds and more for each. Not in every case's
+process: the more it holds the dearer are its forks (by a quarter, with these)."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,15 @@ class Running:
         return "\n".join((self.files / name).read_text(errors="replace") for name in ("out", "err"))
 
 
-def listening_for_workers(directory: Path) -> Path:
+def listening_for_workers(directory: Path, name: str = "warm", further: Sequence[str] = ()) -> Path:
     """Start a process with everything imported (:mod:`tests.warm`); returns the socket at which it takes cases."""
-    path = directory / "warm.socket"
+    path = directory / f"{name}.socket"
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen(64)
         subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(listener.fileno())],
+            [sys.executable, "-m", "tests.warm", str(listener.fileno()), *further],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": _python_path()},
             pass_fds=[listener.fileno()],

@@ -4,8 +4,8 @@ What runs in a case is real: a real agent, rank server and ranks, in processes o
 once for all cases, the way ``safedist-execute`` does it (``prefork``). Each case has a supervisor that every orphan of
 the case is handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
 
-Run by :mod:`tests.procs`: ``python -m tests.warm LISTENING_SOCKET_FD``. Every worker of a test session has a connection
-to it; with the last one it ends.
+Run by :mod:`tests.procs`: ``python -m tests.warm LISTENING_SOCKET_FD [FURTHER_LIBRARY...]``. Every worker of a test
+session has a connection to it; with the last one it ends.
 """
 
 from __future__ import annotations
@@ -36,23 +36,21 @@ _LEFT_OVER_AFTER_SECONDS = 20.0
 LIBRARIES = (
     "torch",
     "torch.distributed",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch._dynamo",  # which optimizers import
     "flytekit",
     "flytekit.bin.entrypoint",
     "flytekitplugins_safedist.plugin.task",
     "flytekitplugins_safedist.job.node_agent",
     "flytekitplugins_safedist.job.open_rendezvous",
 )
-WHERE_INSTALLED = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
+MODULES = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
+"""What is imported of a package that may not be installed."""
 
 
 def main(arguments: list[str]) -> None:
     listener = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
-    found = [module for package, module in WHERE_INSTALLED.items() if importlib.util.find_spec(package) is not None]
-    libraries = [*LIBRARIES, *found]
+    further = [one for one in ("horovod", *arguments[1:]) if one not in MODULES or importlib.util.find_spec(one)]
+    libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
     with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"

@@ -18,6 +18,11 @@ AGREED = "a node was told to stop: all ranks save at step "
 LONG = ["compiles", "holds the interpreter"]
 
 
+@pytest.fixture(scope="session")
+def warm(warm_to_train):
+    return warm_to_train
+
+
 class InPhase(Job):
     """Two pods with one rank each, which are in the midst of something."""
 

@@ -20,6 +20,11 @@ EXAMPLES = [
 ]
 
 
+@pytest.fixture(scope="session")
+def warm(warm_to_train):
+    return warm_to_train
+
+
 def start(warm, directory: Path, task: str, module: str, how: str, environment: dict[str, str]) -> Running:
     more = {**environment, "TEST_HOW": how, "TEST_WHERE": str(directory / "saves")}
     started: Running = warm.start(f"job_resumed:{task}", directory, inputs={"module": module}, environment=more)

@@ -8,6 +8,11 @@ from flytekitplugins_safedist.checkpoint import manifest
 from tests.procs import uploaded_output
 
 
+@pytest.fixture(scope="session")
+def warm(warm_to_train):
+    return warm_to_train
+
+
 class Execution:
     """An execution's attempts, with the prefixes that Flyte gives them."""
 
