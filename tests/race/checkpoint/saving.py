@@ -8,7 +8,9 @@ from typing import Any
 # Imported before processes are forked from the test's: each would take seconds for it. None of them starts a thread.
 import flytekit  # noqa: F401
 import torch
+import torch._dynamo  # which torch itself imports when ranks with several tensors first save, or have an optimizer
 import torch.distributed.checkpoint.staging
+import torch.distributed.fsdp
 from flytekit import FlyteContextManager
 from flytekit.configuration import DataConfig
 from flytekit.core.data_persistence import FileAccessProvider

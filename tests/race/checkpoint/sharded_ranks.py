@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-# These two before ranks are forked, which would each take a second for it; optimizers import the first.
-import torch._dynamo
 import torch.distributed as dist
-import torch.distributed.fsdp
 
 from flytekitplugins_safedist.checkpoint import checkpoints, points
 from tests.race.checkpoint.saving import reach_stores
