@@ -320,16 +320,13 @@ def safe_path(path: bytes, label: str, member: bytes) -> bytes:
     if len(path) > MAX_PATH:
         raise _bad("A path in the archive is too long", member[:100], label, seen=f"{len(path)} bytes")
     # The common case costs three searches and no list.
-    if b".." not in path and b"./" not in path and b"//" not in path and path[-1:] not in b"/." and b"\0" not in path:
-        parts = path.count(b"/")
-    else:
+    if b".." in path or b"./" in path or b"//" in path or path[-1:] in b"/." or b"\0" in path:
         if b"\0" in path:
             raise _bad("A path in the archive holds a NUL byte", member, label)
         kept = [part for part in path.split(b"/") if part not in (b"", b".")]
         if b".." in kept:
             raise _bad("A path in the archive climbs with '..'", member, label, seen=_shown(path))
         path = b"/".join(kept)
-        parts = len(kept)
-    if parts > MAX_DEPTH:
+    if (parts := path.count(b"/")) > MAX_DEPTH:
         raise _bad("A path in the archive is too deep", member[:100], label, seen=f"{parts} directories")
     return path

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.container.archive import Limits, unpack
-from flytekitplugins_safedist.container.archive.tar import _MAX_SECONDS
+from flytekitplugins_safedist.container.archive.limits import MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_PATH
+from flytekitplugins_safedist.container.archive.tar import _MAX_SECONDS, safe_path
 from flytekitplugins_safedist.container.archive.unpack import IMPLIED, TreeEntry
 from flytekitplugins_safedist.errors import ArchiveError
 from tests.tarballs import directory, hardlink, member, symlink, tar
@@ -478,3 +479,30 @@ def test_a_negative_time_and_a_time_of_another_millennium_are_kept_or_bounded(tm
     entries = unpack([data + END], tmp_path, label="x").entries
     assert entries[b"a"].mtime_ns == -100 * 10**9
     assert entries[b"b"].mtime_ns == _MAX_SECONDS * 10**9
+
+
+@pytest.mark.parametrize("spelled", ["{}", "./{}", ".//{}"])
+def test_a_path_may_be_as_deep_as_is_said_however_it_is_spelled(spelled):
+    def path(directories: int) -> bytes:
+        return spelled.format("d/" * directories + "f").encode()
+
+    assert safe_path(path(MAX_DEPTH), "code", b"m") == b"d/" * MAX_DEPTH + b"f"
+    with pytest.raises(ArchiveError, match=f"too deep.*{MAX_DEPTH + 1} directories"):
+        safe_path(path(MAX_DEPTH + 1), "code", b"m")
+
+
+def test_a_path_may_be_as_long_as_is_said():
+    assert len(safe_path(b"x" * MAX_PATH, "code", b"m")) == MAX_PATH
+    with pytest.raises(ArchiveError, match=f"too long.*{MAX_PATH + 1} bytes"):
+        safe_path(b"x" * (MAX_PATH + 1), "code", b"m")
+
+
+@pytest.mark.parametrize("size", [MAX_EXTENDED_HEADER, MAX_EXTENDED_HEADER + 1])
+def test_an_extended_header_may_be_as_large_as_is_said(tmp_path, size):
+    record = f"{size} comment=".encode().ljust(size - 1, b"c") + b"\n"
+    data = pax(record) + bytes(1024)
+    if size == MAX_EXTENDED_HEADER:
+        assert list(unpack([data], tmp_path, label="code").entries) == [b"m"]
+    else:
+        with pytest.raises(ArchiveError, match="An extended header is too large"):
+            unpack([data], tmp_path, label="code")
