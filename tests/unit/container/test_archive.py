@@ -103,6 +103,16 @@ def test_a_link_is_followed_as_far_as_the_kernel_follows_it(tmp_path, links):
     assert "leaves the tree" in text
 
 
+def test_links_that_lead_to_each_other_lead_nowhere_and_are_kept(tmp_path):
+    unpacked(targz([symlink("a", "b"), symlink("b", "a"), symlink("c", "c/c")]), tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
+
+
+def test_entries_come_in_an_order_in_which_they_can_be_made_again(tmp_path):
+    again = [member("f", b"old"), member("g", b""), member("f", b"new")]
+    assert list(unpacked(targz(again), tmp_path).entries) == [b"g", b"f"]
+
+
 def test_links_inside_the_tree_are_kept(tmp_path):
     unpacked(
         targz([member("a/x", b"1"), symlink("b/l", "../a/x"), symlink("c", "b/l"), hardlink("a/y", "a/x")]), tmp_path

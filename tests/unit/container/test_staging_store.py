@@ -28,7 +28,7 @@ from flytekitplugins_safedist.container.staging import (
 from flytekitplugins_safedist.container.staging.locks import WorkDir, exclusively, one_at_a_time
 from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import ObjectIdentity
-from flytekitplugins_safedist.container.staging.watch import Watch
+from flytekitplugins_safedist.container.staging.watch import Abandoned, Watch
 from flytekitplugins_safedist.errors import StagingError
 from tests.tarballs import directory, member, project, targz
 
@@ -408,6 +408,39 @@ def test_a_directory_that_may_not_be_written_is_passed_over(tmp_path, monkeypatc
     assert places.choose([tmp_path / "closed", tmp_path / "mine"]).directory == tmp_path / "mine"
 
 
+@pytest.mark.parametrize("how", ["written", "replaced"])
+def test_a_file_that_changed_within_its_size_and_time_is_another_object(tmp_path, how):
+    archive = tmp_path / "fast.tar.gz"
+    archive.write_bytes(b"one")
+    source_of = source.LocalSource(str(archive), str(archive), Retry(1), Watch(60.0, lambda _: None))
+    before, found = source_of.identity(), archive.stat()
+    if how == "written":
+        archive.write_bytes(b"two")
+    else:
+        (tmp_path / "new").write_bytes(b"two")
+        (tmp_path / "new").rename(archive)
+    os.utime(archive, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert archive.stat().st_mtime_ns == found.st_mtime_ns
+    assert source_of.identity() != before
+
+
+def test_nobody_who_has_gone_waits_on(tmp_path):
+    watch = Watch(60.0, lambda _: None)
+    watch.check("x")
+    watch.cancel()
+    with pytest.raises(Abandoned):
+        watch.check("x")
+
+
+def test_no_further_try_is_made_when_the_time_is_up():
+    paused: list[float] = []
+    retry = Retry(attempts=5, sleep=paused.append)
+    source._try_again(ConnectionError("reset"), 1, "x", retry, Watch(60.0, lambda _: None))
+    with pytest.raises(StagingError, match="not fetched in time"):
+        source._try_again(ConnectionError("reset"), 1, "x", retry, Watch(0.0, lambda _: None))
+    assert len(paused) == 2
+
+
 # --- the remote store -------------------------------------------------------------------------------------------------
 class Remote:
     """A client of a store that refuses everybody."""
@@ -433,3 +466,17 @@ def test_a_store_is_asked_anew_and_with_the_own_credentials_after_it_has_refused
         with pytest.raises(StagingError, match="refused access"):
             remote.identity()
         assert signed.asked == anonymous.asked == ["invalidate_cache", "info"] * number
+
+
+def test_no_more_ranges_are_asked_for_at_once_than_are_to_be_held(monkeypatch):
+    size = 6 * source._RANGE
+    asked: list[int] = []
+    monkeypatch.setattr(source, "filesystem", lambda *_, anonymous: Remote())
+    remote = source.RemoteSource("x://bucket/key", Retry(1), Watch(60.0, lambda _: None))
+    monkeypatch.setattr(remote, "_ask_for", lambda start, end: asked.append(start))
+    monkeypatch.setattr(remote, "_range", lambda start, end, call: b"")
+    pieces = remote._ranges(size)
+    for taken in range(1, 7):
+        next(pieces)
+        assert len(asked) == min(taken - 1 + source._AHEAD, 6)
+    assert list(pieces) == []

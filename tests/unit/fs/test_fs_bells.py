@@ -58,6 +58,19 @@ def test_a_bell_that_was_closed_is_not_mistaken_for_what_has_its_number_now():
         os.close(end)
 
 
+def test_what_has_the_number_of_a_closed_bell_is_not_even_opened(tmp_path, monkeypatch):
+    with Bell() as bell:
+        address, number = bell.address, bell._ends[1]
+    opened: list[str] = []
+    with open(tmp_path / "the user's", "wb") as file:
+        os.dup2(file.fileno(), number)
+        monkeypatch.setattr(os, "open", lambda path, *flags: opened.append(path))
+        assert not Listener(address).hears
+        monkeypatch.undo()
+    os.close(number)
+    assert opened == []
+
+
 def test_work_that_closes_all_files_gets_nothing_written_into_its_own(tmp_path):
     with Bell() as bell, open(tmp_path / "the user's", "wb") as file:
         number = bell._ends[1]

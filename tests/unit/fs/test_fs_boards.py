@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
 from flytekitplugins_safedist.errors import FsError, FsIoError, FsTimeoutError, FsUnsupportedError
+from flytekitplugins_safedist.fs import Group, Identity, barrier
 from flytekitplugins_safedist.fs.boards import MemoryBoard
 from flytekitplugins_safedist.fs.file_board import FileBoard
 from flytekitplugins_safedist.fs.store_board import StoreBoard
@@ -77,6 +79,38 @@ def test_arrivals_count_each_member_once(board):
         board.forget("b", member)
     assert board.count("b") == 0
     assert board.get("b/end") is None
+
+
+def test_rank_0_whose_process_holds_the_store_stays_until_all_have_read_that_all_have_come():
+    class Held(MemoryBoard):
+        held_by_rank_0 = True
+        looks = 0
+
+        def count(self, key: str, *, within: float = 30.0) -> int:
+            if key.endswith("/left"):
+                self.looks += 1
+                if self.looks == 3:
+                    self.arrive(key, 1)
+            return super().count(key)
+
+    board = Held()
+    board.arrive("barrier//0", 1)
+    barrier(group=Group(board, Identity(0, 2, 0, 2)), timeout=60)
+    assert board.looks == 3
+
+
+def test_a_meeting_that_all_have_left_leaves_nothing_on_the_board(tmp_path):
+    groups = [Group(FileBoard(tmp_path, 2), Identity(rank, 2, rank, 2)) for rank in range(2)]
+
+    def meet(group: Group) -> None:
+        for _ in range(3):
+            barrier(group=group, timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(meet, group) for group in groups]:
+            done.result()
+    notes = {path.relative_to(tmp_path).parts[2].partition(".")[0] for path in tmp_path.rglob("*.note")}
+    assert notes == {"2"}, "only the last one, which a rank might still be asking for"
 
 
 def test_files_without_hard_links_are_refused(tmp_path):

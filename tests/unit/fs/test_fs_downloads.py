@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -101,6 +102,20 @@ def test_a_file_with_another_digest_than_asked_for_is_not_there_afterwards(tmp_p
         f"(seen: sha256 {DIGEST}, {len(BODY)} bytes; expected: sha256 {'ab' * 32})" in cause_of(caught)
     )
     assert not (tmp_path / "weights").exists()
+
+
+def test_what_was_fetched_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced: list[bool] = []
+    fsync, target = os.fsync, tmp_path / "out" / "file"
+
+    def note(handle: int) -> None:
+        synced.append(target.exists())
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    (tmp_path / "source").write_bytes(b"data")
+    download_once(tmp_path / "source", target)
+    assert synced == [False, True], "the file, and then its name"
 
 
 @pytest.mark.parametrize("slash", ["", "/"])

@@ -19,6 +19,11 @@ def test_the_deepest_mount_is_the_one_and_optional_fields_do_not_matter():
     assert parse_mountinfo(MOUNTS, "/data/with space/f").fstype == "lustre"
 
 
+def test_a_mount_is_not_taken_for_that_of_another_place_whose_name_begins_alike():
+    assert parse_mountinfo(MOUNTS, "/data2/f").fstype == "ext4"
+    assert parse_mountinfo(MOUNTS, "/data").fstype == "tmpfs"
+
+
 def test_a_later_mount_covers_an_earlier_one_on_the_same_point():
     assert parse_mountinfo(MOUNTS, "/data/f").source == "over"
 

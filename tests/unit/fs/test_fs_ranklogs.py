@@ -74,6 +74,30 @@ def test_a_full_disk_is_our_error_and_the_next_line_is_whole_again(tmp_path):
         assert [entry.value for entry in merge_logs(client.path)] == ["before", "after"]
 
 
+def test_a_line_of_which_the_disk_takes_only_a_part_is_an_error_and_the_next_line_is_its_own(tmp_path, monkeypatch):
+    write, parts = os.write, []
+
+    def part(handle: int, line: bytes) -> int:
+        parts.append(line)
+        return write(handle, line[:5] if len(parts) == 1 else line)
+
+    monkeypatch.setattr(module.os, "write", part)
+    with RankLog(tmp_path, rank=0) as log:
+        with pytest.raises(NoSpaceError):
+            log.append("cut off")
+        log.append("after")
+    assert [entry.value for entry in merge_logs(tmp_path)] == ["after"]
+
+
+def test_a_clock_that_is_set_back_changes_no_order_of_a_rank(tmp_path, monkeypatch):
+    clock = iter([9, 100, 50, 60])
+    monkeypatch.setattr(module.time, "time_ns", lambda: next(clock))
+    with RankLog(tmp_path, rank=0) as log:
+        for value in "abc":
+            log.append(value)
+    assert [(entry.value, entry.time_ns) for entry in merge_logs(tmp_path)] == [("a", 100), ("b", 100), ("c", 100)]
+
+
 @pytest.mark.parametrize(("asked", "synced"), [({}, 0), ({"durable": True}, 2), ({"durable": False}, 0)])
 def test_lines_are_brought_to_stable_storage_only_where_that_is_asked_for(tmp_path, monkeypatch, asked, synced):
     calls: list[int] = []

@@ -22,9 +22,11 @@ from flytekitplugins_safedist.rendezvous.client import ReservedPort, takes_liste
 from flytekitplugins_safedist.rendezvous.connections import allow_open_files
 from flytekitplugins_safedist.rendezvous.failure import Failure
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
+from flytekitplugins_safedist.rendezvous.heartbeat import Heartbeat
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
+from tests.procs import DEADLINE, until
 from tests.two_nodes import ALONE, one_node, reserved_port, together, two_nodes
 
 
@@ -511,14 +513,47 @@ def test_uploaded_is_seen_even_when_the_group_is_closed_right_after(pair):
     assert second.jobs.wait_uploaded(60) == "outputs.pb"
 
 
-def test_waiting_for_an_upload_goes_on_past_the_end_until_node_0_says_that_there_is_none(pair):
+def test_waiting_for_an_upload_goes_on_past_the_end_until_node_0_says_that_there_is_none(pair, monkeypatch):
     first, second = pair
+    looked, call = threading.Event(), second.jobs._call
+    jobs = second.jobs
+    monkeypatch.setattr(jobs, "_call", lambda what, op: looked.set() or call(what, op))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(second.jobs.wait_uploaded, 600)
+        waiting = pool.submit(jobs.wait_uploaded, 600)
         first.jobs.close("failed", "")
+        for _ in range(2):  # it looks again, although the job has ended
+            looked.clear()
+            assert looked.wait(DEADLINE)
         first.jobs.set_not_uploaded("storage outage")
         with pytest.raises(errors.GroupClosedError, match="storage outage"):
             waiting.result()
+
+
+def test_waiting_for_an_upload_ends_when_node_0_falls_silent_while_another_holds_the_store(pair, monkeypatch):
+    group = pair[1]._group
+    monkeypatch.setattr(type(group), "uploader_beat", lambda _: "the beat of a node that is gone")
+    monkeypatch.setattr(type(group), "heartbeat_timeout", property(lambda _: 0.01))
+    with pytest.raises(errors.NodeLostError, match="node 0 has fallen silent before its upload"):
+        pair[1].jobs.wait_uploaded(DEADLINE)
+
+
+def test_who_was_woken_rests_again_after_one_look():
+    class Beat(Heartbeat):
+        looks = 0
+
+        def moved(self) -> bool:
+            return False
+
+        def _look(self) -> None:
+            self.looks += 1
+
+    beat = Beat(3600.0)
+    beat.begin()
+    until(lambda: beat.looks == 1, "the first look")
+    beat._wake.set()
+    until(lambda: beat.looks >= 2 and not beat._wake.is_set(), "rest after the second look")
+    assert beat.looks == 2
+    beat.stop()
 
 
 def test_waiting_for_an_upload_has_a_deadline(pair):
