@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.container.archive import Limits, unpack
-from flytekitplugins_safedist.container.archive.limits import MAX_DEPTH, MAX_EXTENDED_HEADER, MAX_PATH
+from flytekitplugins_safedist.container.archive.limits import (
+    MAX_DEPTH,
+    MAX_EXTENDED_HEADER,
+    MAX_EXTENDED_TOTAL,
+    MAX_PATH,
+)
 from flytekitplugins_safedist.container.archive.tar import _MAX_SECONDS, safe_path
 from flytekitplugins_safedist.container.archive.unpack import IMPLIED, TreeEntry
 from flytekitplugins_safedist.errors import ArchiveError
@@ -505,4 +510,17 @@ def test_an_extended_header_may_be_as_large_as_is_said(tmp_path, size):
         assert list(unpack([data], tmp_path, label="code").entries) == [b"m"]
     else:
         with pytest.raises(ArchiveError, match="An extended header is too large"):
+            unpack([data], tmp_path, label="code")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_member_may_have_as_many_extended_headers_as_is_said(tmp_path, more):
+    size = MAX_EXTENDED_TOTAL // 4 - 512
+    record = f"{size} comment=".encode().ljust(size - 1, b"c") + b"\n"
+    header = raw("x", record, size=b"%o" % size, flag=b"x")
+    data = header * 4 + pax(b"8 a=bcd\n") * more + raw() * (1 - more) + bytes(1024)
+    if not more:
+        assert list(unpack([data], tmp_path, label="code").entries) == [b"m"]
+    else:
+        with pytest.raises(ArchiveError, match="more extended headers than its members can need"):
             unpack([data], tmp_path, label="code")

@@ -99,6 +99,15 @@ def test_rank_0_whose_process_holds_the_store_stays_until_all_have_read_that_all
     assert board.looks == 3
 
 
+def test_who_sees_that_all_have_come_says_so_for_the_last_one_who_died_before_it_could():
+    class Last(MemoryBoard):
+        def wait(self, key: str, seconds: float) -> str | None:
+            self.arrive(key.removesuffix("/end"), 1)
+            return super().wait(key, 0.0)
+
+    barrier(group=Group(Last(), Identity(0, 2, 0, 2)), timeout=5)
+
+
 def test_a_meeting_that_all_have_left_leaves_nothing_on_the_board(tmp_path):
     groups = [Group(FileBoard(tmp_path, 2), Identity(rank, 2, rank, 2)) for rank in range(2)]
 

@@ -415,3 +415,21 @@ def test_any_text_gives_a_topology_within_the_asked_size_or_our_error(env: dict[
     except TopologyError:
         return
     assert topology.node_rank in (0, 1)
+
+
+@pytest.mark.parametrize(("gpus", "nproc", "here"), [(8, 2, 4), (2, 4, 2)], ids=["fewer ranks", "shared by ranks"])
+def test_a_pod_with_a_gpu_for_all_that_was_asked_for_is_no_contradiction(gpus: int, nproc: int, here: int) -> None:
+    env = {"SAFEDIST_GPUS": str(gpus), **pinned(1, nproc), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(here)))}
+    assert from_env(env, Asked(1, 1, nproc)).nproc_per_node == nproc
+
+
+@pytest.mark.parametrize("rank", ["\u0661", "\u00b2", "+1", " 1", "1_0"])
+def test_only_plain_digits_are_a_number(rank: str) -> None:
+    with pytest.raises(TopologyError, match="PET_NODE_RANK of PyTorchJob cannot be read"):
+        from_env(pytorchjob(1, 2, 1) | {"PET_NODE_RANK": rank}, Asked(2, 2, 1))
+
+
+@pytest.mark.parametrize("name", ["SAFEDIST_NODES", "SAFEDIST_NPROC_PER_NODE"])
+def test_what_was_pinned_and_is_empty_now_is_a_contradiction(name: str) -> None:
+    with pytest.raises(TopologyError, match="configured differently from what was registered"):
+        from_env(pytorchjob(1, 2, 1) | {name: ""}, Asked(2, 2, 1))
