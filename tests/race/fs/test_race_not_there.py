@@ -12,6 +12,7 @@ import pytest
 
 from flytekitplugins_safedist.container.staging import merge
 from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
+from flytekitplugins_safedist.fs.file_board import FileBoard
 from flytekitplugins_safedist.fs.waiting import refresh
 from tests.fusefs import FuseMount, require
 from tests.race.fs.ranks import pause, processes
@@ -48,6 +49,16 @@ def test_looking_again_reads_the_directory_and_does_not_only_open_it(tmp_path):
         refresh(client.path / "made")
         counts = client.counts()
         assert (counts["opendir"], counts["readdir"]) == (1, 1)
+
+
+def test_a_note_that_the_client_has_looked_for_before_is_read(pair):
+    maker, other = (FileBoard(place / "notes") for place in pair)
+    maker.put("a/first", "note")
+    assert other.wait("a/first", 60) == "note"
+    assert other.get("a/second") is None
+    maker.put("a/second", "note")
+    assert other.get("a/second") is None
+    assert other.wait("a/second", 60) == "note"
 
 
 def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, monkeypatch):

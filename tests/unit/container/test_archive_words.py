@@ -524,3 +524,17 @@ def test_a_member_may_have_as_many_extended_headers_as_is_said(tmp_path, more):
     else:
         with pytest.raises(ArchiveError, match="more extended headers than its members can need"):
             unpack([data], tmp_path, label="code")
+
+
+@pytest.mark.parametrize("record", [b"4 =\n", b"0 a=b\n", b"3 \n", b"5 a=b"])
+def test_a_record_that_is_shorter_than_any_record_can_be_does_not_parse(tmp_path, record):
+    with pytest.raises(ArchiveError, match="pax header does not parse"):
+        unpack([pax(record) + bytes(1024)], tmp_path, label="code")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["pax first", "GNU first"])
+def test_of_two_long_names_that_of_pax_counts_in_whatever_order_they_come(tmp_path, order):
+    record = b"12 path=pax\n"
+    headers = [raw("x", record, size=b"%o" % len(record), flag=b"x"), raw("L", b"gnu\0", size=b"4", flag=b"L")]
+    data = b"".join(headers[at] for at in order) + raw() + bytes(1024)
+    assert list(unpack([data], tmp_path, label="code").entries) == [b"pax"]

@@ -321,6 +321,28 @@ def test_objects_that_differ_in_nothing_but_their_address_are_not_taken_for_one(
         assert (code.dest / "main.py").read_text() == f"NAME = 'x://{name}'"
 
 
+def test_a_store_that_fails_by_its_own_word_is_not_asked_again_whether_the_archive_has_changed(tmp_path, monkeypatch):
+    module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
+    asked: list[str] = []
+
+    class Source:
+        def __init__(self, uri, *_) -> None:
+            self.label = self.uri = uri
+
+        def identity(self):
+            asked.append("identity")
+            return ObjectIdentity(self.uri, 1, "etag=1")
+
+        def chunks(self):
+            raise StagingError("down")
+            yield b""
+
+    monkeypatch.setattr(module, "open_source", Source)
+    with pytest.raises(StagingError, match="down"):
+        stage("x://y", tmp_path / "dest", Options(store=tmp_path / "store", retry=Retry(1)))
+    assert asked == ["identity"]
+
+
 def test_a_tree_that_goes_as_soon_as_it_is_published_is_an_error_and_is_not_used(staged, monkeypatch):
     module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
     monkeypatch.setattr(module, "lease", lambda _place: None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,12 @@ def test_an_order_with_anything_missing_is_no_order() -> None:
     for name in data:
         with pytest.raises((KeyError, TypeError)):
             RankOrder.from_json(json.dumps({key: value for key, value in data.items() if key != name}))
+
+
+def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once() -> None:
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            worker._die_with(-1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_LOST_PARENT
