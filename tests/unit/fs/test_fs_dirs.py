@@ -164,6 +164,12 @@ def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch)
             ensure_dir(client.path / "new")
 
 
+def test_what_a_broken_disk_says_too_is_tried_a_few_times_and_no_more(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    retry, error = calls.Backoff(), OSError(errno.EIO, "no answer")
+    assert [retry.allows(error) for _ in range(calls.FEW)] == [True] * (calls.FEW - 1) + [False]
+
+
 def test_a_file_in_the_way_is_told_with_all_that_was_seen_of_it(tmp_path):
     (tmp_path / "x").write_text("abc")
     (tmp_path / "x").chmod(0o640)
