@@ -6,8 +6,9 @@ are synchronous, may be called from any thread, and raise subclasses of ``FsErro
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import names_of
 
 if TYPE_CHECKING:
     from .atomic import atomic_dir as atomic_dir
@@ -75,15 +76,4 @@ _PUBLIC = {
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = names_of(__name__, _PUBLIC)
