@@ -80,14 +80,16 @@ class Ours:
         self._group = FixedGroup(
             settings, lambda generation: {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(generation)}
         )
-        self._counters: list[Counting] = []
+        self._calls = [0]
 
     def connect(self) -> None:
         self._group.connect(time.monotonic() + TIMEOUT)
         for connection in self._group.links.connections():
-            counting = Counting(connection.raw())
-            connection.replace(counting)
-            self._counters.append(counting)
+            self._count(connection)
+
+    def _count(self, connection: Any) -> None:
+        submit, calls = connection.submit, self._calls
+        connection.submit = lambda op: submit(lambda store: op(Counting(store, calls)))
 
     def join(self) -> None:
         self._group.join()
@@ -100,7 +102,7 @@ class Ours:
         return watch.moved()
 
     def operations(self) -> int:
-        return sum(counter.calls for counter in self._counters)
+        return self._calls[0]
 
     def leave(self) -> None:
         # Ended first, as agents do: it wakes every waiting connection before the store goes away.
@@ -109,14 +111,13 @@ class Ours:
 
 
 class Counting:
-    """A store that counts the requests made through it."""
+    """A store that counts in ``calls`` the requests made through it."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.calls = 0
+    def __init__(self, store: Any, calls: list[int]) -> None:
+        self._store, self._calls = store, calls
 
     def __getattr__(self, name: str) -> Any:
-        self.calls += 1
+        self._calls[0] += 1
         return getattr(self._store, name)
 
 
@@ -287,7 +288,13 @@ def main() -> None:
     parser.add_argument("--alone", default="256,1024,4096", help="sizes at which only ours is run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--beat", type=float, default=5.0, help="seconds between our heartbeats (c10d's own: 5)")
+    parser.add_argument(
+        "--beat",
+        dest="heartbeat_interval",
+        type=float,
+        default=5.0,
+        help="seconds between our heartbeats (c10d's own: 5)",
+    )
     parser.add_argument("--json", help="also write every run here")
     options = parser.parse_args()
     # Torch warns of every name it cannot look up; there are none to look up here.

@@ -147,10 +147,6 @@ class Connection:
         """The TCPStore itself, for torch elastic's agent. Its calls have no deadline of ours."""
         return self._store[0]
 
-    def replace(self, store: Any) -> None:
-        """Use ``store`` from now on: a stand-in that counts or records, for benchmarks and tests."""
-        self._store[0] = store
-
     def close(self) -> None:
         """Let the thread end and drop the connection, unless a call never returns."""
         self._dead = self._dead or "closed"
