@@ -1,8 +1,8 @@
 """Where saves are kept: a directory of a file system, or any object store that fsspec reaches.
 
 Both keep the same promise: what ``put_new`` has left is whole, and it was not there before. On file systems by a
-temporary name, fsync and one rename (:mod:`..fs`); on object stores because an object appears when it is whole, and by
-a conditional put where the store has one (S3: ``If-None-Match: *``; GCS: ``ifGenerationMatch=0``).
+temporary name, fsync and link(2) (:mod:`..flyte.put_new`); on object stores because an object appears when it is whole,
+and by a conditional put where the store has one (S3: ``If-None-Match: *``; GCS: ``ifGenerationMatch=0``).
 """
 
 from __future__ import annotations
@@ -127,9 +127,17 @@ class DirectoryStore:
     def put_new(self, name: str, data: bytes) -> None:
         path = self._root / name
         ensure_dir(path.parent)
-        if path.exists():  # the save's name is random: this is a second commit of one save, a fault of ours
-            raise _there(path)
-        self.put(name, data)
+        try:
+            made = retry_os_call(lambda: put_new(None, self._path(name), data), path, "commit the save")
+        except NoConditionError:  # no hard links here. The save's name is random, so nobody else means this one
+            made = not path.exists()
+            if made:
+                self.put(name, data)
+        if not made:
+            _expect_same(self, name, data)
+
+    def _path(self, name: str) -> str:
+        return str(self._root / name)
 
     def put(self, name: str, data: bytes) -> None:
         path = self._root / name
@@ -231,14 +239,9 @@ class ObjectStore:
 
         try:
             if not self._patiently(once, f"put {name}"):
-                self._same(name, data)
+                _expect_same(self, name, data)
         except NoConditionError as error:
             self._no_condition(name, data, str(error))
-
-    def _same(self, name: str, data: bytes) -> None:
-        """An earlier try of ours may have got through and its reply not: then what is there is ours."""
-        if self.get(name) != data:
-            raise _there(self._path(name))
 
     def _no_condition(self, name: str, data: bytes, why: str) -> None:
         logger.info(f"{self.url}: objects are put without a condition from now on: {why}")
@@ -314,9 +317,11 @@ def _filesystem(url: str) -> Any:
         ) from error
 
 
-def _there(path: object) -> CheckpointError:
-    return CheckpointError(
-        "another writer has committed under this name",
-        where={"object": path},
-        hint="see whether two jobs save at one place",
-    )
+def _expect_same(store: Store, name: str, data: bytes) -> None:
+    """An earlier try of ours may have got through and its reply not: then what is there is ours."""
+    if store.get(name) != data:
+        raise CheckpointError(
+            "another writer has committed under this name",
+            where={"object": f"{store.url}/{name}"},
+            hint="see whether two jobs save at one place",
+        )
