@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkerLostError, WorkFailedError
 from . import mount_info
-from .bells import Bell, Listener
+from .wakeups import Bell, Listener
 from .codec import decode, encode
 from .context import says_timeout, timeout_s
 from .group import Group, default_group

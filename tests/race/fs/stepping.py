@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.fs.bells import Listener
+from flytekitplugins_safedist.fs.wakeups import Listener
 from tests.race.fs.ranks import Outcome, Process, pause
 
 CALLS = ("link", "unlink", "rename", "mkdir", "rmdir", "open")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from flytekitplugins_safedist.fs.bells import Bell, Listener
+from flytekitplugins_safedist.fs.wakeups import Bell, Listener
 
 NEVER = 3600.0  # seconds that no test waits
 
