@@ -19,12 +19,12 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkerLostError, WorkFailedError
 from . import mount_info
-from .wakeups import Bell, Listener
 from .codec import decode, encode
 from .context import says_timeout, timeout_s
 from .group import Group, default_group
 from .process import ProcessRecord, boot_id, is_provably_dead, pid_namespace, this_process
 from .scope import shared_scope
+from .wakeups import Sleeper, WakeUp
 
 T = TypeVar("T")
 OnDeath = Literal["fail", "takeover"]
@@ -58,14 +58,14 @@ def once_per_job(
         on_death: when the worker dies, every caller fails at once ("fail"), or one of them takes over ("takeover").
             Its death is noticed within ``LOOK_S`` seconds by callers on its machine, and told to all; when nobody can
             judge (its whole machine is gone), after the board's lease: 60 s for a store, 180 s for network files. A
-            takeover after such a silence may overlap with a worker that was only frozen: its result is void.
+            takeover after that may overlap with a worker that was only frozen: its result is void.
         timeout: seconds to wait for another's work; without it SAFEDIST_FS_TIMEOUT; without that for as long as the
             worker is alive, and five minutes from its last sign of life.
         group: the ranks; without it ``default_group()``.
 
     Raises:
         WorkFailedError: the work raised. Every caller gets this, with type, message and traceback of the one error.
-        WorkerLostError: the worker died or fell silent (``on_death="fail"``), or three in a row did.
+        WorkerLostError: the worker died or showed no sign of life (``on_death="fail"``), or three in a row did.
         FsTimeoutError: it was not done in time.
     """
     return _once(group or default_group(), f"job/{key}", work, on_death, timeout)
@@ -117,7 +117,7 @@ class _Worker:
     rank: int
     thread: int
     token: str
-    bell: str
+    wakeup: str
 
     def to_text(self) -> str:
         return json.dumps({**vars(self), "process": self.process.to_dict()})
@@ -126,7 +126,7 @@ class _Worker:
     def from_text(cls, text: str) -> _Worker:
         values = json.loads(text)
         process = ProcessRecord.from_dict(values["process"])
-        return cls(process, int(values["rank"]), int(values["thread"]), str(values["token"]), str(values["bell"]))
+        return cls(process, int(values["rank"]), int(values["thread"]), str(values["token"]), str(values["wakeup"]))
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.process})"
@@ -134,8 +134,8 @@ class _Worker:
 
 def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, timeout: float | None) -> T:
     patience = _Patience(timeout_s(timeout), says_timeout(timeout))
-    with Bell() as bell:
-        me = _Worker(this_process(), group.identity.rank, threading.get_ident(), secrets.token_hex(16), bell.address)
+    with WakeUp() as wakeup:
+        me = _Worker(this_process(), group.identity.rank, threading.get_ident(), secrets.token_hex(16), wakeup.address)
         first = group.failures(key)
         for generation in range(first, first + MOST_WORKERS):
             place = f"once/{key}/{generation}"
@@ -147,7 +147,7 @@ def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, time
                     group.failed(key, generation)
                     raise
                 finally:
-                    bell.ring()
+                    wakeup.wake()
             else:
                 _refuse_own_work(group, place, key, me, worker)
                 verdict = _await(group, place, key, worker, patience)
@@ -176,9 +176,9 @@ class _Patience:
     in_all: bool
     began: float = field(default_factory=time.monotonic)
 
-    def left(self, heard: float) -> float:
+    def left(self, last_alive: float) -> float:
         """Seconds, given when (by this clock) the worker last showed that it lives."""
-        return (self.began if self.in_all else max(self.began, heard)) + self.seconds - time.monotonic()
+        return (self.began if self.in_all else max(self.began, last_alive)) + self.seconds - time.monotonic()
 
 
 def _refuse_own_work(group: Group, place: str, key: str, me: _Worker, worker: _Worker) -> None:
@@ -214,8 +214,8 @@ def _work(group: Group, place: str, key: str, me: _Worker, work: Callable[[], An
 
 def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patience) -> dict[str, str]:
     watch = _Watch(group, place, worker)
-    with Listener(worker.bell if watch.judges else "") as bell:
-        for look in _looks(bell, lambda: patience.left(watch.heard)):
+    with Sleeper(worker.wakeup if watch.judges else "") as sleeper:
+        for look in _looks(sleeper, lambda: patience.left(watch.last_alive)):
             text = group.board.wait(f"{place}/end", look)
             if text is None and (lost := watch.lost()):
                 verdict = {"worker": str(worker), "lost": f"{lost}, says rank {group.identity.rank}"}
@@ -223,7 +223,7 @@ def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patie
             if text is not None:
                 agreed: dict[str, str] = json.loads(text)
                 return agreed
-            if patience.left(watch.heard) <= 0:
+            if patience.left(watch.last_alive) <= 0:
                 break
     raise FsTimeoutError(
         "the work that one rank does for the others was not done in time",
@@ -233,15 +233,15 @@ def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patie
     )
 
 
-def _looks(bell: Listener, patience: Callable[[], float]) -> Iterator[float]:
+def _looks(sleeper: Sleeper, patience: Callable[[], float]) -> Iterator[float]:
     """How long to wait for the verdict, in seconds, before the next look after the worker's health."""
     most = LOOK_S
     while True:
         left = max(0.0, patience())
-        if bell.hears:
-            bell.rest(min(LOOK_S, left))
+        if sleeper.can_be_woken:
+            sleeper.sleep(min(LOOK_S, left))
             yield 0.0
-            most = 0.001  # once it has rung: if there is no verdict, the worker is dying, and dead in a moment
+            most = 0.001  # once it was woken: if there is no verdict, the worker is dying, and dead in a moment
         else:
             yield min(most, left)
             most = min(LOOK_S, 2 * most)
@@ -255,7 +255,7 @@ class _Watch:
         here = (boot_id(), pid_namespace())
         self.judges = here == (worker.process.boot_id, worker.process.pid_ns) and here[0] != ""
         self._pulse: str | None = None
-        self.heard = time.monotonic()
+        self.last_alive = time.monotonic()
         """When the worker was last known to live, by this process's monotonic clock."""
         self.state = "alive, and still at work"
 
@@ -264,15 +264,15 @@ class _Watch:
         if self.judges:
             if is_provably_dead(self._worker.process):
                 return f"{self._worker.process} has died"
-            self.heard = time.monotonic()
+            self.last_alive = time.monotonic()
             return ""
         pulse = self._group.board.get(f"{self._place}/pulse")
         now = time.monotonic()
         if pulse != self._pulse:
-            self._pulse, self.heard = pulse, now
-        silent = now - self.heard
-        self.state = f"last sign of life {silent:.0f} s ago"
-        return f"no sign of life for {silent:.0f} s" if silent > self._group.board.lease_s else ""
+            self._pulse, self.last_alive = pulse, now
+        quiet_s = now - self.last_alive
+        self.state = f"last sign of life {quiet_s:.0f} s ago"
+        return f"no sign of life for {quiet_s:.0f} s" if quiet_s > self._group.board.lease_s else ""
 
 
 class _Pulse:
@@ -289,7 +289,7 @@ class _Pulse:
             beats += 1
             try:
                 self._group.board.put(f"{self._place}/pulse", str(beats))
-            except FsError:  # the waiters see silence, and the worker its own error when it is done
+            except FsError:  # the waiters see no sign of life, and the worker its own error when it is done
                 return
 
     def __enter__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.fs.wakeups import Listener
+from flytekitplugins_safedist.fs.wakeups import Sleeper
 from tests.race.fs.ranks import Outcome, Process, pause
 
 CALLS = ("link", "unlink", "rename", "mkdir", "rmdir", "open")
@@ -85,13 +85,13 @@ def _stepwise(work: Callable[[], Any]) -> Any:
         setattr(os, name, _pausing(name, getattr(os, name)))
     # The schedule is the clock; and who waits for another must stand still, or the other would never be let go.
     time.sleep = lambda seconds: pause("sleep")  # type: ignore[assignment]
-    listen = Listener.rest
+    sleep = Sleeper.sleep
 
-    def rest(listener: Listener, seconds: float) -> None:
+    def rest(sleeper: Sleeper, seconds: float) -> None:
         pause("rest")
-        listen(listener, 0.0)
+        sleep(sleeper, 0.0)
 
-    Listener.rest = rest  # type: ignore[method-assign]
+    Sleeper.sleep = rest  # type: ignore[method-assign]
     return work()
 
 

@@ -241,8 +241,8 @@ def test_work_that_kills_three_workers_is_not_begun_by_a_fourth(meet):
 
 
 def _until_it_rests(pid: int) -> None:
-    """Until a process sleeps in poll(2), as who listens for a bell does (proc(5), wchan)."""
-    until(lambda: "poll" in Path(f"/proc/{pid}/wchan").read_text(), "a process that listens for a bell")
+    """Until a process sleeps in poll(2), as who waits for a wake-up does (proc(5), wchan)."""
+    until(lambda: "poll" in Path(f"/proc/{pid}/wchan").read_text(), "a process that waits for a wake-up")
 
 
 def _whoever_is_at(started, point):
