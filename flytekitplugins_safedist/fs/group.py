@@ -24,11 +24,11 @@ from typing import Any
 from .. import envvars
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
-from .boards import Board, MemoryBoard
 from .context import current_identity, timeout_s
-from .file_board import FileBoard
+from .coordination import Board, MemoryBoard
+from .file_coordination import FileBoard
 from .identity import Identity
-from .store_board import StoreBoard
+from .torch_coordination import StoreBoard
 
 
 class Group:

@@ -399,7 +399,7 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
     def work(rank):
         import torch.distributed as dist
 
-        from flytekitplugins_safedist.fs import barriers, store_board
+        from flytekitplugins_safedist.fs import barriers, torch_coordination
 
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
@@ -411,8 +411,8 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
         else:
             port = int(wait_for(tmp_path / "port").read_text())
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
-            look = store_board.StoreBoard.wait
-            store_board.StoreBoard.wait = lambda *args: pause("looks") or look(*args)
+            look = torch_coordination.StoreBoard.wait
+            torch_coordination.StoreBoard.wait = lambda *args: pause("looks") or look(*args)
         use_group(torch_group(store, identity=identity_from_env(os.environ)))
         barrier(timeout=LONG)
         return rank

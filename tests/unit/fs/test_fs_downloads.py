@@ -16,7 +16,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import DownloadError, WorkFailedError
 from flytekitplugins_safedist.fs import Identity, download_once, downloads, file_group
-from flytekitplugins_safedist.fs.boards import MemoryBoard
+from flytekitplugins_safedist.fs.coordination import MemoryBoard
 from flytekitplugins_safedist.fs.downloads import Progress, plan_fetch
 from flytekitplugins_safedist.fs.group import Group
 from tests.procs import until

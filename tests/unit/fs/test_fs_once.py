@@ -10,7 +10,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError, WorkerLostError, WorkFailedError
 from flytekitplugins_safedist.fs import Identity, once, once_per_job, once_per_node
-from flytekitplugins_safedist.fs.boards import MemoryBoard
+from flytekitplugins_safedist.fs.coordination import MemoryBoard
 from flytekitplugins_safedist.fs.group import Group
 from flytekitplugins_safedist.fs.process import this_process
 from tests.procs import DEADLINE, until

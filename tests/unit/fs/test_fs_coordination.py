@@ -11,9 +11,9 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError, FsIoError, FsTimeoutError, FsUnsupportedError
 from flytekitplugins_safedist.fs import Group, Identity, barrier
-from flytekitplugins_safedist.fs.boards import MemoryBoard
-from flytekitplugins_safedist.fs.file_board import FileBoard
-from flytekitplugins_safedist.fs.store_board import StoreBoard
+from flytekitplugins_safedist.fs.coordination import MemoryBoard
+from flytekitplugins_safedist.fs.file_coordination import FileBoard
+from flytekitplugins_safedist.fs.torch_coordination import StoreBoard
 from tests.fusefs import FuseMount, require
 
 

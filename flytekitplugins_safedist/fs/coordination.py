@@ -1,7 +1,7 @@
 """The small board on which ranks leave each other notes: who does the work, how it ended, who has arrived.
 
-An interface with three implementations: memory (the threads of one process), files (``file_board``), and torch's
-stores (``store_board``). Values are short texts; nothing is ever unpickled.
+An interface with three implementations: memory (the threads of one process), files (``file_coordination``), and torch's
+stores (``torch_coordination``). Values are short texts; nothing is ever unpickled.
 """
 
 from __future__ import annotations
