@@ -1,6 +1,6 @@
 """Saves that all ranks take at one step, because one asks or a pod of the job is told to stop: this rank's part.
 
-How the ranks come to one step: :mod:`..ranks.board`. Outside a task there is no agent, and nothing here ever happens.
+How the ranks come to one step: :mod:`..ranks.shared_page`. Outside a task there is no agent, and nothing ever happens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import TracebackType
 
 from ..errors import NotInTaskError
 from ..ranks import context
-from ..ranks.board import AgreedSave, RankBoard
+from ..ranks.shared_page import AgreedSave, RankPage
 
 logger = logging.getLogger(__name__)
 
@@ -24,35 +24,35 @@ class Together:
     """Whether all ranks save now."""
 
     def __init__(self) -> None:
-        self._board: RankBoard | None = None
+        self._page: RankPage | None = None
         self._begun = False
         self._asking = False
         self._agreed: AgreedSave | None = None
         self._is_over = False
         try:
-            self._board = context.board()
+            self._page = context.page()
         except NotInTaskError:
             return
 
     @property
     def possible(self) -> bool:
         """Whether there is an agent that could bring the ranks to one step."""
-        return self._board is not None
+        return self._page is not None
 
     def ask(self) -> None:
         """Ask for a save by all ranks, at a step soon. Asked again before it has come, nothing more happens."""
-        if self._board is not None and not self._asking:
+        if self._page is not None and not self._asking:
             self._asking = True
-            self._board.ask()
+            self._page.ask()
 
     def wanted(self, step: int) -> bool:
         """Say that ``step`` is done; whether all ranks save after it. If so, call :meth:`fulfil`, on every rank."""
-        if self._board is None:
+        if self._page is None:
             return False
         if not self._begun:
             self._begun = True
-            self._board.take_part(step)
-        self._agreed = self._board.at(step)
+            self._page.take_part(step)
+        self._agreed = self._page.at(step)
         return self._agreed is not None
 
     def fulfil(self, save: Callable[[bool], None]) -> bool:
@@ -65,13 +65,13 @@ class Together:
             save: save; and, if given True, return when it is committed.
         """
         agreed, self._agreed = self._agreed, None
-        if self._board is None:
+        if self._page is None:
             return False
         if agreed is not None:
-            self._save(agreed, save, self._board)
+            self._save(agreed, save, self._page)
         if self._is_over:
             self._is_over = False
-            self._board.stand_still()
+            self._page.stand_still()
         return agreed is not None
 
     def at(self, step: int, save: Callable[[bool], None]) -> bool:
@@ -84,19 +84,19 @@ class Together:
 
     def look(self, step: int, save: Callable[[bool], None]) -> None:
         """While ``step`` is held: save, if all ranks save it."""
-        agreed = self._board.held(step) if self._board is not None else None
-        if agreed is not None and self._board is not None:
-            self._save(agreed, save, self._board)
+        agreed = self._page.held(step) if self._page is not None else None
+        if agreed is not None and self._page is not None:
+            self._save(agreed, save, self._page)
 
     def hold(self, step: int) -> bool:
         """Whether there is anybody who could ask for what is held from now on."""
-        if self._board is None:
+        if self._page is None:
             return False
         self._begun = True
-        self._board.hold(step)
+        self._page.hold(step)
         return True
 
-    def _save(self, agreed: AgreedSave, save: Callable[[bool], None], board: RankBoard) -> None:
+    def _save(self, agreed: AgreedSave, save: Callable[[bool], None], page: RankPage) -> None:
         try:
             save(agreed.urgent)
         except Exception as error:  # what was committed stays, and the training must not end by it
@@ -105,7 +105,7 @@ class Together:
             )
         finally:
             self._asking, self._is_over = False, agreed.urgent
-            board.finish(agreed.call)
+            page.finish(agreed.call)
 
 
 class Holding:

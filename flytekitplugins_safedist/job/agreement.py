@@ -1,6 +1,6 @@
 """The agent's part in letting all ranks of the job save at one step: because one asked, or a node is told to stop.
 
-A thread for each round: it looks at the boards of this node's ranks and at the job's store, and goes through the stages
+A thread for each round: it looks at the pages of this node's ranks and at the job's store, and goes through the stages
 of a call (:mod:`..rendezvous.agreement`). It never waits for a rank, so ranks may be anywhere.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from ..errors import RendezvousError
-from ..ranks.board import AgentBoard
+from ..ranks.shared_page import AgentPage
 from ..rendezvous.agreement import RoundAgreement
 
 _BOARDS_EVERY = 0.05
-"""Seconds between two looks at this node's boards: loads from memory."""
+"""Seconds between two looks at this node's pages: loads from memory."""
 
 _NEWS_EVERY = 0.4
 """Seconds between two looks at the store while nothing goes on."""
@@ -45,14 +45,14 @@ class _Stage(Enum):
 class Agreement:
     """This node's part in one round."""
 
-    def __init__(self, boards: Sequence[AgentBoard], store: RoundAgreement, *, say: Callable[[str], object]) -> None:
+    def __init__(self, pages: Sequence[AgentPage], store: RoundAgreement, *, say: Callable[[str], object]) -> None:
         """
         Args:
-            boards: of this node's ranks.
+            pages: of this node's ranks.
             store: the round on the job's store.
             say: takes one sentence for the node's log.
         """
-        self._boards = boards
+        self._pages = pages
         self._store = store
         self._say = say
         self._stopped = threading.Event()
@@ -80,7 +80,7 @@ class Agreement:
 
     def is_listened_to(self) -> bool:
         """Whether a rank of the job would do something about a preemption. Never blocks; safe in a signal handler."""
-        return self._listened or any(board.listens for board in self._boards)
+        return self._listened or any(page.listens for page in self._pages)
 
     def preempt(self) -> None:
         """This node is told to stop. Safe in a signal handler: no lock."""
@@ -92,15 +92,15 @@ class Agreement:
                 self._stopped.wait(self._advance())
         except RendezvousError as error:
             # The round ends for the same reason; until then ranks must not stand still for an answer.
-            for board in self._boards:
-                board.answer(self._number + 1, None, urgent=self._preempted)
+            for page in self._pages:
+                page.answer(self._number + 1, None, urgent=self._preempted)
             if not self._stopped.is_set() and self._preempted:
                 self._say(f"whether all ranks have saved cannot be known: {error}")
             self.settled = True
 
     def _advance(self) -> float:
         """Do what can be done now; returns seconds until it is worth looking again."""
-        self._look_at_boards()
+        self._look_at_pages()
         step = {
             _Stage.IDLE: self._idle,
             _Stage.BEGUN: self._begun,
@@ -117,8 +117,8 @@ class Agreement:
         hurry = before in (_Stage.READY, _Stage.CALLED, _Stage.HEARD)
         return max(_HURRY, self._store.nodes / _READS_PER_SECOND) if hurry else _BOARDS_EVERY
 
-    def _look_at_boards(self) -> None:
-        if not self._listening and any(board.listens for board in self._boards):
+    def _look_at_pages(self) -> None:
+        if not self._listening and any(page.listens for page in self._pages):
             self._listening = True
             self._store.listen()
         if self._told and not self._heard_told:
@@ -128,8 +128,8 @@ class Agreement:
 
     def _be_preempted(self) -> None:
         self._preempted = True
-        for board in self._boards:
-            board.preempt()
+        for page in self._pages:
+            page.preempt()
 
     def _news(self) -> int:
         """The latest call. Asked for only now and then."""
@@ -154,7 +154,7 @@ class Agreement:
         return self._requests() != self._answered_requests or (self._preempted and not self._saved_since)
 
     def _requests(self) -> int:
-        return sum(board.asked for board in self._boards)
+        return sum(page.asked for page in self._pages)
 
     def _begun(self) -> None:
         self._store.arrive("ready", self._number)
@@ -162,8 +162,8 @@ class Agreement:
 
     def _ready(self) -> None:
         if self._store.all_at("ready", self._number):
-            for board in self._boards:
-                board.call(self._number)
+            for page in self._pages:
+                page.call(self._number)
             self._called_at, self._stage = time.monotonic(), _Stage.CALLED
 
     def _called(self) -> None:
@@ -172,7 +172,7 @@ class Agreement:
         self._answered_requests = (
             self._requests()
         )  # whoever asks from here on may be past the step, and is answered anew
-        floors = [board.floor for board in self._boards]
+        floors = [page.floor for page in self._pages]
         highest = max((floor for floor in floors if floor is not None), default=None)
         self._store.propose(self._number, highest, urgent=self._preempted)
         self._stage = _Stage.HEARD
@@ -184,8 +184,8 @@ class Agreement:
         if agreed.urgent and not self._preempted:
             self._be_preempted()
         self._saved_since = agreed.urgent
-        for board in self._boards:
-            board.answer(self._number, agreed.step, urgent=agreed.urgent)
+        for page in self._pages:
+            page.answer(self._number, agreed.step, urgent=agreed.urgent)
         if agreed.urgent:
             at = "no rank saves by steps" if agreed.step is None else f"all ranks save at step {agreed.step}"
             self._say(f"a node was told to stop: {at}")
@@ -193,7 +193,7 @@ class Agreement:
 
     def _answered(self) -> None:
         self._news()
-        if all(board.finished(self._number, urgent=self._saved_since) for board in self._boards):
+        if all(page.finished(self._number, urgent=self._saved_since) for page in self._pages):
             self._store.arrive("done", self._number)
             self._stage = _Stage.DONE
 

@@ -155,7 +155,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self.report.rounds += 1
         self.report.result = None
         started = ranks.start(fork=self.plan.fork)
-        self._preemption.begin(Agreement(ranks.boards, self._handler.jobs.agreement(group.round), say=self._say))
+        self._preemption.begin(Agreement(ranks.pages, self._handler.jobs.agreement(group.round), say=self._say))
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

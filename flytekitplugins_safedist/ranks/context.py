@@ -11,7 +11,7 @@ from ..errors import NotInTaskError
 from ..fs.identity import Identity
 
 if TYPE_CHECKING:
-    from .board import RankBoard
+    from .shared_page import RankPage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,36 +50,36 @@ class RankContext(Identity):
         rank that has looked is waited for, at most ``Timeouts.preemption`` seconds. Ranks may see it at different
         steps; who saves with a collective agrees on the step first.
         """
-        return board().preempted
+        return page().preempted
 
     def saved(self) -> None:
         """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""
-        board().saved()
+        page().saved()
 
 
 _current: RankContext | None = None
-_board: RankBoard | None = None
+_page: RankPage | None = None
 
 
-def enter(context: RankContext, board: RankBoard) -> None:
-    """Make ``context`` this process's own, and ``board`` what it shares with its agent.
+def enter(context: RankContext, page: RankPage) -> None:
+    """Make ``context`` this process's own, and ``page`` what it shares with its agent.
 
     Called once, by the rank, before the user's function.
     """
-    global _current, _board  # a process is one rank for all its life; threads of it are the same rank
-    _current, _board = context, board
+    global _current, _page  # a process is one rank for all its life; threads of it are the same rank
+    _current, _page = context, page
 
 
-def board() -> RankBoard:
+def page() -> RankPage:
     """What this rank shares with its agent.
 
     Raises:
         NotInTaskError: outside a running SafeHorovod or SafeTorch task.
     """
-    if _board is None:
+    if _page is None:
         current_rank()
-        raise NotInTaskError("this rank shares no board with an agent")
-    return _board
+        raise NotInTaskError("this rank shares no memory with an agent")
+    return _page
 
 
 def current_rank() -> RankContext:

@@ -23,7 +23,7 @@ def plan_orders(
                 environment=dict(environment),
                 job=job_order,
                 log=job.log(context.round, context.rank),
-                board=job.orders / f"{name}.board",
+                page=job.orders / f"{name}.page",
                 outcome=job.orders / f"{name}.outcome.json",
                 result=job.orders / f"{name}.result.pb",
             )

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
-from . import board, log_lines, memory, scratch, worker
-from .board import AgentBoard
+from . import log_lines, memory, scratch, shared_page, worker
 from .forkserver_client import EndedRank, RankServer, Start
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
 from .scratch import JobScratch
+from .shared_page import AgentPage
 from .worker import RankOrder
 
 SETTLE_SECONDS = 3.0
@@ -65,7 +65,7 @@ class Ranks:
         """
         self._server = server
         self._members = [_Member(order) for order in orders]
-        self.boards: list[AgentBoard] = []
+        self.pages: list[AgentPage] = []
         """What the agent shares with each rank, by local rank, once they are started."""
         self._settings = settings
         self._warn = warn
@@ -95,7 +95,7 @@ class Ranks:
             try:
                 file.write_text(order.to_json())
                 worker.reserve_outcome(order.outcome)
-                self.boards.append(board.make(order.board))
+                self.pages.append(shared_page.make(order.page))
             except OSError as error:
                 raise ScratchError(
                     "the orders for a rank cannot be written",

@@ -31,7 +31,7 @@ from ..errors import (
     SafedistError,
 )
 from ..flyte import storage_clients, task_context, uploads
-from . import board, context, importer, payload, preload, process_tree
+from . import context, importer, payload, preload, process_tree, shared_page
 from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
@@ -63,7 +63,7 @@ class RankOrder:
         environment: the rank's whole environment; nothing else is inherited.
         job: file with the :class:`~flytekitplugins_safedist.ranks.payload.JobOrder` that all ranks share.
         log: file for standard output and error.
-        board: the few words of memory that it shares with its agent.
+        page: the few words of memory that it shares with its agent.
         outcome: where the rank leaves its :class:`~flytekitplugins_safedist.ranks.outcome.RankOutcome`.
         result: where rank 0 leaves its outputs.
     """
@@ -72,7 +72,7 @@ class RankOrder:
     environment: dict[str, str]
     job: Path
     log: Path
-    board: Path
+    page: Path
     outcome: Path
     result: Path
 
@@ -91,7 +91,7 @@ class RankOrder:
         """The inverse of :meth:`to_json`."""
         data = json.loads(text)
         rank_context = RankContext(**{**data["context"], "scratch": Path(data["context"]["scratch"])})
-        paths = {name: Path(data[name]) for name in ("job", "log", "board", "outcome", "result")}
+        paths = {name: Path(data[name]) for name in ("job", "log", "page", "outcome", "result")}
         return cls(context=rank_context, environment=data["environment"], **paths)
 
 
@@ -122,7 +122,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     # By number: sys.stderr may be an object of the user's.
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
-    shared = board.open_board(order.board)
+    shared = shared_page.open_page(order.page)
     context.enter(order.context, shared)
     seconds: dict[str, float] = {}
     try:

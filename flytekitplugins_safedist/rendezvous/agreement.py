@@ -1,7 +1,7 @@
 """What the agents of one round say to each other so that all ranks save at one step: keys on the job's store.
 
-The steps are in :mod:`..ranks.board`. Every method is one call of a raw store, without waiting. A call has four stages,
-each a counter of the nodes that are there; a node never goes on to the next before all have reached this one:
+The steps are in :mod:`..ranks.shared_page`. Every method is one call of a raw store, without waiting. A call has four
+stages, each a counter of the nodes that are there; a node never goes on to the next before all have reached this one:
 
 ``ready``   knows of the call. Only then do ranks stand still: for as long as the next two stages take, not for as long
             as news take to get around.

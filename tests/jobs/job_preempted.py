@@ -17,7 +17,7 @@ MORE = 3
 
 def train(together) -> str:
     """Steps that all ranks take together. What is saved is the step, by every rank, in a file of its own."""
-    me, shared = current_rank(), context.board()
+    me, shared = current_rank(), context.page()
     kept = Path(os.environ["TEST_KEPT"])
     files = sorted(kept.glob("rank-*"))
     first = int(files[0].read_text()) if files else 0
@@ -81,5 +81,5 @@ def by_hand() -> str:
         wait_for_word()
         say(f"rank {me.rank} has saved")
         me.saved()
-        context.board().stand_still()
+        context.page().stand_still()
     return f"round {me.round}"

@@ -9,19 +9,19 @@ import pytest
 
 from flytekitplugins_safedist.checkpoint import checkpoints, manifest
 from flytekitplugins_safedist.checkpoint.together import Together
-from flytekitplugins_safedist.ranks import board, context
-from flytekitplugins_safedist.ranks.board import AgentBoard, RankBoard
+from flytekitplugins_safedist.ranks import context, shared_page
+from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentBoard:
-    """The agent's end of this process's board."""
-    made = board.make(tmp_path / "board")
-    monkeypatch.setattr(context, "_board", board.open_board(tmp_path / "board"))
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentPage:
+    """The agent's end of this process's page."""
+    made = shared_page.make(tmp_path / "page")
+    monkeypatch.setattr(context, "_page", shared_page.open_page(tmp_path / "page"))
     return made
 
 
-def answered(agent: AgentBoard, call: int, step: int, *, urgent: bool) -> None:
+def answered(agent: AgentPage, call: int, step: int, *, urgent: bool) -> None:
     agent.call(call)
     agent.answer(call, step, urgent=urgent)
 
@@ -30,7 +30,7 @@ def answered(agent: AgentBoard, call: int, step: int, *, urgent: bool) -> None:
 def stood_still(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Filled when a rank would stand still."""
     found: list[str] = []
-    monkeypatch.setattr(RankBoard, "stand_still", lambda _: found.append("still"))
+    monkeypatch.setattr(RankPage, "stand_still", lambda _: found.append("still"))
     return found
 
 
@@ -86,7 +86,7 @@ def test_an_error_while_holding_is_not_held_up(agent, stood_still):
 
 
 def test_outside_a_task_nothing_is_agreed_on(monkeypatch):
-    monkeypatch.setattr(context, "_board", None)
+    monkeypatch.setattr(context, "_page", None)
     together = Together()
     assert not together.at(0, print)
     with together.holding(0, print):

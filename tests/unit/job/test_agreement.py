@@ -12,8 +12,8 @@ import pytest
 
 from flytekitplugins_safedist.errors import StoreLostError
 from flytekitplugins_safedist.job.agreement import Agreement
-from flytekitplugins_safedist.ranks import board
-from flytekitplugins_safedist.ranks.board import AgentBoard, AgreedSave, RankBoard
+from flytekitplugins_safedist.ranks import shared_page
+from flytekitplugins_safedist.ranks.shared_page import AgentPage, AgreedSave, RankPage
 from flytekitplugins_safedist.rendezvous.agreement import RoundAgreement
 from flytekitplugins_safedist.rendezvous.client import Connection
 from flytekitplugins_safedist.rendezvous.protocol import Keys
@@ -27,12 +27,12 @@ class Node:
 
     def __init__(self, directory: Path, number: int, store: Any, *, nodes: int, ranks: int) -> None:
         paths = [directory / f"{number}-{rank}" for rank in range(ranks)]
-        self.boards: list[AgentBoard] = [board.make(path) for path in paths]
-        self.ranks: list[RankBoard] = [board.open_board(path) for path in paths]
+        self.pages: list[AgentPage] = [shared_page.make(path) for path in paths]
+        self.ranks: list[RankPage] = [shared_page.open_page(path) for path in paths]
         self.said: list[str] = []
         self.connection = Connection.within(store, heartbeat_timeout=DEADLINE, label=f"node-{number}")
         agreement = RoundAgreement(self.connection.call, Keys("job"), round_no=0, nodes=nodes)
-        self.agreement = Agreement(self.boards, agreement, say=self.said.append)
+        self.agreement = Agreement(self.pages, agreement, say=self.said.append)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def at_once(calls: list[Callable[[], object]]) -> None:
     assert not failed, failed
 
 
-def train(rank: RankBoard, together: threading.Barrier, first: int, stop: Callable[[AgreedSave], bool]) -> list[tuple]:
+def train(rank: RankPage, together: threading.Barrier, first: int, stop: Callable[[AgreedSave], bool]) -> list[tuple]:
     """Steps whose middle is a collective, until a save for which ``stop`` is true."""
     saves: list[tuple[int, AgreedSave]] = []
     rank.take_part(first)
@@ -92,38 +92,38 @@ def train(rank: RankBoard, together: threading.Barrier, first: int, stop: Callab
 def test_every_rank_saves_at_one_step_after_any_node_is_told_to_stop(tmp_path, nodes, ranks, told):
     with job(tmp_path, nodes=nodes, ranks=ranks) as made:
         together = threading.Barrier(nodes * ranks)
-        saves: dict[RankBoard, list[tuple[int, AgreedSave]]] = {}
+        saves: dict[RankPage, list[tuple[int, AgreedSave]]] = {}
 
-        def run(rank: RankBoard) -> None:
+        def run(rank: RankPage) -> None:
             saves[rank] = train(rank, together, 7, lambda save: save.urgent)
 
         def tell() -> None:
             for node in made[:told]:
                 node.agreement.preempt()
 
-        boards = [rank for node in made for rank in node.ranks]
-        at_once([tell, *(lambda rank=rank: run(rank) for rank in boards)])
+        pages = [rank for node in made for rank in node.ranks]
+        at_once([tell, *(lambda rank=rank: run(rank) for rank in pages)])
         assert len({tuple(each) for each in saves.values()}) == 1, saves
-        assert all(rank.preempted for rank in boards)
+        assert all(rank.preempted for rank in pages)
         until(lambda: all(node.agreement.settled for node in made[:told]), "the agents know that all have saved")
 
 
 def test_asked_for_by_several_ranks_at_once_it_is_one_save_and_a_preemption_is_another(tmp_path):
     with job(tmp_path, nodes=2, ranks=2) as made:
         together = threading.Barrier(4)
-        boards = [rank for node in made for rank in node.ranks]
-        saves: dict[RankBoard, list[tuple[int, AgreedSave]]] = {}
+        pages = [rank for node in made for rank in node.ranks]
+        saves: dict[RankPage, list[tuple[int, AgreedSave]]] = {}
 
         def stop(save: AgreedSave) -> bool:
             # The job goes on after the first; it is only then that a node is told to stop.
             made[1].agreement.preempt()
             return save.urgent
 
-        def run(rank: RankBoard) -> None:
+        def run(rank: RankPage) -> None:
             rank.ask()
             saves[rank] = train(rank, together, 0, stop)
 
-        at_once([lambda rank=rank: run(rank) for rank in boards])
+        at_once([lambda rank=rank: run(rank) for rank in pages])
         assert len({tuple(each) for each in saves.values()}) == 1, saves
         (asked,) = {tuple(save.urgent for _, save in each) for each in saves.values()}
         assert asked == (False, True)
@@ -153,16 +153,16 @@ def test_a_rank_that_stands_still_is_answered_though_the_others_never_come(tmp_p
 
 def test_a_state_that_is_held_is_saved_at_its_own_step_without_another_one(tmp_path):
     with job(tmp_path, nodes=2, ranks=1) as made:
-        boards = [node.ranks[0] for node in made]
-        for rank in boards:
+        pages = [node.ranks[0] for node in made]
+        for rank in pages:
             rank.take_part(5)
             assert rank.at(5) is None
             rank.hold(5)  # as in an evaluation
         made[1].agreement.preempt()
-        found: dict[RankBoard, AgreedSave | None] = dict.fromkeys(boards)
+        found: dict[RankPage, AgreedSave | None] = dict.fromkeys(pages)
 
         def both() -> bool:
-            for rank in boards:
+            for rank in pages:
                 found[rank] = found[rank] or rank.held(5)
             return all(found.values())
 
@@ -177,7 +177,7 @@ def test_a_held_state_cannot_be_saved_any_more_when_another_rank_has_gone_on(tmp
             assert rank.at(5) is None
         holds.hold(5)
         made[1].agreement.preempt()
-        until(lambda: made[0].agreement._number == 1 and made[0].boards[0]._words[board._ANSWER], "answered")
+        until(lambda: made[0].agreement._number == 1 and made[0].pages[0]._words[shared_page._ANSWER], "answered")
         assert holds.held(5) is None
         assert holds.at(5) is None
         assert holds.at(6) == goes_on.at(6) is not None
@@ -222,18 +222,16 @@ def test_ranks_stand_still_no_longer_when_the_store_is_lost(tmp_path):
     def lost(what: str, op: object) -> Any:
         raise StoreLostError("the job's store does not answer")
 
-    node.agreement = Agreement(
-        node.boards, RoundAgreement(lost, Keys("job"), round_no=0, nodes=2), say=node.said.append
-    )
-    node.boards[0].call(1)
+    node.agreement = Agreement(node.pages, RoundAgreement(lost, Keys("job"), round_no=0, nodes=2), say=node.said.append)
+    node.pages[0].call(1)
     rank = node.ranks[0]
     rank.take_part(0)
     at_once([node.agreement._run, lambda: rank.at(0)])
     assert node.agreement.settled
 
 
-@pytest.mark.parametrize("step", [-1, board.LATEST_STEP + 1])
+@pytest.mark.parametrize("step", [-1, shared_page.LATEST_STEP + 1])
 def test_a_step_that_is_no_step_is_refused(tmp_path, step):
-    board.make(tmp_path / "board")
+    shared_page.make(tmp_path / "page")
     with pytest.raises(ValueError, match="a step is a number from 0"):
-        board.open_board(tmp_path / "board").take_part(step)
+        shared_page.open_page(tmp_path / "page").take_part(step)

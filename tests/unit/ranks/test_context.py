@@ -13,7 +13,7 @@ import flytekitplugins_safedist
 from flytekitplugins_safedist import fs
 from flytekitplugins_safedist.errors import NotInTaskError
 from flytekitplugins_safedist.fs.context import current_identity
-from flytekitplugins_safedist.ranks import board, context
+from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 
 RANK = RankContext(
@@ -32,7 +32,7 @@ RANK = RankContext(
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_current", None)
-    monkeypatch.setattr(context, "_board", None)
+    monkeypatch.setattr(context, "_page", None)
 
 
 def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
@@ -46,8 +46,8 @@ def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
 
 
 def test_a_rank_finds_itself_also_from_its_threads(tmp_path: Path) -> None:
-    board.make(tmp_path / "board")
-    context.enter(RANK, board.open_board(tmp_path / "board"))
+    shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
     assert current_rank() is RANK
     seen: list[RankContext] = []
     thread = threading.Thread(target=lambda: seen.append(current_rank()))
@@ -57,8 +57,8 @@ def test_a_rank_finds_itself_also_from_its_threads(tmp_path: Path) -> None:
 
 
 def test_a_rank_knows_that_it_is_preempted_and_says_that_it_has_saved(tmp_path: Path) -> None:
-    agents = board.make(tmp_path / "board")
-    context.enter(RANK, board.open_board(tmp_path / "board"))
+    agents = shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
     assert not agents.listens
     assert not current_rank().preempted
     assert agents.listens

@@ -47,7 +47,7 @@ def order(directory: Path, **environment: str) -> RankOrder:
         environment=environment,
         job=directory / "job.json",
         log=directory / "5.log",
-        board=directory / "5.board",
+        page=directory / "5.page",
         outcome=directory / "5.outcome.json",
         result=directory / "5.result.pb",
     )

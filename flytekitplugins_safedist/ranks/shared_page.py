@@ -5,9 +5,9 @@ the rank is in native code, in a compiler or in a collective. Each word has one 
 the processor never shows half of one; what belongs together is packed into one word, because two words may be seen in
 either order.
 
-How all ranks of a job come to one step (:meth:`RankBoard.at` and ``agreement`` are the two halves):
+How all ranks of a job come to one step (:meth:`RankPage.at` and ``agreement`` are the two halves):
 
-1. The agents *call*: the number of the call appears on every board of the job.
+1. The agents *call*: the number of the call appears on every page of the job.
 2. A rank that reaches a step first writes its *floor*, the earliest step at which it can still save, and then looks for
    a call. The agent writes the call first, and then reads the floor. So either the rank sees the call and waits for its
    answer, or the agent sees the floor of the step that the rank has begun. There is no third case, so no rank is ever
@@ -48,8 +48,8 @@ _LOOK, _LOOK_STILL = 0.001, 0.05
 """Seconds between two looks of a rank that waits for an answer, or for its end."""
 
 
-def make(path: Path) -> AgentBoard:
-    """Make a board for a rank that is about to start.
+def make(path: Path) -> AgentPage:
+    """Make a page for a rank that is about to start.
 
     Raises:
         OSError: no space for it. Set aside at once: a page that cannot be filled later ends the process (SIGBUS).
@@ -57,16 +57,16 @@ def make(path: Path) -> AgentBoard:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, _SIZE)
-        return AgentBoard(_words(file))
+        return AgentPage(_words(file))
     finally:
         os.close(file)
 
 
-def open_board(path: Path) -> RankBoard:
-    """The board of this rank, as its agent made it."""
+def open_page(path: Path) -> RankPage:
+    """The page of this rank, as its agent made it."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return RankBoard(_words(file))
+        return RankPage(_words(file))
     finally:
         os.close(file)
 
@@ -77,19 +77,19 @@ def _words(file: int) -> memoryview:
 
 @dataclass(frozen=True)
 class AgreedSave:
-    """What :meth:`RankBoard.at` found: all ranks save at this step.
+    """What :meth:`RankPage.at` found: all ranks save at this step.
 
     Attributes:
-        call: number of the agreement; for :meth:`RankBoard.finish`.
+        call: number of the agreement; for :meth:`RankPage.finish`.
         urgent: whether it is because a node of the job was told to stop: commit it before anything else. The same on
-            every rank, other than what :attr:`RankBoard.preempted` says at one moment.
+            every rank, other than what :attr:`RankPage.preempted` says at one moment.
     """
 
     call: int
     urgent: bool
 
 
-class AgentBoard:
+class AgentPage:
     """The agent's end."""
 
     def __init__(self, words: memoryview) -> None:
@@ -136,7 +136,7 @@ class AgentBoard:
         return not concerned or bool(words[_LEFT]) or words[_FINISHED] >= call
 
 
-class RankBoard:
+class RankPage:
     """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps."""
 
     def __init__(self, words: memoryview) -> None:
