@@ -99,16 +99,16 @@ def directories(root: Path, repeat: int) -> bool:
 def once(root: Path, repeat: int) -> bool:
     """Milliseconds from the end of the work to its result in each waiter."""
     with _fork.Pool(RANKS) as pool:
-        runs = pool.starmap(_once_in_rank, [(rank, str(root / "board"), repeat) for rank in range(RANKS)], chunksize=1)
+        runs = pool.starmap(_once_in_rank, [(rank, str(root / "notes"), repeat) for rank in range(RANKS)], chunksize=1)
     waited = [delay * 1e3 for of_rank in runs for delay in of_rank if delay >= 0]
     late = sorted(waited)[int(len(waited) * 0.9)]
     note = f"; 9 of 10 within {late:.2f} ms; {len(waited)} waits of {RANKS} processes on {os.cpu_count()} cores"
     return report("once_per_node, added per waiter, median", statistics.median(waited), 5.0, "ms", note)
 
 
-def _once_in_rank(rank: int, board: str, repeat: int) -> list[float]:
+def _once_in_rank(rank: int, notes: str, repeat: int) -> list[float]:
     me = Identity(rank=rank, world_size=RANKS, local_rank=rank, local_world_size=RANKS)
-    group = file_group(board, identity=me)
+    group = file_group(notes, identity=me)
 
     def work() -> list[float]:
         time.sleep(0.1)  # the work; the others come to wait meanwhile

@@ -63,7 +63,7 @@ class Occasion:
 
     def agree(self, point: str, text: str) -> str:
         """What the first rank to come has proposed."""
-        return self.group.board.put_once(self._at(point), text)
+        return self.group.coordination.put_once(self._at(point), text)
 
     def exchange(self, point: str, text: str) -> list[str]:
         """As the function, at one point of this call."""
@@ -75,19 +75,19 @@ class Occasion:
 
     def leave_word(self, point: str, text: str) -> None:
         """Take part in the ``exchange`` at a point without waiting: for a rank that must leave at once."""
-        board, me, place = self.group.board, self.group.identity, self._at(point)
-        board.put(f"{place}/text/{me.rank}", text)
-        if board.arrive(place, me.rank) >= me.world_size:
-            board.put_once(f"{place}/end", _collect(self.group, place, with_texts=True))
+        coordination, me, place = self.group.coordination, self.group.identity, self._at(point)
+        coordination.put(f"{place}/text/{me.rank}", text)
+        if coordination.arrive(place, me.rank) >= me.world_size:
+            coordination.put_once(f"{place}/end", _collect(self.group, place, with_texts=True))
 
     def close(self) -> None:
         """Say that this rank will ask for nothing of this call again; the last one clears its notes away."""
-        board, me = self.group.board, self.group.identity
+        coordination, me = self.group.coordination, self.group.identity
         try:
-            if board.arrive(f"{self.place}/gone", me.rank) >= me.world_size:
+            if coordination.arrive(f"{self.place}/gone", me.rank) >= me.world_size:
                 for key in [*self._points, f"{self.place}/gone"]:
-                    board.clear(key, me.world_size)
-        except FsError:  # whoever held the board has left it; with it go the notes
+                    coordination.clear(key, me.world_size)
+        except FsError:  # whoever held the coordination store has left it; with it go the notes
             return
 
     def _at(self, point: str) -> str:
@@ -101,29 +101,29 @@ def _meet(group: Group, name: str, text: str | None, timeout: float | None) -> l
     texts = _meet_at(group, f"{name}/{turn}", text, timeout)
     if turn > 0:  # whoever is here has left the turn before: nobody will ask for it again
         with contextlib.suppress(FsError):  # rank 0 may have ended, and the store with it: the notes are gone
-            group.board.forget(f"{name}/{turn - 1}", group.identity.rank)
+            group.coordination.forget(f"{name}/{turn - 1}", group.identity.rank)
     return texts
 
 
 def _meet_at(group: Group, place: str, text: str | None, timeout: float | None) -> list[str]:
-    board, me = group.board, group.identity
+    coordination, me = group.coordination, group.identity
     began = time.monotonic()
     limit = timeout_s(timeout)
     if text is not None:
-        board.put(f"{place}/text/{me.rank}", text)
-    complete = board.arrive(place, me.rank) >= me.world_size
+        coordination.put(f"{place}/text/{me.rank}", text)
+    complete = coordination.arrive(place, me.rank) >= me.world_size
     verdict: str | None = None
     while verdict is None:
         left = limit - (time.monotonic() - began)
         if complete:
-            verdict = board.put_once(f"{place}/end", _collect(group, place, with_texts=text is not None))
+            verdict = coordination.put_once(f"{place}/end", _collect(group, place, with_texts=text is not None))
         elif left <= 0:
-            verdict = board.put_once(f"{place}/end", _missing(group, place, limit))
+            verdict = coordination.put_once(f"{place}/end", _missing(group, place, limit))
         else:
-            verdict = board.wait(f"{place}/end", min(LOOK_S, left))
-            complete = verdict is None and board.count(place) >= me.world_size
+            verdict = coordination.wait(f"{place}/end", min(LOOK_S, left))
+            complete = verdict is None and coordination.count(place) >= me.world_size
     outcome = json.loads(verdict)
-    if board.held_by_rank_0:
+    if coordination.held_by_rank_0:
         _see_off(group, place, me.world_size - len(outcome.get("missing", ())))
     if "missing" in outcome:
         raise _gave_up(group, place, outcome)
@@ -134,14 +134,14 @@ def _meet_at(group: Group, place: str, text: str | None, timeout: float | None) 
 def _see_off(group: Group, place: str, came: int) -> None:
     """Say that the verdict is read. Rank 0 waits until all say so: it may end next, and the store with it."""
     try:
-        left = group.board.arrive(f"{place}/left", group.identity.rank)
+        left = group.coordination.arrive(f"{place}/left", group.identity.rank)
         if group.identity.rank == 0:
             deadline = time.monotonic() + FAREWELL_S
             for pause in brisk_pauses(group.identity.world_size):
                 if left >= came or time.monotonic() >= deadline:
                     return
                 time.sleep(pause)
-                left = group.board.count(f"{place}/left")
+                left = group.coordination.count(f"{place}/left")
     except FsError:  # rank 0 has seen this rank's word, and is gone before its answer is here
         return
 
@@ -151,16 +151,16 @@ def _collect(group: Group, place: str, *, with_texts: bool) -> str:
         return json.dumps({"texts": []})
     texts = []
     for rank in range(group.identity.world_size):
-        text = group.board.wait(f"{place}/text/{rank}", 120.0)  # left before arriving; perhaps not visible yet
+        text = group.coordination.wait(f"{place}/text/{rank}", 120.0)  # left before arriving; perhaps not visible yet
         if text is None:
-            raise FsError("a rank's note is not there", where={"rank": rank, "board": group.board.where})
+            raise FsError("a rank's note is not there", where={"rank": rank, "store": group.coordination.where})
         texts.append(text)
     return json.dumps({"texts": texts})
 
 
 def _missing(group: Group, place: str, limit: float) -> str:
     everyone = range(group.identity.world_size)
-    came = group.board.members(place, everyone)
+    came = group.coordination.members(place, everyone)
     waited = f"{limit:.1f} s by rank {group.identity.rank} on {mount_info.host()}"
     return json.dumps({"missing": [rank for rank in everyone if rank not in came], "waited": waited})
 
@@ -170,7 +170,7 @@ def _gave_up(group: Group, place: str, outcome: dict[str, object]) -> FsTimeoutE
     listed = ", ".join(str(rank) for rank in missing) if isinstance(missing, list) else str(missing)
     return FsTimeoutError(
         f"ranks did not come to the meeting point: {listed or 'none, but too late'}",
-        where={"point": place, "rank": group.identity, "board": group.board.where},
+        where={"point": place, "rank": group.identity, "store": group.coordination.where},
         seen=f"waited {outcome['waited']}",
         expected=f"{group.identity.world_size} ranks",
         hint="see what these ranks do instead: a hang before this point, an early return, a death, or the same call "

@@ -1,4 +1,4 @@
-"""The small board on which ranks leave each other notes: who does the work, how it ended, who has arrived.
+"""The small store in which ranks leave each other notes: who does the work, how it ended, who has arrived.
 
 An interface with three implementations: memory (the threads of one process), files (``file_coordination``), and torch's
 stores (``torch_coordination``). Values are short texts; nothing is ever unpickled.
@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from typing import Protocol
 
 
-class Board(Protocol):
+class CoordinationStore(Protocol):
     """What ``once_*``, ``barrier``, ``shared_scope`` and ``publish`` stand on. Thread-safe.
 
-    ``within`` is the longest that a call may take, in seconds; a board that does not answer raises FsTimeoutError, and
+    ``within`` is the longest that a call may take, in seconds. A store that does not answer raises FsTimeoutError, and
     one that is gone FsIoError.
     """
 
     where: str
     """For messages: "the torch store at 10.0.0.1:29500"."""
     lease_s: float
-    """Seconds of silence after which a worker that nobody here can judge counts as lost."""
+    """Seconds without a sign of life after which a worker that nobody here can judge counts as lost."""
     held_by_rank_0: bool
     """Whether it may be gone as soon as rank 0's process has ended."""
 
@@ -55,7 +55,7 @@ class Board(Protocol):
         """Nobody will ask for ``key`` and what ``ranks`` ranks have left below it again: it goes."""
 
 
-class MemoryBoard:
+class MemoryCoordinationStore:
     """For a job of one process: its threads are the callers."""
 
     where = "this process's memory"

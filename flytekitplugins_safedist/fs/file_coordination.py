@@ -1,4 +1,4 @@
-"""A board made of files, for ranks that have nothing in common but a directory. Correct, if slower.
+"""A coordination store made of files, for ranks that have nothing in common but a directory. Correct, if slower.
 
 One note is one file, written aside and linked (first wins) or renamed (replaced) into place: link(2) and rename(2)
 arbitrate, also between machines. Waiting is polling, with the client's view refreshed at every look.
@@ -24,7 +24,7 @@ from .stale_files import aside, discard
 from .waiting import brisk_pauses, pauses, refresh
 
 
-class FileBoard:
+class FileCoordinationStore:
     """Args:
     root: a directory of this run of the job, on a file system that all its ranks share. Made if it is not there.
     ranks: how many will look at it; sets the pace of polling.

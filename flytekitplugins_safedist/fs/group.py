@@ -25,22 +25,22 @@ from .. import envvars
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
 from .context import current_identity, timeout_s
-from .coordination import Board, MemoryBoard
-from .file_coordination import FileBoard
+from .coordination import CoordinationStore, MemoryCoordinationStore
+from .file_coordination import FileCoordinationStore
 from .identity import Identity
-from .torch_coordination import StoreBoard
+from .torch_coordination import TorchCoordinationStore
 
 
 class Group:
-    """The ranks that coordinate, and the board they do it over. Make one with ``torch_group`` and its like.
+    """The ranks that coordinate, and the store they do it over. Make one with ``torch_group`` and its like.
 
     Args:
-        board: where they leave each other notes. All ranks must be given the same one.
+        coordination: where they leave each other notes. All ranks must be given the same one.
         identity: which of them the caller is.
     """
 
-    def __init__(self, board: Board, identity: Identity) -> None:
-        self.board = board
+    def __init__(self, coordination: CoordinationStore, identity: Identity) -> None:
+        self.coordination = coordination
         self.identity = identity
         self._turns: Counter[str] = Counter()
         self._failures: dict[str, int] = {}
@@ -63,7 +63,7 @@ class Group:
             self._failures[work] = max(attempt + 1, self._failures.get(work, 0))
 
     def __repr__(self) -> str:
-        return f"<Group of {self.identity.world_size} over {self.board.where}, seen by {self.identity}>"
+        return f"<Group of {self.identity.world_size} over {self.coordination.where}, seen by {self.identity}>"
 
 
 _lock = threading.RLock()
@@ -99,7 +99,7 @@ def default_group() -> Group:
         if _initialised("horovod.torch", identity) is not None:
             return _cached(("horovod",), lambda: horovod_group(identity=identity))
         if identity.single:
-            return _cached(("memory",), lambda: Group(MemoryBoard(), identity))
+            return _cached(("memory",), lambda: Group(MemoryCoordinationStore(), identity))
         return _cached(("files",), lambda: _files_from_env(os.environ, identity))
 
 
@@ -173,8 +173,10 @@ def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group
     except ImportError as error:
         raise MissingDependencyError("torch is not installed", hint="pip install torch") from error
     if store is not None:
-        board = StoreBoard(dist.PrefixStore("safedist/fs", store), "torch's process group", identity.world_size)
-        return Group(board, identity)
+        coordination = TorchCoordinationStore(
+            dist.PrefixStore("safedist/fs", store), "torch's process group", identity.world_size
+        )
+        return Group(coordination, identity)
     address, port = os.environ.get(envvars.MASTER_ADDR), os.environ.get(envvars.MASTER_PORT, "")
     if not address or not port or os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) != "True":
         raise FsError(
@@ -186,8 +188,10 @@ def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group
     # torchrun keeps its store over restarts; torch's own env:// rendezvous sets rounds apart by the same number.
     prefix = f"safedist/fs/{identity.round}"
     where = f"the agent's store at {address}:{port}"
-    board = StoreBoard(dist.PrefixStore(prefix, store), where, identity.world_size, held_by_rank_0=False)
-    return Group(board, identity)
+    coordination = TorchCoordinationStore(
+        dist.PrefixStore(prefix, store), where, identity.world_size, held_by_rank_0=False
+    )
+    return Group(coordination, identity)
 
 
 def _agent_group(held: str, identity: Identity) -> Group:
@@ -200,7 +204,7 @@ def _agent_group(held: str, identity: Identity) -> Group:
     prefix = f"safedist/fs/{run}/{identity.world_size}"
     store = dist.PrefixStore(prefix, _connected(address, port))
     where = f"the agent's store at {held}"
-    return Group(StoreBoard(store, where, identity.world_size, held_by_rank_0=False), identity)
+    return Group(TorchCoordinationStore(store, where, identity.world_size, held_by_rank_0=False), identity)
 
 
 def _connected(address: str, port: str) -> Any:
@@ -244,7 +248,9 @@ def horovod_group(*, timeout: float | None = None, identity: Identity | None = N
 
     store, address, port = _bounded(meet, timeout_s(timeout), f"Horovod's other {hvd.size() - 1} ranks")
     prefix = dist.PrefixStore("safedist/fs", store)
-    return Group(StoreBoard(prefix, f"Horovod rank 0's store at {address}:{port}", identity.world_size), identity)
+    return Group(
+        TorchCoordinationStore(prefix, f"Horovod rank 0's store at {address}:{port}", identity.world_size), identity
+    )
 
 
 def _own_address() -> str:
@@ -292,7 +298,7 @@ def file_group(root: str | os.PathLike[str], *, identity: Identity | None = None
     A directory that an earlier run has used holds that run's answers: give each run (attempt, round) a fresh one.
     """
     identity = identity or current_identity()
-    return Group(FileBoard(root, identity.world_size), identity)
+    return Group(FileCoordinationStore(root, identity.world_size), identity)
 
 
 def _files_from_env(env: Mapping[str, str], identity: Identity) -> Group:

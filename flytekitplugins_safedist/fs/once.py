@@ -1,8 +1,8 @@
 """``once_per_job`` and ``once_per_node``: one caller does the work, all have its result, or its error, at once.
 
-Each attempt at the work is a *generation* with two notes on the board: who works, and how it ended. Both are left by
-"the first wins", so there is one worker and one verdict, whoever is slow, dead, or comes back from the dead: a worker
-that was declared lost finds that verdict in the place of its own, and its result counts for nothing.
+Each attempt at the work is a *generation* with two notes in the coordination store: who works, and how it ended. Both
+are left by "the first wins", so there is one worker and one verdict, whoever is slow, dead, or comes back from the
+dead: a worker that was declared lost finds that verdict in the place of its own, and its result counts for nothing.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def once_per_job(
             with ``atomic_write`` or ``atomic_dir``.
         on_death: when the worker dies, every caller fails at once ("fail"), or one of them takes over ("takeover").
             Its death is noticed within ``LOOK_S`` seconds by callers on its machine, and told to all; when nobody can
-            judge (its whole machine is gone), after the board's lease: 60 s for a store, 180 s for network files. A
-            takeover after that may overlap with a worker that was only frozen: its result is void.
+            judge (its whole machine is gone), after the coordination store's lease: 60 s over torch, 180 s over network
+            files. A takeover after that may overlap with a worker that was only frozen: its result is void.
         timeout: seconds to wait for another's work; without it SAFEDIST_FS_TIMEOUT; without that for as long as the
             worker is alive, and five minutes from its last sign of life.
         group: the ranks; without it ``default_group()``.
@@ -139,7 +139,7 @@ def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, time
         first = group.failures(key)
         for generation in range(first, first + MOST_WORKERS):
             place = f"once/{key}/{generation}"
-            worker = _Worker.from_text(group.board.put_once(f"{place}/worker", me.to_text()))
+            worker = _Worker.from_text(group.coordination.put_once(f"{place}/worker", me.to_text()))
             if worker.token == me.token:
                 try:
                     verdict = _work(group, place, key, me, work)
@@ -162,7 +162,7 @@ def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, time
     group.failed(key, generation)
     raise WorkerLostError(
         "the rank that did the work for the others is lost",
-        where={"key": key, "worker": verdict["worker"], "board": group.board.where},
+        where={"key": key, "worker": verdict["worker"], "store": group.coordination.where},
         seen=verdict["lost"],
         hint="see why it ended (out of memory?); on_death='takeover' lets another rank do the work",
     )
@@ -182,7 +182,7 @@ class _Patience:
 
 
 def _refuse_own_work(group: Group, place: str, key: str, me: _Worker, worker: _Worker) -> None:
-    if (worker.process, worker.thread) == (me.process, me.thread) and group.board.get(f"{place}/end") is None:
+    if (worker.process, worker.thread) == (me.process, me.thread) and group.coordination.get(f"{place}/end") is None:
         raise FsError("this work waits for itself", where={"key": key}, hint="use another key inside the work")
 
 
@@ -197,7 +197,7 @@ def _work(group: Group, place: str, key: str, me: _Worker, work: Callable[[], An
             text = "".join(traceback.format_exception(error))[-20_000:]
             summary = f"{type(error).__name__}: {error}"
             verdict = {**facts_of_me, "error": summary, "traceback": text}
-        agreed: dict[str, str] = json.loads(group.board.put_once(f"{place}/end", json.dumps(verdict)))
+        agreed: dict[str, str] = json.loads(group.coordination.put_once(f"{place}/end", json.dumps(verdict)))
     if "lost" in agreed:
         raise WorkerLostError(
             "this rank was declared lost while it worked, and its result is void",
@@ -216,10 +216,10 @@ def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patie
     watch = _Watch(group, place, worker)
     with Sleeper(worker.wakeup if watch.judges else "") as sleeper:
         for look in _looks(sleeper, lambda: patience.left(watch.last_alive)):
-            text = group.board.wait(f"{place}/end", look)
+            text = group.coordination.wait(f"{place}/end", look)
             if text is None and (lost := watch.lost()):
                 verdict = {"worker": str(worker), "lost": f"{lost}, says rank {group.identity.rank}"}
-                text = group.board.put_once(f"{place}/end", json.dumps(verdict))
+                text = group.coordination.put_once(f"{place}/end", json.dumps(verdict))
             if text is not None:
                 agreed: dict[str, str] = json.loads(text)
                 return agreed
@@ -227,7 +227,7 @@ def _await(group: Group, place: str, key: str, worker: _Worker, patience: _Patie
                 break
     raise FsTimeoutError(
         "the work that one rank does for the others was not done in time",
-        where={"key": key, "worker": worker, "board": group.board.where, "host": mount_info.host()},
+        where={"key": key, "worker": worker, "store": group.coordination.where, "host": mount_info.host()},
         seen=watch.state,
         hint="give long work a longer timeout=, or see what the worker is waiting for",
     )
@@ -266,13 +266,13 @@ class _Watch:
                 return f"{self._worker.process} has died"
             self.last_alive = time.monotonic()
             return ""
-        pulse = self._group.board.get(f"{self._place}/pulse")
+        pulse = self._group.coordination.get(f"{self._place}/pulse")
         now = time.monotonic()
         if pulse != self._pulse:
             self._pulse, self.last_alive = pulse, now
         quiet_s = now - self.last_alive
         self.state = f"last sign of life {quiet_s:.0f} s ago"
-        return f"no sign of life for {quiet_s:.0f} s" if quiet_s > self._group.board.lease_s else ""
+        return f"no sign of life for {quiet_s:.0f} s" if quiet_s > self._group.coordination.lease_s else ""
 
 
 class _Pulse:
@@ -288,7 +288,7 @@ class _Pulse:
         while not self._done.wait(PULSE_S):
             beats += 1
             try:
-                self._group.board.put(f"{self._place}/pulse", str(beats))
+                self._group.coordination.put(f"{self._place}/pulse", str(beats))
             except FsError:  # the waiters see no sign of life, and the worker its own error when it is done
                 return
 

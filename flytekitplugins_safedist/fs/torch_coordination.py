@@ -1,4 +1,4 @@
-"""A board on a torch.distributed store: the agent's, a process group's, or one that Horovod's rank 0 opens.
+"""Coordination over a torch.distributed store: the agent's, a process group's, or one that Horovod's rank 0 opens.
 
 torch is imported by whoever hands in the store. Each call runs on a thread that can be left behind: a call to a store
 whose host is frozen (not dead) never returns, whatever timeout it was given.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _GRACE_S = 1.0
 
 
-class StoreBoard:
+class TorchCoordinationStore:
     """Args:
     store: a ``torch.distributed.Store``.
     where: its name, for messages.
@@ -92,7 +92,7 @@ class StoreBoard:
     # --- threads ---------------------------------------------------------------------------------------------------
     def _call(self, work: Callable[[Any], T], within: float) -> T:
         if self._stuck:
-            raise self._silent(self._stuck)
+            raise self._unanswered(self._stuck)
         lane: _Lane | None = getattr(self._per_thread, "lane", None)
         if lane is None:
             lane = self._per_thread.lane = _Lane(self._store)
@@ -100,7 +100,7 @@ class StoreBoard:
             return lane.run(work, within + _GRACE_S)
         except TimeoutError:
             self._stuck = f"did not answer within {within + _GRACE_S:.1f} s at {time.strftime('%H:%M:%S')}"
-            raise self._silent(self._stuck) from None
+            raise self._unanswered(self._stuck) from None
         except RuntimeError as error:  # torch.distributed.DistError is one
             raise FsIoError(
                 "the store that the ranks talk through is gone",
@@ -109,7 +109,7 @@ class StoreBoard:
                 hint="see why the process that holds it (rank 0, or node 0's agent) has ended",
             ) from error
 
-    def _silent(self, seen: str) -> FsTimeoutError:
+    def _unanswered(self, seen: str) -> FsTimeoutError:
         return FsTimeoutError(
             "the store that the ranks talk through does not answer",
             where={"store": self.where, "host": mount_info.host()},

@@ -14,7 +14,7 @@ def agree() -> list[str]:
     """The place where the ranks meet, what one of them made for all, and what each of them said."""
     word = os.environ["TEST_WORD"]
     made = once_per_job("vocabulary", lambda: word, timeout=120)
-    where, _, _ = default_group().board.where.partition(" at ")
+    where, _, _ = default_group().coordination.where.partition(" at ")
     return [where, made, *exchange("word", word, timeout=120)]
 
 

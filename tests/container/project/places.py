@@ -25,7 +25,7 @@ def look() -> str:
         return me.rank
 
     report = {
-        "over": default_group().board.where.partition(" at ")[0],
+        "over": default_group().coordination.where.partition(" at ")[0],
         "kind": scope.kind,
         "parts": scope.parts,
         "leader": scope.leader,

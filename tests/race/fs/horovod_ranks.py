@@ -69,7 +69,7 @@ def _one_is_missing() -> str:
 def main() -> None:
     place = Path(sys.argv[1])
     hvd.init()
-    found = {"group": default_group().board.where, **_all_meet(place), **_one_works(place), **_places(place)}
+    found = {"group": default_group().coordination.where, **_all_meet(place), **_one_works(place), **_places(place)}
     found["missing"] = _one_is_missing()
     (place / f"found-{hvd.rank()}.json").write_text(json.dumps(found))
     barrier("end")  # rank 0 holds the store

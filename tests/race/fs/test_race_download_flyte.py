@@ -32,7 +32,7 @@ def _in_ranks(s3, tmp_path, work):
 
         # A task's process has its environment from birth; in this one, flytekit may have been imported before it.
         access = FileAccessProvider(str(tmp_path / "sandbox"), str(tmp_path / "raw"), DataConfig.auto())
-        use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))
+        use_group(file_group(tmp_path / "notes", identity=identity_from_env(os.environ)))
         with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(access)):
             return work(tmp_path / f"node{rank // PER_NODE}")
 

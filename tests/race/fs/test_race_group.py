@@ -59,7 +59,7 @@ LONG = 3600.0  # no test waits for this: an outcome within its own bound shows t
 def meet(request, tmp_path):
     """A function that gives the calling rank its group."""
     if request.param == "files":
-        yield lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))
+        yield lambda: use_group(file_group(tmp_path / "notes", identity=identity_from_env(os.environ)))
         return
     import torch.distributed as dist
 
@@ -280,7 +280,7 @@ def test_a_frozen_worker_elsewhere_is_given_up_after_the_lease_and_its_late_resu
     def work(rank):
         from flytekitplugins_safedist.fs import default_group
 
-        default_group().board.lease_s = 0.3
+        default_group().coordination.lease_s = 0.3
         once.LOOK_S, once.PULSE_S = 0.05, 0.05
         process.boot_id = once.boot_id = lambda: f"machine-{rank}"  # nobody can judge anybody: another machine
         if rank == 1:
@@ -369,14 +369,14 @@ def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
         if rank in (0, 1, 3):
             pause("absent")
         if rank == 2:
-            wait = type(default_group().board).wait
+            wait = type(default_group().coordination).wait
 
             def come(*args):
-                type(default_group().board).wait = wait
+                type(default_group().coordination).wait = wait
                 pause("has come")
                 return wait(*args)
 
-            type(default_group().board).wait = come
+            type(default_group().coordination).wait = come
         barrier(timeout=LONG if rank == 2 else 0.2)
 
     with ranks(4, work, meet=meet) as started:
@@ -411,8 +411,8 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
         else:
             port = int(wait_for(tmp_path / "port").read_text())
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
-            look = torch_coordination.StoreBoard.wait
-            torch_coordination.StoreBoard.wait = lambda *args: pause("looks") or look(*args)
+            look = torch_coordination.TorchCoordinationStore.wait
+            torch_coordination.TorchCoordinationStore.wait = lambda *args: pause("looks") or look(*args)
         use_group(torch_group(store, identity=identity_from_env(os.environ)))
         barrier(timeout=LONG)
         return rank
@@ -468,7 +468,7 @@ def test_one_slow_file_system_is_still_known_as_one(tmp_path):
             stack.enter_context(FuseMount(tmp_path / "server", tmp_path / f"node{node}", seed=node, **late))
             for node in range(2)
         ]
-        meet = lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))  # noqa: E731
+        meet = lambda: use_group(file_group(tmp_path / "notes", identity=identity_from_env(os.environ)))  # noqa: E731
         places = [mounts[rank // 2].path / "data" for rank in range(4)]
         assert _scopes(4, 2, places, meet)[0] == "job"
 
@@ -479,7 +479,7 @@ def test_two_network_file_systems_are_told_apart_after_the_grace(tmp_path):
         mounts = [
             stack.enter_context(FuseMount(tmp_path / f"server{node}", tmp_path / f"node{node}")) for node in range(2)
         ]
-        meet = lambda: use_group(file_group(tmp_path / "board", identity=identity_from_env(os.environ)))  # noqa: E731
+        meet = lambda: use_group(file_group(tmp_path / "notes", identity=identity_from_env(os.environ)))  # noqa: E731
         places = [mounts[rank // 2].path / "data" for rank in range(4)]
         assert _scopes(4, 2, places, meet, grace=0.5) == ("node", [0, 0, 2, 2])
 

@@ -41,7 +41,7 @@ def _in_ranks(places: list[Path], work) -> list[Outcome]:
 
     def start(rank: int):
         place = places[rank % len(places)]
-        use_group(file_group(place / "board", identity=identity_from_env(os.environ)))
+        use_group(file_group(place / "notes", identity=identity_from_env(os.environ)))
         return work(rank, place)
 
     envs = [rank_env(rank, RANKS, RANKS // CLIENTS, SAFEDIST_FS_TIMEOUT="60") for rank in range(RANKS)]

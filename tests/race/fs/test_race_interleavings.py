@@ -42,7 +42,7 @@ def test_claim_at_most_one_living_holder_and_everyone_living_gets_it(schedule):
 def _once_actor(place: str, rank: int, ranks: int, on_death: str, *, fails: bool = False):
     def act() -> str:
         once.LOOK_S, once.PULSE_S = 0.01, 3600
-        group = file_group(Path(place, "board"), identity=_identity(rank, ranks))
+        group = file_group(Path(place, "notes"), identity=_identity(rank, ranks))
 
         def work() -> str:
             handle = os.open(Path(place, "begun"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -106,7 +106,7 @@ def test_publish_is_all_or_nothing_at_every_step(schedule):
         def act(rank: int):
             def publish_part() -> str:
                 once.LOOK_S, once.PULSE_S = 0.01, 3600
-                group = file_group(Path(place, "board"), identity=_identity(rank, 2))
+                group = file_group(Path(place, "notes"), identity=_identity(rank, 2))
                 with publish(target, shared="yes", timeout=0.5, group=group) as part:
                     (part / f"part-{rank}").write_text("whole")
                     (part / "sub").mkdir()

@@ -12,7 +12,7 @@ import pytest
 
 from flytekitplugins_safedist.container.staging import merge
 from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
-from flytekitplugins_safedist.fs.file_board import FileBoard
+from flytekitplugins_safedist.fs.file_coordination import FileCoordinationStore
 from flytekitplugins_safedist.fs.waiting import refresh
 from tests.fusefs import FuseMount, require
 from tests.race.fs.ranks import pause, processes
@@ -52,7 +52,7 @@ def test_looking_again_reads_the_directory_and_does_not_only_open_it(tmp_path):
 
 
 def test_a_note_that_the_client_has_looked_for_before_is_read(pair):
-    maker, other = (FileBoard(place / "notes") for place in pair)
+    maker, other = (FileCoordinationStore(place / "notes") for place in pair)
     maker.put("a/first", "note")
     assert other.wait("a/first", 60) == "note"
     assert other.get("a/second") is None

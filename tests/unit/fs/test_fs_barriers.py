@@ -6,10 +6,10 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsIoError
 from flytekitplugins_safedist.fs import Group, Identity, barrier, exchange
-from flytekitplugins_safedist.fs.boards import MemoryBoard
+from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 
 
-class EndsAfterTheMeeting(MemoryBoard):
+class EndsAfterTheMeeting(MemoryCoordinationStore):
     """Rank 0 has met the others, has seen that they have read it, and has left before they clear the notes away."""
 
     def forget(self, key: str, member: int) -> None:

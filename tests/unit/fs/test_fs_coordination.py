@@ -1,4 +1,4 @@
-"""Every board keeps the same promises: memory, files, and a torch store (a real TCPStore on loopback)."""
+"""Every coordination store keeps the same promises: memory, files, and a torch store (a real TCPStore on loopback)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError, FsIoError, FsTimeoutError, FsUnsupportedError
 from flytekitplugins_safedist.fs import Group, Identity, barrier
-from flytekitplugins_safedist.fs.coordination import MemoryBoard
-from flytekitplugins_safedist.fs.file_coordination import FileBoard
-from flytekitplugins_safedist.fs.torch_coordination import StoreBoard
+from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
+from flytekitplugins_safedist.fs.file_coordination import FileCoordinationStore
+from flytekitplugins_safedist.fs.torch_coordination import TorchCoordinationStore
 from tests.fusefs import FuseMount, require
 
 
@@ -24,65 +24,67 @@ def _tcp_store():
 
 
 @pytest.fixture(params=["memory", "files", "store"])
-def board(request, tmp_path):
+def coordination(request, tmp_path):
     if request.param == "memory":
-        return MemoryBoard()
+        return MemoryCoordinationStore()
     if request.param == "files":
-        return FileBoard(tmp_path / "board")
-    return StoreBoard(_tcp_store(), "a store")
+        return FileCoordinationStore(tmp_path / "notes")
+    return TorchCoordinationStore(_tcp_store(), "a store")
 
 
-def test_a_note_is_there_after_it_was_left(board):
-    assert board.get("a/b") is None
-    board.put("a/b", "x\n÷")
-    assert board.get("a/b") == "x\n÷"
-    board.put("a/b", "y")
-    assert board.get("a/b") == "y"
-    assert board.wait("a/b", 0.001) == "y"
-    assert board.wait("a/c", 0.01) is None
+def test_a_note_is_there_after_it_was_left(coordination):
+    assert coordination.get("a/b") is None
+    coordination.put("a/b", "x\n÷")
+    assert coordination.get("a/b") == "x\n÷"
+    coordination.put("a/b", "y")
+    assert coordination.get("a/b") == "y"
+    assert coordination.wait("a/b", 0.001) == "y"
+    assert coordination.wait("a/c", 0.01) is None
 
 
-def test_keys_of_any_shape_are_apart(board):
+def test_keys_of_any_shape_are_apart(coordination):
     keys = ["a", "a/b", "a.note", "a.note/b", "..", "a/../b", "A", "", "x" * 400, "x" * 401, "a b", "\u00fc"]
     for number, key in enumerate(keys):
-        board.put(f"k/{key}", str(number))
-    assert [board.get(f"k/{key}") for key in keys] == [str(number) for number in range(len(keys))]
+        coordination.put(f"k/{key}", str(number))
+    assert [coordination.get(f"k/{key}") for key in keys] == [str(number) for number in range(len(keys))]
 
 
-def test_the_first_wins_and_all_are_told_who(board):
+def test_the_first_wins_and_all_are_told_who(coordination):
     told: list[str] = []
-    threads = [threading.Thread(target=lambda i=i: told.append(board.put_once("k", f"by {i}"))) for i in range(16)]
+    threads = [
+        threading.Thread(target=lambda i=i: told.append(coordination.put_once("k", f"by {i}"))) for i in range(16)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(told) == 16
-    assert set(told) == {board.get("k")}
+    assert set(told) == {coordination.get("k")}
 
 
-def test_a_waiter_is_woken(board):
+def test_a_waiter_is_woken(coordination):
     got: list[str | None] = []
-    thread = threading.Thread(target=lambda: got.append(board.wait("k", 60)))
+    thread = threading.Thread(target=lambda: got.append(coordination.wait("k", 60)))
     thread.start()
-    board.put("k", "v")
+    coordination.put("k", "v")
     thread.join()
     assert got == ["v"]
 
 
-def test_arrivals_count_each_member_once(board):
-    assert board.count("b") == 0
-    assert [board.arrive("b", 3), board.arrive("b", 0), board.arrive("b", 3)] == [1, 2, 2]
-    assert board.count("b") == 2
-    assert board.members("b", range(5)) == {0, 3}
-    board.put("b/end", "ok")
+def test_arrivals_count_each_member_once(coordination):
+    assert coordination.count("b") == 0
+    assert [coordination.arrive("b", 3), coordination.arrive("b", 0), coordination.arrive("b", 3)] == [1, 2, 2]
+    assert coordination.count("b") == 2
+    assert coordination.members("b", range(5)) == {0, 3}
+    coordination.put("b/end", "ok")
     for member in (3, 0):
-        board.forget("b", member)
-    assert board.count("b") == 0
-    assert board.get("b/end") is None
+        coordination.forget("b", member)
+    assert coordination.count("b") == 0
+    assert coordination.get("b/end") is None
 
 
 def test_rank_0_whose_process_holds_the_store_stays_until_all_have_read_that_all_have_come():
-    class Held(MemoryBoard):
+    class Held(MemoryCoordinationStore):
         held_by_rank_0 = True
         looks = 0
 
@@ -93,14 +95,14 @@ def test_rank_0_whose_process_holds_the_store_stays_until_all_have_read_that_all
                     self.arrive(key, 1)
             return super().count(key)
 
-    board = Held()
-    board.arrive("barrier//0", 1)
-    barrier(group=Group(board, Identity(0, 2, 0, 2)), timeout=60)
-    assert board.looks == 3
+    coordination = Held()
+    coordination.arrive("barrier//0", 1)
+    barrier(group=Group(coordination, Identity(0, 2, 0, 2)), timeout=60)
+    assert coordination.looks == 3
 
 
 def test_who_sees_that_all_have_come_says_so_for_the_last_one_who_died_before_it_could():
-    class Last(MemoryBoard):
+    class Last(MemoryCoordinationStore):
         def wait(self, key: str, seconds: float) -> str | None:
             self.arrive(key.removesuffix("/end"), 1)
             return super().wait(key, 0.0)
@@ -108,8 +110,8 @@ def test_who_sees_that_all_have_come_says_so_for_the_last_one_who_died_before_it
     barrier(group=Group(Last(), Identity(0, 2, 0, 2)), timeout=5)
 
 
-def test_a_meeting_that_all_have_left_leaves_nothing_on_the_board(tmp_path):
-    groups = [Group(FileBoard(tmp_path, 2), Identity(rank, 2, rank, 2)) for rank in range(2)]
+def test_a_meeting_that_all_have_left_leaves_nothing_in_the_store(tmp_path):
+    groups = [Group(FileCoordinationStore(tmp_path, 2), Identity(rank, 2, rank, 2)) for rank in range(2)]
 
     def meet(group: Group) -> None:
         for _ in range(3):
@@ -125,9 +127,9 @@ def test_a_meeting_that_all_have_left_leaves_nothing_on_the_board(tmp_path):
 def test_files_without_hard_links_are_refused(tmp_path):
     require()
     with FuseMount(tmp_path / "server", tmp_path / "client", links=False) as client:
-        board = FileBoard(client.path / "board")
+        coordination = FileCoordinationStore(client.path / "notes")
         with pytest.raises(FsUnsupportedError, match="SAFEDIST_COORDINATION_DIR"):
-            board.put_once("k", "v")
+            coordination.put_once("k", "v")
 
 
 class _Frozen:
@@ -143,11 +145,11 @@ class _Frozen:
 
 def test_a_frozen_store_is_an_error_and_the_next_call_does_not_wait_again():
     store = _Frozen()
-    board = StoreBoard(store, "node 0")
+    coordination = TorchCoordinationStore(store, "node 0")
     with pytest.raises(FsTimeoutError, match="does not answer"):
-        board.get("k", within=0.01)
+        coordination.get("k", within=0.01)
     with pytest.raises(FsTimeoutError, match="frozen or cut off"):
-        board.get("k", within=3600)
+        coordination.get("k", within=3600)
     store.thaw.set()
 
 
@@ -156,33 +158,33 @@ def test_a_store_that_is_gone_is_our_error():
 
     server = _tcp_store()
     client = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=2))
-    board = StoreBoard(client, "node 0")
-    board.put("k", "v")
+    coordination = TorchCoordinationStore(client, "node 0")
+    coordination.put("k", "v")
     del server
     with pytest.raises(FsError) as caught:
-        board.put_once("k2", "v")
+        coordination.put_once("k2", "v")
     assert isinstance(caught.value, (FsIoError, FsTimeoutError))
 
 
 def test_a_draft_of_a_note_is_no_member_that_has_come(tmp_path):
-    board = FileBoard(tmp_path)
-    board.arrive("point", 3)
+    coordination = FileCoordinationStore(tmp_path)
+    coordination.arrive("point", 3)
     came = next(path for path in tmp_path.rglob("3.note")).parent
     (came / ".4.note").touch()
     (came / ".5.note.safedist-draft").touch()
     (came / "6.part").touch()
-    assert board.members("point", range(10)) == {3}
-    assert board.count("point") == 1
+    assert coordination.members("point", range(10)) == {3}
+    assert coordination.count("point") == 1
 
 
 def test_a_file_system_that_cannot_arbitrate_between_ranks_is_told_with_what_it_said(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EPERM, "no links")
 
-    board = FileBoard(tmp_path)
+    coordination = FileCoordinationStore(tmp_path)
     monkeypatch.setattr("os.link", refuse)
     with pytest.raises(FsUnsupportedError) as caught:
-        board.put_once("key", "text")
+        coordination.put_once("key", "text")
     assert str(caught.value).startswith(
         f"this file system has no hard links, so nothing on it can arbitrate between ranks [path={tmp_path}, "
     )
@@ -200,7 +202,7 @@ def test_a_store_that_is_gone_is_told_with_its_first_word_and_where_to_look():
         get = set = compare_set = add = check
 
     with pytest.raises(FsIoError) as caught:
-        StoreBoard(Gone(), "a store").get("key")
+        TorchCoordinationStore(Gone(), "a store").get("key")
     assert str(caught.value).startswith("the store that the ranks talk through is gone [store=a store, host=")
     assert str(caught.value).endswith(
         "(seen: Connection reset by peer). Next step: see why the process that holds it (rank 0, or node 0's agent) "
@@ -210,11 +212,11 @@ def test_a_store_that_is_gone_is_told_with_its_first_word_and_where_to_look():
 
 def test_what_nobody_will_ask_for_again_leaves_the_store():
     store = _tcp_store()
-    board = StoreBoard(store, "a store")
-    board.put("point/text/0", "left")
-    board.arrive("point", 0)
+    coordination = TorchCoordinationStore(store, "a store")
+    coordination.put("point/text/0", "left")
+    coordination.arrive("point", 0)
     before = store.num_keys()
-    board.clear("point", 1)
+    coordination.clear("point", 1)
     assert store.num_keys() < before
-    assert board.get("point/text/0") is None
-    assert board.count("point") == 0
+    assert coordination.get("point/text/0") is None
+    assert coordination.count("point") == 0

@@ -16,7 +16,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import DownloadError, WorkFailedError
 from flytekitplugins_safedist.fs import Identity, download_once, downloads, file_group
-from flytekitplugins_safedist.fs.coordination import MemoryBoard
+from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 from flytekitplugins_safedist.fs.downloads import Progress, plan_fetch
 from flytekitplugins_safedist.fs.group import Group
 from tests.procs import until
@@ -27,7 +27,7 @@ DIGEST = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def alone() -> Group:
-    return Group(MemoryBoard(), Identity())
+    return Group(MemoryCoordinationStore(), Identity())
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_places_and_sources_of_another_name_are_other_downloads(tmp_path, monkey
     keys: list[str] = []
     monkeypatch.setattr(downloads, "once_per_part", lambda name, key, work, **_: (keys.append(key), work())[1])
     (tmp_path / "other").write_bytes(BODY)
-    group = Group(MemoryBoard(), Identity())
+    group = Group(MemoryCoordinationStore(), Identity())
     for here, there in ((source, "a"), (source, "b"), (tmp_path / "other", "a"), (source, "a")):
         download_once(str(here), tmp_path / there, scope="job", group=group)
     first, *others = (key.partition("/") for key in keys)

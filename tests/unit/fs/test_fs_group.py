@@ -14,7 +14,7 @@ import torch.distributed as dist
 from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import FsError, FsIdentityError, FsTimeoutError
 from flytekitplugins_safedist.fs import Group, Identity, default_group, group, use_group, use_identity
-from flytekitplugins_safedist.fs.boards import MemoryBoard
+from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 
 
 @pytest.fixture(autouse=True)
@@ -37,26 +37,26 @@ def store(monkeypatch) -> dist.TCPStore:
 
 
 def test_the_agents_store_is_there_before_any_backend_and_outlives_every_rank(store):
-    board = default_group().board
-    assert board.where == f"the agent's store at 127.0.0.1:{store.port}"
-    assert not board.held_by_rank_0
-    board.put("key", "note")
-    assert board.get("key") == "note"
+    coordination = default_group().coordination
+    assert coordination.where == f"the agent's store at 127.0.0.1:{store.port}"
+    assert not coordination.held_by_rank_0
+    coordination.put("key", "note")
+    assert coordination.get("key") == "note"
 
 
 @pytest.mark.parametrize(
     ("run", "world_size"), [("started by a rank", 4), ("job", 2)], ids=["of another name", "of another size"]
 )
 def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in(store, monkeypatch, run, world_size):
-    default_group().board.put("key", "of the job")
+    default_group().coordination.put("key", "of the job")
     monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, run)
     use_identity(Identity(0, world_size, 0, world_size, 0, 1))
-    assert default_group().board.get("key") is None
+    assert default_group().coordination.get("key") is None
 
 
 def test_a_rank_on_its_own_needs_no_store(store):
     use_identity(Identity(0, 1, 0, 1, 0, 1))
-    assert default_group().board.where == "this process's memory"
+    assert default_group().coordination.where == "this process's memory"
 
 
 def test_a_forked_child_makes_a_connection_of_its_own(store, monkeypatch):
@@ -67,7 +67,7 @@ def test_a_forked_child_makes_a_connection_of_its_own(store, monkeypatch):
 
 
 def test_what_the_user_gives_counts_before_everything_else_until_it_is_taken_back(store):
-    given = Group(MemoryBoard(), Identity(1, 4, 1, 2, 0, 2))
+    given = Group(MemoryCoordinationStore(), Identity(1, 4, 1, 2, 0, 2))
     use_group(given)
     assert default_group() is given
     use_group(None)
@@ -75,7 +75,7 @@ def test_what_the_user_gives_counts_before_everything_else_until_it_is_taken_bac
 
 
 def test_an_earlier_failure_that_is_told_late_takes_no_try_back():
-    group = Group(MemoryBoard(), Identity())
+    group = Group(MemoryCoordinationStore(), Identity())
     for attempt in (0, 2, 1):
         group.failed("load", attempt)
     assert group.failures("load") == 3
@@ -105,7 +105,7 @@ def test_the_names_that_launchers_give_are_not_names_of_one_run(monkeypatch, tmp
 def test_files_coordinate_where_the_user_names_directory_and_run(monkeypatch, tmp_path):
     monkeypatch.setenv(envvars.COORDINATION_DIR, str(tmp_path))
     monkeypatch.setenv(envvars.JOB_ID, "run/7")
-    assert default_group().board.where == f"files in {tmp_path}/run-7-0-0"
+    assert default_group().coordination.where == f"files in {tmp_path}/run-7-0-0"
 
 
 def test_files_of_each_attempt_and_each_round_are_its_own(monkeypatch, tmp_path):
@@ -114,7 +114,7 @@ def test_files_of_each_attempt_and_each_round_are_its_own(monkeypatch, tmp_path)
     places = set()
     for attempt, round_ in ((0, 0), (0, 1), (1, 0), (1, 1)):
         use_identity(Identity(1, 4, 1, 2, 0, 2, round=round_, attempt=attempt))
-        places.add(default_group().board.where)
+        places.add(default_group().coordination.where)
     assert places == {f"files in {tmp_path}/run-{launch}" for launch in ("0-0", "0-1", "1-0", "1-1")}
 
 
@@ -123,20 +123,20 @@ def test_a_torchrun_keeps_its_store_over_restarts_and_each_round_finds_its_own_n
     monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")
     monkeypatch.setenv(envvars.MASTER_ADDR, "127.0.0.1")
     monkeypatch.setenv(envvars.MASTER_PORT, str(store.port))
-    assert not default_group().board.held_by_rank_0
-    default_group().board.put("key", "of round 0")
+    assert not default_group().coordination.held_by_rank_0
+    default_group().coordination.put("key", "of round 0")
     use_identity(Identity(1, 4, 1, 2, 0, 2, round=1))
-    assert default_group().board.get("key") is None
+    assert default_group().coordination.get("key") is None
 
 
 def test_a_torchrun_started_by_a_rank_has_its_own_launchers_store(store, monkeypatch):
     theirs = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
-    default_group().board.put("key", "of the job")
+    default_group().coordination.put("key", "of the job")
     monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")
     monkeypatch.setenv(envvars.MASTER_ADDR, "127.0.0.1")
     monkeypatch.setenv(envvars.MASTER_PORT, str(theirs.port))
-    assert default_group().board.where == f"the agent's store at 127.0.0.1:{theirs.port}"
-    assert default_group().board.get("key") is None
+    assert default_group().coordination.where == f"the agent's store at 127.0.0.1:{theirs.port}"
+    assert default_group().coordination.get("key") is None
 
 
 def test_a_process_group_that_was_destroyed_and_made_again_is_another_group(monkeypatch):
@@ -145,11 +145,11 @@ def test_a_process_group_that_was_destroyed_and_made_again_is_another_group(monk
         dist.init_process_group("gloo", store=(made := dist.HashStore()), rank=0, world_size=1)
         monkeypatch.setattr(dist, "get_world_size", lambda: 4)
         monkeypatch.setattr(dist, "get_rank", lambda: 1)
-        board = default_group().board
-        assert board.get("key") is None, f"in life {life}"
-        board.put("key", "note")
+        coordination = default_group().coordination
+        assert coordination.get("key") is None, f"in life {life}"
+        coordination.put("key", "note")
         monkeypatch.undo()
-        del made, board
+        del made, coordination
         dist.destroy_process_group()
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError, WorkerLostError, WorkFailedError
 from flytekitplugins_safedist.fs import Identity, once, once_per_job, once_per_node
-from flytekitplugins_safedist.fs.coordination import MemoryBoard
+from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 from flytekitplugins_safedist.fs.group import Group
 from flytekitplugins_safedist.fs.process import this_process
 from tests.procs import DEADLINE, until
 
 
 def test_another_thread_of_the_worker_waits_for_the_work_and_has_its_result(monkeypatch):
-    group = Group(MemoryBoard(), Identity())
+    group = Group(MemoryCoordinationStore(), Identity())
     at_work, waits = threading.Event(), threading.Event()
     wait = once._await
     monkeypatch.setattr(once, "_await", lambda *args: waits.set() or wait(*args))
@@ -40,33 +40,33 @@ def test_another_thread_of_the_worker_waits_for_the_work_and_has_its_result(monk
 
 
 def test_the_thread_that_works_is_told_that_its_work_waits_for_itself():
-    group = Group(MemoryBoard(), Identity())
+    group = Group(MemoryCoordinationStore(), Identity())
     with pytest.raises(FsError, match="waits for itself"):
         once_per_job("load", lambda: once_per_job("load", int, group=group), group=group)
 
 
 def test_a_worker_shows_that_it_lives_for_as_long_as_it_works(monkeypatch):
     monkeypatch.setattr(once, "PULSE_S", 0.001)
-    board = MemoryBoard()
+    coordination = MemoryCoordinationStore()
 
     def work() -> None:
-        until(lambda: int(board.get("once/job/load/0/pulse") or 0) >= 3, "three signs of life")
+        until(lambda: int(coordination.get("once/job/load/0/pulse") or 0) >= 3, "three signs of life")
 
-    once_per_job("load", work, group=Group(board, Identity(world_size=2)))
+    once_per_job("load", work, group=Group(coordination, Identity(world_size=2)))
 
 
 def test_a_worker_elsewhere_is_lost_when_it_shows_no_life_for_a_lease_and_not_before(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    board = MemoryBoard()
-    board.lease_s = 10.0
+    coordination = MemoryCoordinationStore()
+    coordination.lease_s = 10.0
     elsewhere = once._Worker(replace(this_process(), boot_id="of another machine"), 0, 1, "token", "")
-    watch = once._Watch(Group(board, Identity(1, 2)), "place", elsewhere)
+    watch = once._Watch(Group(coordination, Identity(1, 2)), "place", elsewhere)
     assert not watch.judges
     for beat in range(3):
         clock[0] += 9.0
         assert watch.lost() == ""
-        board.put("place/pulse", str(beat))
+        coordination.put("place/pulse", str(beat))
         clock[0] += 9.0
         assert watch.lost() == "", "that beat was new"
     clock[0] += 10.0
@@ -76,9 +76,9 @@ def test_a_worker_elsewhere_is_lost_when_it_shows_no_life_for_a_lease_and_not_be
 
 
 def test_a_worker_on_this_machine_is_judged_by_the_kernel_whatever_it_shows(monkeypatch):
-    board = MemoryBoard()
-    board.lease_s = 0.0
-    group = Group(board, Identity(1, 2))
+    coordination = MemoryCoordinationStore()
+    coordination.lease_s = 0.0
+    group = Group(coordination, Identity(1, 2))
     alive = once._Watch(group, "place", once._Worker(this_process(), 0, 1, "token", ""))
     assert alive.judges
     assert alive.lost() == ""
@@ -89,7 +89,7 @@ def test_a_worker_on_this_machine_is_judged_by_the_kernel_whatever_it_shows(monk
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "another"}, {"pid_ns": "pid:[1]"}], ids=["machine", "container"])
 def test_a_worker_of_another_machine_or_container_is_not_judged_by_this_kernel(elsewhere):
     worker = once._Worker(replace(this_process(), pid=2**22 + 1, **elsewhere), 0, 1, "token", "")
-    watch = once._Watch(Group(MemoryBoard(), Identity(1, 2)), "place", worker)
+    watch = once._Watch(Group(MemoryCoordinationStore(), Identity(1, 2)), "place", worker)
     assert not watch.judges
     assert watch.lost() == ""
 
@@ -100,39 +100,39 @@ def test_who_is_told_to_end_while_it_works_ends_so(error):
         raise error
 
     with pytest.raises(error):
-        once_per_job("load", work, group=Group(MemoryBoard(), Identity()))
+        once_per_job("load", work, group=Group(MemoryCoordinationStore(), Identity()))
 
 
 def test_after_a_worker_was_lost_the_next_call_is_another_try():
-    board = MemoryBoard()
+    coordination = MemoryCoordinationStore()
     ended = once._Worker(replace(this_process(), pid=2**22 + 1), 0, 1, "token", "")
-    board.put_once("once/job/load/0/worker", ended.to_text())
-    group = Group(board, Identity(1, 2))
+    coordination.put_once("once/job/load/0/worker", ended.to_text())
+    group = Group(coordination, Identity(1, 2))
     with pytest.raises(WorkerLostError):
         once_per_job("load", lambda: "loaded", group=group)
     assert once_per_job("load", lambda: "loaded", group=group) == "loaded"
 
 
 def test_who_waits_is_woken_whether_the_work_was_done_or_failed(monkeypatch):
-    rung: list[str] = []
+    woken: list[str] = []
 
-    class Bell(once.Bell):
-        def ring(self) -> None:
-            rung.append("rung")
-            super().ring()
+    class WakeUp(once.WakeUp):
+        def wake(self) -> None:
+            woken.append("woken")
+            super().wake()
 
-    monkeypatch.setattr(once, "Bell", Bell)
-    group = Group(MemoryBoard(), Identity())
+    monkeypatch.setattr(once, "WakeUp", WakeUp)
+    group = Group(MemoryCoordinationStore(), Identity())
     once_per_job("load", lambda: 1, group=group)
-    assert rung == ["rung"]
+    assert woken == ["woken"]
     with pytest.raises(WorkFailedError):
         once_per_job("fail", lambda: 1 / 0, group=group)
-    assert rung == ["rung"] * 2
+    assert woken == ["woken"] * 2
 
 
 def test_every_node_does_the_work_once_where_no_directory_is_shared():
-    board, done = MemoryBoard(), []
+    coordination, done = MemoryCoordinationStore(), []
     for rank, node in ((0, 0), (1, 0), (2, 1), (3, 1)):
-        group = Group(board, Identity(rank, 4, rank % 2, 2, node, 2))
+        group = Group(coordination, Identity(rank, 4, rank % 2, 2, node, 2))
         assert once_per_node("fill", lambda node=node: done.append(node) or node, group=group) == node
     assert done == [0, 1]

@@ -231,7 +231,7 @@ def marked(place):
     return work
 
 
-def test_nothing_is_left_on_the_board_of_what_nobody_will_ask_for_again(groups, place, tmp_path):
+def test_nothing_is_left_in_the_store_of_what_nobody_will_ask_for_again(groups, place, tmp_path):
     each(groups, parts(place))
     assert (tmp_path / "notes" / "publish").is_dir()
     assert [*(tmp_path / "notes" / "publish").rglob("*.note")] == []
