@@ -27,7 +27,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import horovod_cuda
@@ -299,14 +299,17 @@ def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: P
     return wheel
 
 
-def obtain_wheel(cache: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None) -> Path:
-    """The wheel for this toolchain: from the cache, or built and published there."""
+def obtain_wheel(
+    cache: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None, also: Sequence[Path] = ()
+) -> Path:
+    """The wheel for this toolchain: from the cache, or one of those ``also`` read, or built and published there."""
     facts = build_facts(tools, flags)
     key = cache_key(facts)
     entry = cache / key
-    if wheel := cached_wheel(entry):
-        say(f"cached: {wheel}")
-        return wheel
+    for directory in (cache, *also):
+        if wheel := cached_wheel(directory / key):
+            say(f"cached: {wheel}")
+            return wheel
     cache.mkdir(parents=True, exist_ok=True)
     with one_builder(cache / f"{key}.lock"):
         if wheel := cached_wheel(entry):  # whoever held the lock before us built it
@@ -334,6 +337,7 @@ def hand_out(wheel: Path, directory: Path) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--cache-dir", type=Path, default=default_cache(os.environ), help="default: %(default)s")
+    parser.add_argument("--also-from", type=Path, action="append", default=[], help="a further cache, only read")
     parser.add_argument("--wheel-dir", type=Path, help="also copy the wheel into this directory")
     parser.add_argument("--sdist", type=Path, help=f"the released horovod-{VERSION}.tar.gz, instead of a download")
     parser.add_argument(
@@ -349,7 +353,8 @@ def run(options: argparse.Namespace) -> None:
     nccl = options.gpu == "nccl"
     if not options.verify_only:
         tools = find_toolchain(os.environ, nccl=nccl)
-        wheel = obtain_wheel(options.cache_dir.absolute(), tools, build_flags(os.environ, nccl=nccl), options.sdist)
+        flags = build_flags(os.environ, nccl=nccl)
+        wheel = obtain_wheel(options.cache_dir.absolute(), tools, flags, options.sdist, options.also_from)
         if options.wheel_dir:
             hand_out(wheel, options.wheel_dir)
         if options.no_install:

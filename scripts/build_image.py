@@ -3,7 +3,8 @@
 
 ``docker build .`` by itself sees none of them. What pip is configured with is read from pip (never from a list of our
 own), handed to the build as secrets, and so is in no layer and in no file of the repository. Local wheel directories
-(pip's ``find-links``) become a throwaway image, because a build can mount an image but not a directory elsewhere.
+(pip's ``find-links``) become a throwaway image, because a build can mount an image but not a directory elsewhere; with
+them go the Horovod wheels that this machine has built, of which the build takes the one that its own key names.
 
 Standard library only. Exit status: 0 built; 1 failed, and the message says why.
 """
@@ -23,9 +24,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from horovod_toolchain import default_cache
+
 ROOT = Path(__file__).resolve().parents[1]
 TAG = "flytekitplugins-safedist:dev"
 BASE_IMAGE = "python:3.11-slim-bookworm"
+TORCH = "torch==2.15.0"
 WHEELS_TAG = "flytekitplugins-safedist-wheels:local"
 DEBIANS_CLIENT = "/usr/bin/docker"  # where another client comes first on PATH
 CA_IN_BUILD = "/run/secrets/ca.pem"
@@ -99,6 +103,11 @@ def local_wheels(settings: Mapping[str, str]) -> list[Path]:
     return sorted(wheel for place in places if place.is_dir() for wheel in place.glob("*.whl"))
 
 
+def built_wheels(cache: Path) -> list[Path]:
+    """What scripts/build_horovod.py keeps in its cache: for each key, a directory with a wheel and its facts."""
+    return sorted(path for facts in cache.glob("horovod-*/facts.json") for path in facts.parent.iterdir())
+
+
 def certificates(settings: Mapping[str, str], env: Mapping[str, str]) -> Path | None:
     """The CA bundle that this machine's pip trusts, if it was told to trust another than its own."""
     named = settings.get("cert") or env.get("SSL_CERT_FILE") or env.get("REQUESTS_CA_BUNDLE")
@@ -125,21 +134,27 @@ def require_base(docker: str, image: str) -> None:
     )
 
 
-def import_wheels(docker: str, wheels: list[Path]) -> str:
-    """Make an image whose root directory holds the wheels. Imported anew only when the files changed."""
-    stamp = " ".join(f"{wheel.name}:{wheel.stat().st_size}:{wheel.stat().st_mtime_ns}" for wheel in wheels)
+def wheels_and_their_places(settings: Mapping[str, str], cache: Path) -> dict[str, Path]:
+    """Name in the image of wheels -> file: pip's local wheels in its root, Horovod's below ``horovod/KEY/``."""
+    kept = {f"horovod/{path.parent.name}/{path.name}": path for path in built_wheels(cache)}
+    return {wheel.name: wheel for wheel in local_wheels(settings)} | kept
+
+
+def import_wheels(docker: str, wheels: Mapping[str, Path]) -> str:
+    """Make an image that holds the wheels at their places. Imported anew only when the files changed."""
+    stamp = " ".join(f"{name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for name, path in wheels.items())
     label = '{{ index .Config.Labels "wheels" }}'
     if output([docker, "image", "inspect", "--format", label, WHEELS_TAG]).strip() == stamp:
         return WHEELS_TAG
     command = [docker, "import", "--change", f'LABEL wheels="{stamp}"', "-", WHEELS_TAG]
     with tempfile.TemporaryFile() as stream:
         with tarfile.open(fileobj=stream, mode="w") as archive:
-            for wheel in wheels:
-                archive.add(wheel, arcname=wheel.name)
+            for name, path in wheels.items():
+                archive.add(path, arcname=name)
         stream.seek(0)
         status = subprocess.run(command, stdin=stream, stdout=subprocess.DEVNULL, check=False).returncode
     if status != 0:
-        raise ImageError(f"docker import of {len(wheels)} local wheels failed (exit status {status})")
+        raise ImageError(f"docker import of {len(wheels)} wheels failed (exit status {status})")
     return WHEELS_TAG
 
 
@@ -159,7 +174,7 @@ def build(options: argparse.Namespace) -> None:
     docker = find_docker()
     require_base(docker, options.base_image)
     settings = pip_settings(output([sys.executable, "-m", "pip", "config", "list"]))
-    wheels = local_wheels(settings)
+    wheels = wheels_and_their_places(settings, default_cache(os.environ))
     arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "EXTRA_PACKAGES": options.extra_packages}
     if wheels:
         arguments["WHEELS_IMAGE"] = import_wheels(docker, wheels)
@@ -180,7 +195,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tag", default=TAG, help="default: %(default)s")
     parser.add_argument("--base-image", default=BASE_IMAGE, help="default: %(default)s")
     parser.add_argument("--target", choices=("final", "mpi"), default="final", help="mpi: with an ssh server")
-    parser.add_argument("--torch", default="torch==2.13.0", help="what pip installs; default: %(default)s")
+    parser.add_argument(
+        "--torch", default=os.environ.get("TORCH", TORCH), help="what pip installs; default: %(default)s"
+    )
     parser.add_argument("--extra-packages", default="", help="further packages, separated by spaces")
     return parser.parse_args(arguments)
 

@@ -394,6 +394,16 @@ class TestCache:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["horovod-0.28.1-test.whl"]
         assert "cached: " in capsys.readouterr().out
 
+    def test_a_wheel_of_a_further_cache_is_handed_out_and_nothing_is_written(self, tmp_path: Path) -> None:
+        tools = TestBuildEnvironment.tools
+        further = tmp_path / "further" / toolchain.cache_key(toolchain.build_facts(tools, {}))
+        further.parent.mkdir()
+        self.entry(tmp_path).rename(further)
+        cache = tmp_path / "own"
+        wheel = build.obtain_wheel(cache, tools, {}, sdist=tmp_path / "would fail", also=[further.parent])
+        assert wheel.parent == further
+        assert not cache.exists()
+
 
 class TestVerify:
     report = "Available Frameworks:\n    [ ] TensorFlow\n    [X] PyTorch\nAvailable Controllers:\n    [{}] Gloo\n"

@@ -49,6 +49,27 @@ class TestPipSettings:
         found = build_image.local_wheels({"find-links": places})
         assert [wheel.name for wheel in found] == ["one.whl", "two.whl"]
 
+    def test_horovod_wheels_that_this_machine_has_built_go_in_whole_and_half_made_ones_do_not(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "local").mkdir()
+        (tmp_path / "local" / "torch.whl").touch()
+        cache = tmp_path / "cache"
+        for name in ("horovod-key", ".building-horovod-key-host-1"):
+            (cache / name).mkdir(parents=True)
+            (cache / name / "horovod.whl").touch()
+            (cache / name / "facts.json").touch()
+        (cache / "horovod-key.lock").touch()
+        (cache / "horovod-other").mkdir()
+        (cache / "horovod-other" / "horovod.whl").touch()
+        found = build_image.wheels_and_their_places({"find-links": str(tmp_path / "local")}, cache)
+        assert found == {
+            "torch.whl": tmp_path / "local" / "torch.whl",
+            "horovod/horovod-key/facts.json": cache / "horovod-key" / "facts.json",
+            "horovod/horovod-key/horovod.whl": cache / "horovod-key" / "horovod.whl",
+        }
+        assert build_image.wheels_and_their_places({}, tmp_path / "no cache") == {}
+
     def test_the_certificates_are_those_that_pip_was_told_to_trust(self, tmp_path: Path) -> None:
         mine, other = tmp_path / "mine.pem", tmp_path / "other.pem"
         mine.touch()
@@ -120,6 +141,7 @@ def test_the_dockerfile_mounts_what_this_script_hands_in() -> None:
     text = (build_image.ROOT / "Dockerfile").read_text()
     assert "id=pip_conf,target=/etc/pip.conf" in text
     assert f"id=ca,target={build_image.CA_IN_BUILD}" in text
+    assert "--also-from /wheels/horovod" in text
     assert f"ARG BASE_IMAGE={build_image.BASE_IMAGE}\n" in text
     for argument in ("WHEELS_IMAGE", "TORCH", "EXTRA_PACKAGES"):
         assert f"\nARG {argument}=" in text
