@@ -7,7 +7,12 @@
 # wheel is kept in the user's cache (scripts/build_horovod.py), so that it is compiled once per machine.
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+ifndef TORCH
+# The newest that docs/versions.md's table has proven; torch 2.15 has no wheel for Python 3.10.
+TORCH := $(shell $(PYTHON) -c 'import sys; print("torch==2.15.0" if sys.version_info >= (3, 11) else "torch==2.14.1")' 2>/dev/null)
+endif
+# For scripts/build_image.py, which make calls and the container tests do.
+export TORCH
 VENV ?= .venv
 # Further options for pip, e.g. PIP_OPTIONS="--extra-index-url ..." for a CPU build of torch: the default index's is a
 # CUDA build with its libraries, 2.6 GB to download and 5.5 GB in .venv (torch 2.15.0).
