@@ -538,3 +538,22 @@ def test_of_two_long_names_that_of_pax_counts_in_whatever_order_they_come(tmp_pa
     headers = [raw("x", record, size=b"%o" % len(record), flag=b"x"), raw("L", b"gnu\0", size=b"4", flag=b"L")]
     data = b"".join(headers[at] for at in order) + raw() + bytes(1024)
     assert list(unpack([data], tmp_path, label="code").entries) == [b"pax"]
+
+
+@pytest.mark.parametrize("record", [b"10 path=x\n", b"14 linkpath=x\n", b"9 size=1\n"])
+def test_no_global_header_gives_every_member_one_name_link_or_size(tmp_path, record):
+    data = raw("g", record, size=b"%o" % len(record), flag=b"g") + raw() + bytes(1024)
+    with pytest.raises(ArchiveError, match="gives every member the same name, link or size"):
+        unpack([data], tmp_path, label="code")
+
+
+def test_how_well_it_is_packed_counts_beyond_the_size_that_is_said(tmp_path):
+    data = gzip.compress(tar([member("zeros", bytes(100_000))]))
+    for name, more in (("at", 0), ("beyond", -1)):
+        (tmp_path / name).mkdir()
+        limits = Limits(max_ratio=1.0, ratio_from=len(gzip.decompress(data)) + more)
+        if name == "at":
+            assert unpack([data], tmp_path / name, label="code", limits=limits).files == 1
+        else:
+            with pytest.raises(ArchiveError, match="suspiciously much"):
+                unpack([data], tmp_path / name, label="code", limits=limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,9 +11,10 @@ from datetime import timedelta
 import pytest
 
 from flytekitplugins_safedist.errors import FsError, FsIoError, FsTimeoutError, FsUnsupportedError
-from flytekitplugins_safedist.fs import Group, Identity, barrier
+from flytekitplugins_safedist.fs import Group, Identity, barrier, file_coordination
 from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 from flytekitplugins_safedist.fs.file_coordination import FileCoordinationStore
+from flytekitplugins_safedist.fs.mount_info import Mount
 from flytekitplugins_safedist.fs.torch_coordination import TorchCoordinationStore
 from tests.fusefs import FuseMount, require
 
@@ -108,6 +110,27 @@ def test_who_sees_that_all_have_come_says_so_for_the_last_one_who_died_before_it
             return super().wait(key, 0.0)
 
     barrier(group=Group(Last(), Identity(0, 2, 0, 2)), timeout=5)
+
+
+def test_a_worker_may_be_silent_for_longer_where_notes_are_slow_to_show(tmp_path, monkeypatch):
+    assert FileCoordinationStore(tmp_path).lease_s == 30.0
+    monkeypatch.setattr(file_coordination, "mount_of", lambda path: Mount("/", "nfs4", "server:/", "rw"))
+    assert FileCoordinationStore(tmp_path).lease_s == 180.0
+
+
+def test_a_note_that_could_not_be_left_for_a_moment_is_left_and_nothing_else_stays(tmp_path, monkeypatch):
+    link, failures = os.link, [errno.EIO, errno.ESTALE]
+
+    def fail(*args, **options):
+        if failures:
+            raise OSError(failures.pop(), "for a moment")
+        link(*args, **options)
+
+    monkeypatch.setattr(os, "link", fail)
+    coordination = FileCoordinationStore(tmp_path)
+    assert coordination.put_once("key", "mine") == "mine"
+    assert coordination.put_once("key", "another") == "mine"
+    assert os.listdir(tmp_path) == ["key.note"]
 
 
 def test_a_meeting_that_all_have_left_leaves_nothing_in_the_store(tmp_path):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,3 +208,15 @@ def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once() -> N
             worker._die_with(-1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_LOST_PARENT
+
+
+def test_temporary_files_go_where_the_rank_is_told_whoever_asked_before(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            tempfile.tempdir = "/where/the/server/was/told"
+            worker._take_environment(SimpleNamespace(environment={"TMPDIR": str(tmp_path)}))  # type: ignore[arg-type]
+            code = int(tempfile.gettempdir() != str(tmp_path))
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
