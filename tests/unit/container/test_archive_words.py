@@ -557,3 +557,14 @@ def test_how_well_it_is_packed_counts_beyond_the_size_that_is_said(tmp_path):
         else:
             with pytest.raises(ArchiveError, match="suspiciously much"):
                 unpack([data], tmp_path / name, label="code", limits=limits)
+
+
+def test_what_is_not_packed_at_all_is_as_large_as_it_comes(tmp_path):
+    limits = Limits(max_ratio=1.0, ratio_from=0)
+    assert unpack([tar([member("f", bytes(3000))])], tmp_path, label="code", limits=limits).files == 1
+
+
+def test_nothing_comes_after_the_padding_of_a_stream_wherever_it_is_cut(tmp_path):
+    packed = gzip.compress(tar([member("f", b"x")]))
+    with pytest.raises(ArchiveError, match="trailing garbage"):
+        unpack([packed + bytes(512), packed], tmp_path, label="code")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
+import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,7 @@ from flytekitplugins_safedist.ranks import worker
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
 from flytekitplugins_safedist.ranks.worker import RankOrder
+from tests.procs import DEADLINE
 
 
 def order(directory: Path, **environment: str) -> RankOrder:
@@ -220,3 +223,29 @@ def test_temporary_files_go_where_the_rank_is_told_whoever_asked_before(tmp_path
             code = int(tempfile.gettempdir() != str(tmp_path))
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_rank_dies_with_its_server() -> None:
+    ended, held = os.pipe()
+    told, tell = os.pipe()
+    server = os.fork()
+    if server == 0:
+        parent = os.getpid()
+        if os.fork() == 0:
+            worker._die_with(parent)
+            os.write(tell, str(os.getpid()).encode())
+        else:
+            os.close(held)
+        signal.pause()
+        os._exit(0)
+    os.close(held)
+    rank = int(os.read(told, 20))
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    try:
+        assert select.select([ended], [], [], DEADLINE)[0], "the rank's end of the pipe is closed"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+        for end in (ended, told, tell):
+            os.close(end)
