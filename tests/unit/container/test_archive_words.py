@@ -568,3 +568,9 @@ def test_nothing_comes_after_the_padding_of_a_stream_wherever_it_is_cut(tmp_path
     packed = gzip.compress(tar([member("f", b"x")]))
     with pytest.raises(ArchiveError, match="trailing garbage"):
         unpack([packed + bytes(512), packed], tmp_path, label="code")
+
+
+@pytest.mark.parametrize("more", [b"\x1f", b"\x1f\x8b"])
+def test_a_stream_that_ends_in_the_first_bytes_of_another_is_truncated(tmp_path, more):
+    with pytest.raises(ArchiveError, match="truncated"):
+        unpack([gzip.compress(tar([member("f", b"x")])) + more], tmp_path, label="code")
