@@ -566,8 +566,13 @@ def test_what_is_not_packed_at_all_is_as_large_as_it_comes(tmp_path):
 
 def test_nothing_comes_after_the_padding_of_a_stream_wherever_it_is_cut(tmp_path):
     packed = gzip.compress(tar([member("f", b"x")]))
-    with pytest.raises(ArchiveError, match="trailing garbage"):
-        unpack([packed + bytes(512), packed], tmp_path, label="code")
+    with pytest.raises(ArchiveError, match="trailing garbage behind its gzip stream"):
+        unpack([packed + bytes(512), gzip.compress(bytes(512))], tmp_path, label="code")
+
+
+def test_what_lies_between_the_end_mark_and_zeros_is_garbage_however_it_is_cut(tmp_path):
+    with pytest.raises(ArchiveError, match="trailing garbage behind its end mark"):
+        unpack([tar([member("f", b"x")]), b"x" * 512, bytes(512)], tmp_path, label="code")
 
 
 @pytest.mark.parametrize("more", [b"\x1f", b"\x1f\x8b"])
