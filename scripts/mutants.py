@@ -34,6 +34,7 @@ MODULES: Mapping[str, Sequence[str]] = {
         "container/test_staging.py",
         "container/test_staging_keeping.py",
         "container/test_staging_source.py",
+        "container/test_staging_store.py",
     ],
 }
 """Module or package to what tests it, below tests/unit."""
