@@ -29,7 +29,7 @@ from flytekitplugins_safedist.container.staging.locks import WorkDir, exclusivel
 from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import ObjectIdentity
 from flytekitplugins_safedist.container.staging.watch import Abandoned, Watch
-from flytekitplugins_safedist.errors import StagingError
+from flytekitplugins_safedist.errors import ArchiveError, StagingError
 from tests.tarballs import directory, member, project, targz
 
 
@@ -341,6 +341,13 @@ def test_a_store_that_fails_by_its_own_word_is_not_asked_again_whether_the_archi
     with pytest.raises(StagingError, match="down"):
         stage("x://y", tmp_path / "dest", Options(store=tmp_path / "store", retry=Retry(1)))
     assert asked == ["identity"]
+
+
+def test_pickled_code_that_is_not_packed_is_refused_for_what_reads_it_unpacks_it(tmp_path):
+    (tmp_path / "pkl.gz").write_bytes(b"a pickle, but no gzip" * 100)
+    with pytest.raises(ArchiveError, match="The archive is not gzip"):
+        stage(str(tmp_path / "pkl.gz"), tmp_path / "dest", Options(store=tmp_path / "store", retry=Retry(1)))
+    assert not (tmp_path / "dest").exists()
 
 
 def test_a_tree_that_goes_as_soon_as_it_is_published_is_an_error_and_is_not_used(staged, monkeypatch):
