@@ -64,9 +64,9 @@ class Links:
         return self._named("control")
 
     @property
-    def bell(self) -> Connection:
+    def wakeup(self) -> Connection:
         """For the one blocking wait of this node."""
-        return self._named("bell")
+        return self._named("wakeup")
 
     @property
     def raw(self) -> Connection:
@@ -185,7 +185,7 @@ class Links:
 
     @property
     def _labels(self) -> tuple[str, ...]:
-        return ("control", "bell", "agent") if self._settings.raw_store else ("control", "bell")
+        return ("control", "wakeup", "agent") if self._settings.raw_store else ("control", "wakeup")
 
     def _open_within(self) -> None:
         from torch.distributed import HashStore

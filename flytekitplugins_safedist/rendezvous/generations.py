@@ -62,8 +62,8 @@ class Generations:
     def wake(self, generation: int) -> None:
         """Wake those who wait for ``generation`` to form, and those who run in it."""
         self.decide(generation, Go(go=False))
-        bell = self._keys.bell(generation)
-        self._links.control.call("waking the others", lambda store: store.set(bell, "1"))
+        wakeup = self._keys.wakeup(generation)
+        self._links.control.call("waking the others", lambda store: store.set(wakeup, "1"))
 
     def offer(self, generation: int, values: Mapping[str, str]) -> None:
         """Node 0: what the ranks of ``generation`` meet at."""

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _LOOK = 0.5
 """Seconds between two looks at a round that goes on without this node."""
 
-_RING = 0.2
+_WAKEUP_SECONDS = 0.2
 """Seconds for the wake-up key of the last generation to be seen, once its successor was."""
 
 
@@ -52,7 +52,7 @@ class FixedGroup:
         self._prepare_round = prepare_round
         self.links = Links(settings, self.keys)
         self._generations = Generations(self.links, self.keys, settings)
-        self._ringing: Future[None] | None = None
+        self._wakeup: Future[None] | None = None
         self._incarnation = 0
         self._claimed = ""  # the store on which it was claimed
         self._arrived = -1
@@ -127,7 +127,7 @@ class FixedGroup:
         if self.watch is not None:
             self.watch.stop()
             self.watch = None
-        self._ringing = None
+        self._wakeup = None
         if error.seen == SUPERSEDED:
             self.links.never_again()
         self.links.close()
@@ -155,9 +155,9 @@ class FixedGroup:
         while True:
             go = self._arrive(generation, deadline)
             if go.go:
-                self._ringing = self.links.bell.wait_for_key(self.keys.bell(generation))
+                self._wakeup = self.links.wakeup.wait_for_key(self.keys.wakeup(generation))
                 if self.watch is not None:
-                    self.watch.settle(generation, self._ringing)
+                    self.watch.settle(generation, self._wakeup)
                 self.kept.settle(Carried.parse(go.carried.encode()))
                 return Round(generation, go.values)
             generation = self._current()
@@ -281,11 +281,11 @@ class FixedGroup:
         return generation
 
     def _arrive(self, generation: int, deadline: float) -> Go:
-        if self._ringing is not None:
+        if self._wakeup is not None:
             try:
-                self._ringing.result(_RING)
+                self._wakeup.result(_WAKEUP_SECONDS)
             except FutureTimeoutError:
-                # Whoever moved the generation died before ringing; our own wait would block the bell connection.
+                # Whoever moved the generation died before it woke the others; our own wait would block that connection.
                 self._generations.wake(self._arrived)
         if self.node_rank == 0:
             self._generations.offer(generation, self._prepare_round(generation))
@@ -297,7 +297,7 @@ class FixedGroup:
 
     def _await_go(self, generation: int, deadline: float) -> Go:
         key, vigil = self.keys.go(generation), Vigil("", self.settings.timeout, self.kept.say)
-        came = self.links.bell.submit(lambda store: bytes(store.get(key)))
+        came = self.links.wakeup.submit(lambda store: bytes(store.get(key)))
         while True:
             left = deadline - time.monotonic()
             with suppress(FutureTimeoutError):
@@ -309,7 +309,7 @@ class FixedGroup:
             if self.settings.node_rank == 0 and vigil.due():
                 # Only here, where the store is: N nodes need not look at N keys each.
                 vigil.look(*NOT_THERE, who=self.settings.describe(self._generations.missing(generation)))
-            # The bell's connection may be broken without a sign while this one works: look, once per beat.
+            # The connection of the wake-up may be broken without a sign while this one works: look, once per beat.
             decided = self._generations.peek(generation)
             if decided is not None:
                 return decided

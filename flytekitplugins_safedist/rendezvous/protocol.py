@@ -103,9 +103,9 @@ class Keys:
         """The decision about this generation (:class:`Go`), taken once by compare_set."""
         return self._key(f"go/{generation}")
 
-    def bell(self, generation: int) -> str:
+    def wakeup(self, generation: int) -> str:
         """Set when this generation is no longer the current one: wakes those who run in it."""
-        return self._key(f"bell/{generation}")
+        return self._key(f"wakeup/{generation}")
 
     def judge(self, generation: int) -> str:
         """The one node that looks up who is missing when deadlines expire."""
@@ -302,7 +302,7 @@ def supersede(store: Any, keys: Keys, node: int) -> None:
     while not before.decode().startswith(_END):
         found = bytes(store.compare_set(keys.generation, before.decode(), end))
         if found.decode() == end:
-            store.set(keys.bell(int(before)), "1")
+            store.set(keys.wakeup(int(before)), "1")
         before = found
 
 

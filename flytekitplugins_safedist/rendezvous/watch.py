@@ -34,10 +34,10 @@ class GroupWatch(Heartbeat):
         """The latest generation seen; -1 before the first look."""
         return self._generation
 
-    def settle(self, generation: int, bell: Future[None]) -> None:
-        """The node now runs in ``generation``, until ``bell`` is done."""
+    def settle(self, generation: int, wakeup: Future[None]) -> None:
+        """The node now runs in ``generation``, until ``wakeup`` is done."""
         self._settled = generation
-        bell.add_done_callback(lambda _: self._wake.set())
+        wakeup.add_done_callback(lambda _: self._wake.set())
 
     def moved(self) -> bool:
         """Whether a later generation than the settled one was asked for."""

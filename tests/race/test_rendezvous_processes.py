@@ -259,7 +259,7 @@ def until_arrivals(handler, pipe, generation, count):
         pause.wait(0.01)
 
 
-def move_without_ringing(handler, pipe):
+def move_without_a_wakeup(handler, pipe):
     """What is left of a node that was killed between moving the generation and waking the others."""
     key, number = handler._group.keys.generation, handler.round
     handler._group.control.call("test", lambda store: store.compare_set(key, str(number), str(number + 1)))
@@ -720,7 +720,7 @@ def test_an_end_in_failure_that_node_0_did_not_upload_is_brought_to_its_replacem
 def test_a_move_whose_author_died_before_waking_the_others_is_noticed(cluster):
     nodes = cluster.nodes(3)
     number = same_round(joined(nodes))
-    nodes[2].do(move_without_ringing)
+    nodes[2].do(move_without_a_wakeup)
     for node in nodes:
         node.start(until_moved)
     assert all(node.answer() for node in nodes)

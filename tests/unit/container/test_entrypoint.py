@@ -77,7 +77,7 @@ def waits() -> str:
         os.write(write, str(server.port).encode())
         os.read(until_i_am_gone, 1)
         os._exit(0)
-    connection = Connection.dial("127.0.0.1", int(os.read(read, 9)), timeout=60, heartbeat_timeout=60, label="bell")
+    connection = Connection.dial("127.0.0.1", int(os.read(read, 9)), timeout=60, heartbeat_timeout=60, label="wakeup")
     connection.wait_for_key("never")
     __main__.last = EndsTheStoreAtTheLastMoment(pid)
     return "done"

@@ -325,7 +325,7 @@ def test_the_store_given_to_the_agent_is_shared_within_a_round_and_fresh_in_the_
 def test_rounds_form_even_when_the_connection_that_waits_hears_nothing_any_more(pair):
     first, second = pair
     before = first.round
-    second._group.links.bell.wait_for_key("a key that nobody writes")
+    second._group.links.wakeup.wait_for_key("a key that nobody writes")
     for step in (1, 2):
         first.request_round()
         until_moved(second)
