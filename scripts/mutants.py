@@ -27,7 +27,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "ranks/outcome": ["ranks/test_outcome.py"],
     "job/verdict": ["job/test_verdict.py"],
     "topology": ["topology"],
-    "job/coordinator": ["job/test_coordinator.py", "job/test_job_wide.py"],
+    "job/coordinator": ["job/test_coordinator.py", "job/test_job_coordinator.py"],
     "fs": ["fs"],
     "container/archive": ["container/test_archive.py", "container/test_archive_words.py"],
     "container/staging": [

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from ..errors import NodeLostError, RendezvousError
 from ..ranks.outcome import RankOutcome, echo, encodable, is_consequence
 from ..rendezvous.failure import Failure
+from ..rendezvous.heartbeat_monitor import Pulse
 from ..rendezvous.jobstore import TEXT_LIMIT
-from ..rendezvous.pulse import Pulse
 from ..rendezvous.session import RendezvousSession
 from .policy import Action, Decision, decide, would_repeat
 

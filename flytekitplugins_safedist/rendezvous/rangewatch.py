@@ -12,9 +12,9 @@ from ..errors import StoreLostError
 from . import departures
 from .client import Connection
 from .heartbeat import Heartbeat
+from .heartbeat_monitor import Pulse
 from .job_state import JobState
 from .protocol import Keys
-from .pulse import Pulse
 
 
 class RangeWatch(Heartbeat):

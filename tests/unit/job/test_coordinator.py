@@ -8,8 +8,8 @@ from flytekitplugins_safedist.job.coordinator import Ended, _failure, speaks_for
 from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.ranks.outcome import RankOutcome
 from flytekitplugins_safedist.rendezvous.failure import Failure
+from flytekitplugins_safedist.rendezvous.heartbeat_monitor import Pulse
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
-from flytekitplugins_safedist.rendezvous.pulse import Pulse
 from tests.outcomes import failed, raised
 
 
