@@ -229,7 +229,7 @@ class WorkFailedError(FsError):
 
 
 class WorkerLostError(FsError):
-    """The one caller that did the work died or fell silent before it was done."""
+    """The one caller that did the work died, or showed no sign of life, before it was done."""
 
 
 class PublishError(FsError):

@@ -1,7 +1,7 @@
 """Who made this? A record that names one process for ever, and the proof that it is dead.
 
-Proof means: the kernel that ran the process says so. Anything else (age, silence, a host name that looks the same) is
-no proof, and a lock is never broken on it.
+Proof means: the kernel that ran the process says so. Anything else (age, a missing heartbeat, a host name that looks
+the same) is no proof, and a lock is never broken on it.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from ..errors import NodeLostError, RendezvousError
 from ..ranks.outcome import RankOutcome, echo, encodable, is_consequence
 from ..rendezvous.failure import Failure
-from ..rendezvous.heartbeat_monitor import Pulse
+from ..rendezvous.heartbeat_monitor import HeartbeatMonitor
 from ..rendezvous.jobstore import TEXT_LIMIT
 from ..rendezvous.session import RendezvousSession
 from .policy import Action, Decision, decide, would_repeat
 
 REPORT_SECONDS = 15.0
 """How long, at most, the nodes of a failed round wait for each other's word beyond the time that ending ranks may take;
-less where a node counts as silent earlier."""
+less where a heartbeat times out earlier."""
 
 _LEAST_SECONDS = 5.0
 """The same at least: a node whose ranks only echo a failure waits some seconds for the one that they echo."""
@@ -72,12 +72,12 @@ class Ended:
         return cls(RankOutcome.from_json(data["cause"]), decision, data["disk"], tuple(data["returned"]))
 
 
-def speaks_for_the_others(node_rank: int, silent: Sequence[int]) -> bool:
-    """Whether a node says that others have fallen silent: the first one that has not fallen silent itself does."""
-    return set(range(node_rank)) <= set(silent) and node_rank not in silent
+def is_to_report_the_lost(node_rank: int, overdue: Sequence[int]) -> bool:
+    """Whether a node reports that the heartbeats of others are overdue: the first one whose own is not does."""
+    return set(range(node_rank)) <= set(overdue) and node_rank not in overdue
 
 
-class JobWide:
+class JobCoordinator:
     """The job as all its agents see it."""
 
     def __init__(
@@ -94,14 +94,14 @@ class JobWide:
             handler: this node's rendezvous; its store holds all that is shared.
             max_restarts: the job's budget.
             stop_seconds: how long a node may take to end its ranks.
-            heartbeat: seconds of silence after which a node counts as lost.
+            heartbeat: seconds without a heartbeat after which a node counts as lost.
             say: takes one sentence for the node's log.
         """
         self._handler = handler
         self._max_restarts = max_restarts
         self._patience = stop_seconds + max(_LEAST_SECONDS, min(REPORT_SECONDS, heartbeat))
         self._say = say
-        self._pulse = Pulse(heartbeat)
+        self._monitor = HeartbeatMonitor(heartbeat)
         self._reported = -1
         self._done = -1
         self._missed = -1
@@ -110,8 +110,8 @@ class JobWide:
         """This node is told to stop: tell the others before its ranks are ended, so that they act at once.
 
         A new round is asked for, which begins when this node's place is taken; or, in a range, when the others are
-        there. A node whose ranks have succeeded already leaves in silence: its part is done, unless it holds rank 0's
-        outputs.
+        there. A node whose ranks have succeeded already leaves without a word: its part is done, unless it holds rank
+        0's outputs.
 
         Args:
             why: for the others' logs.
@@ -122,7 +122,7 @@ class JobWide:
 
     def _tell_that_it_leaves(self, why: str) -> None:
         handler = self._handler
-        # Whatever goes wrong here, the others will miss this node by its silence.
+        # Whatever goes wrong here, the others will miss this node's heartbeat.
         with suppress(RendezvousError):
             round_, jobs = handler.round, handler.jobs
             if handler.nodes == 1 and handler.node_0_holds_store:
@@ -184,15 +184,15 @@ class JobWide:
         round_, jobs = self._handler.round, self._handler.jobs
         self.report(cause, returned)
         self._handler.request_round()
-        found, silent = jobs.wait_reports(round_, self._patience)
+        found, overdue = jobs.wait_reports(round_, self._patience)
         self.say_who_left()
         if found is not None:
             cause = RankOutcome.from_json(found.text)
-        if silent and is_consequence(cause) and jobs.store_leaves(round_):
+        if overdue and is_consequence(cause) and jobs.store_leaves(round_):
             return Decision(Action.RESTART, "the node with the job's store has left")
-        if silent and is_consequence(cause):
+        if overdue and is_consequence(cause):
             seen = f"no word from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
-            return self._replace(round_, silent, seen)
+            return self._replace(round_, overdue, seen)
         if is_consequence(cause) and jobs.replaced(round_):
             # Another node has said that one is lost, and the lost one has spoken since: still no restart of the user's.
             return Decision(Action.RESTART, "the round was ended for a lost node")
@@ -232,7 +232,7 @@ class JobWide:
         return Decision(Action.RESTART, f"node(s) {names} are replaced")
 
     def watch_nodes(self) -> None:
-        """While ranks run: when a node has fallen silent, ask all for a new round.
+        """While ranks run: when a node's heartbeat is overdue, ask all for a new round.
 
         Its peers may hang in a collective without any error, so nothing else would ever end this round. A frozen node
         that wakes finds that the round is over and joins the next; one that is recreated takes its own place.
@@ -243,21 +243,21 @@ class JobWide:
         here = self._handler.node_rank
         # Where node 0 holds the store, the others hear of its loss anyway; N nodes need not read N counters each.
         watches = here == 0 or not self._handler.node_0_holds_store
-        if self._handler.nodes == 1 or not watches or not self._pulse.due():
+        if self._handler.nodes == 1 or not watches or not self._monitor.due():
             return
         round_, jobs = self._handler.round, self._handler.jobs
-        silent = self._pulse.silent(round_, jobs.beats())
-        if not silent or not speaks_for_the_others(here, silent):
+        overdue = self._monitor.overdue(round_, jobs.beats())
+        if not overdue or not is_to_report_the_lost(here, overdue):
             return
         # Not node 0: in a range it may be lost without the store, but with rank 0's outputs.
-        done = jobs.done_among(round_, [node for node in silent if node != 0])
+        done = jobs.done_among(round_, [node for node in overdue if node != 0])
         if done and self._missed != round_:
             self._missed = round_
             self._say(f"node(s) {', '.join(map(str, done))} lost after their ranks had succeeded: the round goes on")
-        lost = tuple(node for node in silent if node not in done)
+        lost = tuple(node for node in overdue if node not in done)
         if lost:
-            self._pulse.forget()
-            self._replace(round_, lost, f"no sign of life for {self._pulse.limit:g} s")
+            self._monitor.forget()
+            self._replace(round_, lost, f"no sign of life for {self._monitor.limit:g} s")
             self._handler.request_round()
 
     def all_done(self) -> bool:

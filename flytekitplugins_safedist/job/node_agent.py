@@ -38,7 +38,7 @@ from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks
 from ..rendezvous.session import RendezvousSession
 from .agreement import Agreement
-from .coordinator import JobWide
+from .coordinator import JobCoordinator
 from .node_plan import STORE_PORT, NodePlan, Report
 from .policy import Action
 from .preemption import Preemption
@@ -96,7 +96,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._ranks: Ranks | None = None
         self._disk = DiskWatch(plan.limit)
         self._preemption = Preemption(stopping.within_grace(settings.timeouts.preemption, then=settings.timeouts.stop))
-        self._job = JobWide(
+        self._job = JobCoordinator(
             handler,
             max_restarts=settings.max_restarts,
             stop_seconds=settings.timeouts.stop,

@@ -134,7 +134,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             if remote:
                 stopping.decided(0)
                 # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
-                # nothing uploaded, and in silence.
+                # nothing uploaded, and without a word.
                 raise SystemExit(0)
             raise IgnoreOutputs("node 0 has uploaded what this job came to")
         if result.origin is Origin.SYSTEM:

@@ -82,10 +82,10 @@ class _Timeouts(RendezvousTimeout):  # type: ignore[misc]  # torch is Any to myp
 
 
 def step_down(dynamic: Any, seconds: float) -> None:
-    """Take this node out of torch elastic's round at once, where the others would wait until it counts as silent.
+    """Take this node out of torch elastic's round at once, where the others would wait until its heartbeat times out.
 
     Torch elastic does so itself, at the start of ``next_rendezvous``, and offers no other way; a version that does it
-    differently leaves the node to its silence.
+    differently leaves the node to its heartbeat timeout.
     """
     with suppress(AttributeError, TypeError, RendezvousError):
         dynamic._stop_heartbeats()

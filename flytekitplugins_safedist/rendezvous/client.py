@@ -120,7 +120,7 @@ class Connection:
         return future
 
     def call(self, what: str, op: Callable[[Any], T], timeout: float | None = None) -> T:
-        """Run ``op(store)`` and wait for its reply, at most ``timeout`` seconds (default: the connection's silence).
+        """Run ``op(store)`` and wait for its reply, at most ``timeout`` seconds (default: the heartbeat timeout).
 
         Raises:
             StoreLostError: the store is gone, or did not reply in time. The connection is useless from then on.

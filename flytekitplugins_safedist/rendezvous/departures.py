@@ -1,7 +1,7 @@
 """Who has left a round before its end, and said so: notes on the job's store that peers act on at once.
 
 A node that is told to stop writes one for itself; a new process writes one for the process whose place it takes, for
-that one cannot any more. Without them the others would wait for its word until they count it as silent. Functions of
+that one cannot any more. Without them the others would wait for its word until its heartbeat times out. Functions of
 a raw store, for one call each; no waiting.
 """
 

@@ -1,8 +1,8 @@
 """In a range of nodes: who of a round that is left comes to the next one.
 
 Torch elastic only counts: when the minimum is there, it hopes for some time that more will come. After the first round
-the nodes know better: those of the last one come, except who has left or fallen silent. So they gather first, and then
-torch elastic need not hope.
+the nodes know better: those of the last one come, except who has left or sends no heartbeat. So they gather first, and
+then torch elastic need not hope.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gathering:
         keys: names of the job's keys.
         round_no: the round that is left.
         members: its processes, by node rank.
-        gone: node ranks that have fallen silent, as this node's watch has seen it.
+        gone: node ranks whose heartbeats are overdue, as this node's watch has seen it.
     """
 
     keys: Keys

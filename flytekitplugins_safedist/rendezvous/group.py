@@ -89,7 +89,7 @@ class FixedGroup:
         return ()
 
     def uploader_beat(self) -> str | None:
-        """None: node 0 uploads and holds the store, whose silence says the same."""
+        """None: node 0 uploads and holds the store, whose heartbeat timeout says the same."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""Which nodes have fallen silent. Pure, but for the clock."""
+"""Which nodes' heartbeats are overdue. Pure, but for the clock."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Hashable, Sequence
 
 
-class Pulse:
-    """Which nodes have fallen silent, from heartbeat counters that are looked at now and then."""
+class HeartbeatMonitor:
+    """Which nodes' heartbeats are overdue, from counters that are looked at now and then."""
 
     def __init__(self, limit: float) -> None:
         """
         Args:
-            limit: seconds without a change after which a node counts as silent.
+            limit: seconds without a change after which a heartbeat is overdue.
         """
         self.limit = limit
         self._looked = time.monotonic()
@@ -23,7 +23,7 @@ class Pulse:
         """Whether it is time to look again."""
         return time.monotonic() - self._looked >= min(2.0, self.limit / 4)
 
-    def silent(self, round_no: Hashable, beats: Sequence[int]) -> tuple[int, ...]:
+    def overdue(self, round_no: Hashable, beats: Sequence[int]) -> tuple[int, ...]:
         """Take in one look at all counters of a round; returns the nodes whose counter has stood still for too long.
 
         Args:
@@ -32,7 +32,7 @@ class Pulse:
         """
         now = self._looked = time.monotonic()
         if round_no != self._round:
-            # In a range, a node's rank is another node's in the next round, or nobody's: it would count as silent.
+            # In a range, a node's rank is another node's in the next round, or nobody's: it would seem overdue.
             self._round, self._changed = round_no, {}
         for node, heartbeat_interval in enumerate(beats):
             if node not in self._changed or self._changed[node][0] != heartbeat_interval:

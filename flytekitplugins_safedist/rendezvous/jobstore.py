@@ -133,15 +133,15 @@ class JobStore:
             return (bool(gone) and set(departures.unheard(store, keys, round_no, nodes)) <= set(gone)) or None
 
         with_all = self._poll(heard, timeout)
-        silent = () if with_all and not self._group.gone() else self._call("reading reports", self._unheard(round_no))
-        return self.root_cause(round_no), tuple(sorted({*silent, *self.left(round_no)}))
+        overdue = () if with_all and not self._group.gone() else self._call("reading reports", self._unheard(round_no))
+        return self.root_cause(round_no), tuple(sorted({*overdue, *self.left(round_no)}))
 
     def _unheard(self, round_no: int) -> Callable[[Any], tuple[int, ...]]:
         return lambda store: departures.unheard(store, self._keys, round_no, self._group.nodes)
 
     def leave_round(self, round_no: int, why: str, *, with_store: bool = False) -> None:
         """Say that this node leaves ``round_no`` and will not report on it: the others neither wait for it nor miss
-        it by its silence. ``with_store``: the store goes with it, and its loss is counted when another is there."""
+        its heartbeat. ``with_store``: the store goes with it, and its loss is counted when another is there."""
 
         def leave(store: Any) -> None:
             if with_store:
@@ -204,7 +204,7 @@ class JobStore:
 
         Raises:
             GroupClosedError: node 0 says that nothing is uploaded.
-            NodeLostError: node 0 has fallen silent, while the store is still there.
+            NodeLostError: node 0 sends no heartbeat, while the store is still there.
             RendezvousTimeoutError: not within ``timeout`` seconds.
         """
         yes, no = self._keys.job("uploaded"), self._keys.job("not-uploaded")
@@ -221,7 +221,7 @@ class JobStore:
                 last, since = count, time.monotonic()
             elif time.monotonic() - since > self._group.heartbeat_timeout:
                 raise NodeLostError(
-                    "node 0 has fallen silent before its upload",
+                    "node 0 sends no heartbeat, and has not reported its upload",
                     where={"node": self._node},
                     seen=f"no sign of life for {self._group.heartbeat_timeout:g} s",
                     hint="look at the pod of that node: killed, evicted, paused, or cut off by the network",

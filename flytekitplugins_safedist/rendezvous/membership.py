@@ -35,7 +35,7 @@ class Membership(Protocol):
 
     def uploader_beat(self) -> str | None:
         """The heartbeat counter of the node that uploads, once the job has ended; None where that node holds the
-        store, whose silence says the same."""
+        store, whose heartbeat timeout says the same."""
 
     def gone(self) -> tuple[int, ...]:
         """Nodes of the current round that are known to be gone, without asking anybody."""

@@ -91,7 +91,7 @@ class RangeGroup:
 
     def gone(self) -> tuple[int, ...]:
         """Nodes of the latest round that have shown no sign of life for ``heartbeat_timeout`` seconds."""
-        return self.watch.silent() if self.watch is not None else ()
+        return self.watch.overdue() if self.watch is not None else ()
 
     @property
     def uploads(self) -> bool:
@@ -149,7 +149,7 @@ class RangeGroup:
         return True
 
     def step_down(self) -> None:
-        """Give up this node's place among the others: their next round need not wait until it counts as silent."""
+        """Give up this node's place among the others: their next round need not wait until its heartbeat times out."""
         if self.watch is None or self.node_rank < 0:
             return
         self.watch.unsettle()

@@ -12,7 +12,7 @@ from ..errors import StoreLostError
 from . import departures
 from .client import Connection
 from .heartbeat import Heartbeat
-from .heartbeat_monitor import Pulse
+from .heartbeat_monitor import HeartbeatMonitor
 from .job_state import JobState
 from .protocol import Keys
 
@@ -54,8 +54,8 @@ class RangeWatch(Heartbeat):
         # Written by the watcher's thread only, read by any: single references, so no lock.
         self._seen = JobState()
         self._members: tuple[int, ...] = ()
-        self._pulse = Pulse(heartbeat_timeout)
-        self._silent: tuple[int, ...] = ()
+        self._monitor = HeartbeatMonitor(heartbeat_timeout)
+        self._overdue: tuple[int, ...] = ()
 
     def start(self, dynamic: Any) -> None:
         """Begin to beat; ``dynamic`` is torch elastic's handler."""
@@ -65,7 +65,7 @@ class RangeWatch(Heartbeat):
     def settle(self, round_no: int, members: tuple[int, ...]) -> None:
         """The node now runs in ``round_no``, with these processes."""
         with self._asking:
-            self._settled, self._members, self._silent = round_no, members, ()
+            self._settled, self._members, self._overdue = round_no, members, ()
 
     def unsettle(self) -> None:
         """The node is between two rounds: torch elastic's handler is busy."""
@@ -77,9 +77,9 @@ class RangeWatch(Heartbeat):
         seen, settled = self._seen, self._settled
         return settled is not None and (seen.round > settled or (seen.round == settled and seen.moving))
 
-    def silent(self) -> tuple[int, ...]:
+    def overdue(self) -> tuple[int, ...]:
         """Node ranks of the latest round whose processes have shown no sign of life for too long."""
-        return self._silent
+        return self._overdue
 
     def _look(self) -> None:
         keys, number, members = self._keys, self._number, self._members
@@ -93,7 +93,7 @@ class RangeWatch(Heartbeat):
         self._seen = seen
         with self._asking:
             if members == self._members:
-                self._silent = self._pulse.silent(members, beats)
+                self._overdue = self._monitor.overdue(members, beats)
         if seen.end is not None and self._trouble is None:
             # It goes on beating: the others wait for the upload for as long as its node is alive.
             self._trouble = seen.end.error(number, holds_store=self._holds_store)

@@ -35,7 +35,7 @@ _SLICE = 0.5
 
 NO_ADDRESS = "its name has no address", "a machine with room for the pod, or the end of the pod before it"
 REFUSED = "nothing listens there", "the container's image; or its agent still fetches the code, or imports"
-SILENT = "no answer from there", "its machine to be given up: the process there is frozen, or cut off"
+NO_ANSWER = "no answer from there", "its machine to be given up: the process there is frozen, or cut off"
 LEFT = "an older store answers, which this node has left", "the end of the pod before it"
 
 
@@ -126,10 +126,10 @@ class Search:
         except ConnectionRefusedError:
             return None, REFUSED
         except OSError:
-            return None, SILENT
+            return None, NO_ANSWER
         connection = self._connect(address)
         if connection is None:
-            return None, SILENT
+            return None, NO_ANSWER
         with suppress(StoreLostError):
             raw = connection.call("waiting for the greeting", lambda store: bytes(store.get(self.hello)))
             hello = Hello.parse(raw)
@@ -138,7 +138,7 @@ class Search:
             connection.close()
             return None, LEFT
         connection.close()
-        return None, SILENT
+        return None, NO_ANSWER
 
     def _connect(self, address: str) -> Connection | None:
         from torch.distributed import DistError, TCPStore
@@ -161,7 +161,7 @@ class Search:
             except DistError:
                 break
             except FutureTimeoutError:
-                self.vigil.look(*SILENT)
+                self.vigil.look(*NO_ANSWER)
                 there, now = whereabouts(self.host, self.moved), time.monotonic()
                 # A frozen one takes the connection and never answers: it must not keep this node from the others.
                 turn_is_over = len(there) > 1 and now >= started + _TURN

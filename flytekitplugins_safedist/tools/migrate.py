@@ -4,7 +4,7 @@
     >>> print(migrate(HorovodJob(worker=Worker(replicas=4), slots=8)))
     SafeHorovod(nodes=4, nproc_per_node=8, timeouts=Timeouts(rendezvous=1200.0))
 
-What has no counterpart, or means something else here, is said in notes, never dropped in silence.
+What has no counterpart, or means something else here, stands in the notes and is never just dropped.
 """
 
 from __future__ import annotations

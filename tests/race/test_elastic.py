@@ -162,7 +162,8 @@ def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ra
     pods = [job.start_host(), job.start(1), job.start(2)]
     assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
     pods[2].signal(signal.SIGTERM)
-    # Within this gate's patience, which is a fraction of the time after which a silent node counts as lost.
+    # Within this gate's patience, which is a fraction of the time after which a node without a heartbeat counts as
+    # lost.
     assert all("round 1 " in line and "of 4" in line for line in ranks_gate.heard(4))
     assert pods[2].wait().code == 1
     ranks_gate.let_go(4)

@@ -500,7 +500,7 @@ def test_a_paused_node_that_was_not_replaced_goes_on(cluster):
     number = same_round(joined(nodes))
     second.start(until_moved)
     second.freeze()
-    first.do(until_beats, 0, 20)  # node 0 lives a second: three times what the frozen one takes for silence
+    first.do(until_beats, 0, 20)  # node 0 lives a second: three times the heartbeat timeout of the frozen one
     second.thaw()
     first.start(join)
     assert second.answer()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 CONNECT_SECONDS = 10.0
-SILENCE_SECONDS = 20.0
+READ_TIMEOUT_SECONDS = 20.0
 """Until a connection stands, and without a byte on it. Healthy stores need fractions of a second for both."""
 
 
@@ -45,14 +45,14 @@ def _of_our_own(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if protocol in ("s3", "s3a"):
         config = {
             "connect_timeout": CONNECT_SECONDS,
-            "read_timeout": SILENCE_SECONDS,
+            "read_timeout": READ_TIMEOUT_SECONDS,
             "retries": {"mode": "standard", "total_max_attempts": 1},
         }
         return {"config_kwargs": {**options.get("config_kwargs", {}), **config}}
     if protocol in ("http", "https"):
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
         client = dict(options.get("client_kwargs", {}))
         # The bytes as they are stored: what a server calls Content-Encoding is the archive's own packing to us.
         client["headers"] = {**client.get("headers", {}), "Accept-Encoding": "identity"}

@@ -39,7 +39,7 @@ class Built:
 
     Attributes:
         manifest: the PyTorchJob, MPIJob or Pod.
-        clamps: per role, what the platform's limits made smaller in silence.
+        clamps: per role, what the platform's limits made smaller without an error.
     """
 
     manifest: dict[str, Any]

@@ -57,7 +57,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Clamp:
-    """A value that the platform's limit, or a container's own, has made smaller, in silence."""
+    """A value that the platform's limit, or a container's own, has made smaller without an error."""
 
     container: str
     name: str

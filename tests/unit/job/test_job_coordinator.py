@@ -10,7 +10,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import NodeLostError, StoreLostError
 from flytekitplugins_safedist.job import coordinator
-from flytekitplugins_safedist.job.coordinator import JobWide
+from flytekitplugins_safedist.job.coordinator import JobCoordinator
 from flytekitplugins_safedist.job.policy import Action
 from flytekitplugins_safedist.ranks.outcome import RankOutcome, Status
 from flytekitplugins_safedist.rendezvous import departures
@@ -39,14 +39,14 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def job(pair: Pair, said: list[str]) -> JobWide:
+def job(pair: Pair, said: list[str]) -> JobCoordinator:
     """The job as node 0 sees it; with one restart, and no patience with who does not report."""
     return job_of(pair[0], said)
 
 
-def job_of(node: SafedistHandler, said: list[str] | None = None, **more: Any) -> JobWide:
+def job_of(node: SafedistHandler, said: list[str] | None = None, **more: Any) -> JobCoordinator:
     options: dict[str, Any] = {"max_restarts": 1, "stop_seconds": -5, "heartbeat": 1, **more}
-    return JobWide(node, say=([] if said is None else said).append, **options)
+    return JobCoordinator(node, say=([] if said is None else said).append, **options)
 
 
 def asked_for_a_round(node: SafedistHandler) -> bool:
@@ -66,7 +66,7 @@ def not_there(*_: object) -> None:
 # --- leaving --------------------------------------------------------------------------------------------------------
 
 
-def test_the_one_node_of_a_job_leaves_in_silence():
+def test_the_one_node_of_a_job_leaves_without_a_word():
     with one_node() as node:
         job_of(node).leave(WHY)
         assert node.jobs.left(node.round) == {}
@@ -120,7 +120,7 @@ def test_the_node_with_the_store_stays_until_the_others_know_why_or_for_as_long_
     assert waits == [(pair[0].round, coordinator.LEAVE_SECONDS)]
 
 
-def test_a_worker_whose_ranks_have_succeeded_leaves_in_silence(pair):
+def test_a_worker_whose_ranks_have_succeeded_leaves_without_a_word(pair):
     first, second = pair
     job = job_of(second)
     assert not job.all_done()
@@ -309,7 +309,7 @@ def test_a_node_that_is_lost_once_too_often_is_named_with_the_round_and_what_to_
 def test_who_had_returned_on_any_node_is_told_with_a_failure_that_only_echoes(pair):
     first, second = pair
     second.jobs.report(second.round, None, returned=(2, 3))
-    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=lambda _: None)
+    job = JobCoordinator(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=lambda _: None)
     assert job.settle(ECHO, "", returned=(1,)).action is Action.GIVE_UP
     ended = job.ended()
     assert ended is not None
@@ -334,7 +334,7 @@ def test_an_echo_in_a_round_that_was_ended_for_a_node_costs_no_restart_of_the_us
     if ended_for == "a node that joins":
         second._group.control.call("", lambda store: departures.make_room(store, second._group.keys, round_))
     second.jobs.report(round_, None)
-    job = JobWide(first, max_restarts=3, stop_seconds=60, heartbeat=60, say=lambda _: None)
+    job = JobCoordinator(first, max_restarts=3, stop_seconds=60, heartbeat=60, say=lambda _: None)
     decision = job.settle(cause, "")
     assert decision.action is Action.RESTART
     assert len(first.jobs.known().restarts) == restarts
@@ -342,17 +342,17 @@ def test_an_echo_in_a_round_that_was_ended_for_a_node_costs_no_restart_of_the_us
         assert decision.reason == f"the round was ended for {ended_for}"
 
 
-# --- nodes that fall silent -----------------------------------------------------------------------------------------
+# --- nodes without heartbeats -----------------------------------------------------------------------------------------
 
 
-def watching(job: JobWide, monkeypatch: pytest.MonkeyPatch, *silent: int) -> JobWide:
-    """As if these nodes had been silent for too long."""
-    monkeypatch.setattr(job._pulse, "due", lambda: True)
-    monkeypatch.setattr(job._pulse, "silent", lambda round_, beats: silent)
+def watching(job: JobCoordinator, monkeypatch: pytest.MonkeyPatch, *overdue: int) -> JobCoordinator:
+    """As if these nodes' heartbeats were overdue."""
+    monkeypatch.setattr(job._monitor, "due", lambda: True)
+    monkeypatch.setattr(job._monitor, "overdue", lambda round_, beats: overdue)
     return job
 
 
-def test_a_silent_node_is_replaced_and_a_new_round_asked_for(pair, job, said, monkeypatch):
+def test_a_node_without_heartbeats_is_replaced_and_a_new_round_asked_for(pair, job, said, monkeypatch):
     watching(job, monkeypatch, 1).watch_nodes()
     assert said == [
         "node(s) 1 lost (no sign of life for 1 s); waiting for them to come back: "
@@ -365,7 +365,7 @@ def test_a_silent_node_is_replaced_and_a_new_round_asked_for(pair, job, said, mo
 def test_after_a_loss_every_node_has_its_whole_time_again(pair, job, monkeypatch):
     forgotten: list[bool] = []
     watching(job, monkeypatch, 1)
-    monkeypatch.setattr(job._pulse, "forget", lambda: forgotten.append(True))
+    monkeypatch.setattr(job._monitor, "forget", lambda: forgotten.append(True))
     job.watch_nodes()
     assert forgotten == [True]
 
@@ -374,9 +374,9 @@ def test_the_loss_of_one_node_more_than_may_be_replaced_ends_the_job_for_all(pai
     first, second = pair
     limit = first.max_replacements
     said: list[str] = []
-    job = JobWide(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=said.append)
-    monkeypatch.setattr(job._pulse, "due", lambda: True)
-    monkeypatch.setattr(job._pulse, "silent", lambda round_, beats: (1,))
+    job = JobCoordinator(first, max_restarts=0, stop_seconds=60, heartbeat=60, say=said.append)
+    monkeypatch.setattr(job._monitor, "due", lambda: True)
+    monkeypatch.setattr(job._monitor, "overdue", lambda round_, beats: (1,))
     for number in range(1, limit + 1):
         job.watch_nodes()
         assert f"replacement {number} of {limit}" in said[-1]
@@ -386,9 +386,9 @@ def test_the_loss_of_one_node_more_than_may_be_replaced_ends_the_job_for_all(pai
     assert second.jobs.end().kind == "replacements"
 
 
-@pytest.mark.parametrize("silent", [(), (0,), (0, 1)], ids=["nobody", "itself", "both"])
-def test_nobody_is_replaced_who_is_not_this_nodes_to_miss(pair, job, said, monkeypatch, silent):
-    watching(job, monkeypatch, *silent).watch_nodes()
+@pytest.mark.parametrize("overdue", [(), (0,), (0, 1)], ids=["nobody", "itself", "both"])
+def test_nobody_is_replaced_who_is_not_this_nodes_to_miss(pair, job, said, monkeypatch, overdue):
+    watching(job, monkeypatch, *overdue).watch_nodes()
     assert said == []
     assert not asked_for_a_round(pair[1])
 
@@ -400,7 +400,7 @@ def test_only_the_node_with_the_store_watches_where_that_is_node_0_of_every_roun
 
 def test_counters_are_read_only_when_it_is_time_to_look(pair, job, said, monkeypatch):
     watching(job, monkeypatch, 1)
-    monkeypatch.setattr(job._pulse, "due", lambda: False)
+    monkeypatch.setattr(job._monitor, "due", lambda: False)
     job.watch_nodes()
     assert said == []
 
@@ -414,7 +414,7 @@ def test_node_0_is_replaced_although_its_ranks_had_succeeded_for_it_has_rank_0s_
     assert asked_for_a_round(second)
 
 
-def test_a_silent_node_whose_ranks_had_succeeded_is_told_once_and_ends_no_round(pair, job, said, monkeypatch):
+def test_a_lost_node_whose_ranks_had_succeeded_is_told_once_and_ends_no_round(pair, job, said, monkeypatch):
     pair[1].jobs.mark_done(pair[1].round)
     watching(job, monkeypatch, 1)
     job.watch_nodes()

@@ -138,7 +138,7 @@ def test_parameters_from_torchrun_become_settings():
 
 
 @pytest.mark.parametrize(("heartbeat_timeout", "heartbeat_interval"), [(600, 5.0), (6, 1.0)])
-def test_hearts_beat_several_times_within_the_time_that_counts_as_silence(heartbeat_timeout, heartbeat_interval):
+def test_hearts_beat_several_times_within_the_time_that_counts_as_lost(heartbeat_timeout, heartbeat_interval):
     params = RendezvousParameters(BACKEND, "h:1", "job", 2, 2, node_rank=0, heartbeat_timeout=heartbeat_timeout)
     assert handler_from_parameters(params).settings.heartbeat_interval == heartbeat_interval
 
