@@ -74,7 +74,7 @@ def find(crew: Crew, places_of: Callable[[], list[list[Store]]], room: Path) -> 
         faults += wrong
     if faults:
         raise CheckpointError(
-            "there are checkpoints, and none of them is whole",
+            "there are checkpoints, but none of them is complete",
             seen="; ".join(faults),
             hint="restore one of them, or remove them (or save at another place) to begin anew",
         )

@@ -244,7 +244,7 @@ class ObjectStore:
             self._no_condition(name, data, str(error))
 
     def _no_condition(self, name: str, data: bytes, why: str) -> None:
-        logger.info(f"{self.url}: objects are put without a condition from now on: {why}")
+        logger.info(f"{self.url}: from now on objects are put without a condition: {why}")
         self._conditional = False
         self.put_new(name, data)
 

@@ -38,9 +38,9 @@ def gone(what: str, *, of: str) -> IncompatibleVersionError:
     try:
         seen = f"{of} {metadata.version(of)}"
     except metadata.PackageNotFoundError:
-        seen = f"{of} of a version that its metadata do not tell"
+        seen = f"{of} of an unknown version"
     return IncompatibleVersionError(
-        f"{of} no longer has something that safedist stands on",
+        f"{of} no longer has something that safedist relies on",
         where={"name": what},
         seen=seen,
         expected=f"{of} {', '.join(TESTED[of])} (tested)",

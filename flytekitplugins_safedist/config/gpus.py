@@ -234,7 +234,7 @@ def _accelerator(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes
         reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"
         yield Problem("accelerator", name, reason, "add Resources(gpu=...), or drop accelerator")
     if is_partitioned(arguments) and nproc is None and gpus is not None and gpus > 1:
-        reason = f"cannot be told from {gpus} slices: a process sees one MIG slice, and NCCL joins no two of a GPU"
+        reason = f"cannot be derived from {gpus} slices: a process sees one MIG slice, and NCCL joins no two of a GPU"
         repair = "set nproc_per_node=1 and use nodes=, or whole GPUs; set a higher number only for Gloo on the CPU"
         yield Problem("nproc_per_node", nproc, reason, repair)
 

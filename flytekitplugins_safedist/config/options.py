@@ -191,7 +191,9 @@ def parse_nodes(nodes: object) -> tuple[int, int] | None:
 
 def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -> Iterator[Problem]:
     if type(config) is SafeDistributed:
-        yield Problem("task_config", "SafeDistributed", "names no backend", "use SafeHorovod(...) or SafeTorch(...)")
+        yield Problem(
+            "task_config", "SafeDistributed", "does not name a backend", "use SafeHorovod(...) or SafeTorch(...)"
+        )
     if dynamic:
         yield Problem(
             "task_config", type(config).__name__, "is on a @dynamic workflow, which has no ranks", "use @task"

@@ -94,4 +94,4 @@ def _decimal(value: Fraction, suffixes: Mapping[int, str]) -> str:
         scaled = value / Fraction(10) ** power
         if scaled.denominator == 1:
             return f"{scaled.numerator}{suffixes[power]}"
-    raise RenderError("this quantity is too fine", seen=str(value), expected="multiples of 1n")
+    raise RenderError("this quantity is too precise", seen=str(value), expected="multiples of 1n")

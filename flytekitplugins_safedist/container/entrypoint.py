@@ -178,7 +178,7 @@ def parse(arguments: list[str]) -> Invocation:
     own, command = _split(arguments)
     parsed = parser.parse_args(own)
     if not command or not command[0]:
-        parser.error("no command to run is given after --")
+        parser.error("no command is given after --")
     for value in (parsed.additional_distribution, parsed.dest_dir):
         if value is not None and value.startswith("{{"):
             raise StagingError(

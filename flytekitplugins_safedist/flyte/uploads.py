@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LONGEST_SECONDS = 600.0
 """How long an outage of the store may last at most; a GPU that waits longer costs more than a retry."""
 
-THERE = "the verdict of this attempt is uploaded already: nothing goes over it"
+THERE = "the verdict of this attempt is uploaded already: nothing replaces it"
 
 _STAYING = {errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG}
 

@@ -303,7 +303,7 @@ def _read_record(path: Path) -> Owner:
         return Owner.from_text(text)
     except ValueError:
         raise PathBlockedError(
-            "something that is no claim is in the way of one",
+            "something that is not a claim is in the way of one",
             where={"path": path},
             seen=repr(text[:80]),
             expected="an owner record",

@@ -58,7 +58,7 @@ def _mark(value: Any) -> Any:
         if not all(isinstance(key, str) and key != _MARK for key in value):
             raise TypeError("a dict with keys that are not text")
         return {key: _mark(item) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} is none of the types that can be handed over")
+    raise TypeError(f"{type(value).__name__} is not one of the types that can be handed over")
 
 
 def _unmark(value: Any) -> Any:

@@ -83,7 +83,7 @@ class FileCoordinationStore:
         deadline = time.monotonic() + max(within, 120.0)
         while (winner := self.wait(key, 5.0)) is None:
             if time.monotonic() > deadline:
-                raise explain(FileNotFoundError(errno.ENOENT, ""), place, "see a note that exists")
+                raise explain(FileNotFoundError(errno.ENOENT, ""), place, "read a note that exists")
         return winner
 
     def _link(self, draft: Path, place: Path) -> None:

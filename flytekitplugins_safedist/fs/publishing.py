@@ -158,7 +158,7 @@ def _see_the_same(draft: Path, mine: str, how: _How) -> None:
         wait_for(proof, timeout=how.timeout)
     except FsTimeoutError as error:
         raise PublishError(
-            "the rank that began this publication is not seen to do so here",
+            "this rank does not see what the rank that began this publication has made",
             where={"path": draft},
             seen=error,
             hint="it may mean another directory of this name (say key=), or see another file system (shared='probe')",

@@ -65,7 +65,7 @@ class RankLog:
             try:
                 line = json.dumps(entry).encode() + b"\n"  # JSON escapes newlines: one entry, one line
             except (TypeError, ValueError) as error:
-                raise FsError("this value cannot be logged", seen=str(error), expected="what JSON can say") from error
+                raise FsError("this value cannot be logged", seen=str(error), expected="what JSON can hold") from error
             self._number += 1
             try:
                 written = os.write(self._handle, line)

@@ -186,13 +186,13 @@ def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", 
         where={
             "path": path,
             "rank": who(),
-            "to_be_made_by": made_by or "not said (pass made_by=)",
+            "to_be_made_by": made_by or "unknown (pass made_by=)",
             **mount_info.describe(path),
         },
         seen=seen,
         expected=expected or None,
         hint=(
-            "see whether its maker is alive and writes to this same file system (fs.shared_scope tells); if the file "
-            "system only is slow to show it, raise timeout= or SAFEDIST_FS_TIMEOUT"
+            "see whether the process that makes it is alive and writes to this same file system (fs.shared_scope "
+            "tells); if the file system only is slow to show it, raise timeout= or SAFEDIST_FS_TIMEOUT"
         ),
     )

@@ -87,7 +87,9 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
         if place.topology.node_rank == 0:
             return  # it is node 0's to upload, whether or not the others could be told
         lastwords.keep(error)
-        logger.info(f"this node cannot begin: {type(error).__name__}: {error}; and nobody is told: {trouble}")
+        logger.info(
+            f"this node cannot begin: {type(error).__name__}: {error}; and the others cannot be told: {trouble}"
+        )
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if not uploads:
         raise SystemExit(0) from error

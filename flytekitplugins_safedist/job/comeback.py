@@ -27,7 +27,7 @@ def is_decided(verdict: Callable[[], bool], say: Callable[[str], object]) -> boo
     try:
         return verdict()
     except Exception as error:  # whatever the store's client raises: the job itself will show whether the store is down
-        say(f"whether this attempt has ended already cannot be seen ({one_line(error)})")
+        say(f"cannot tell whether this attempt has ended already ({one_line(error)})")
         return False
 
 
@@ -57,5 +57,5 @@ def leaving_when_decided(
         settled.set()
 
 
-LEAVES = "this attempt has ended, and what it came to is uploaded: nothing is left to do here"
+LEAVES = "this attempt has ended, and its result is uploaded: nothing is left to do here"
 """The last line of a pod that came too late."""

@@ -191,7 +191,7 @@ class JobCoordinator:
         if overdue and is_consequence(cause) and jobs.store_leaves(round_):
             return Decision(Action.RESTART, "the node with the job's store has left")
         if overdue and is_consequence(cause):
-            seen = f"no word from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
+            seen = f"no report from them; on node {cause.node_rank}, rank {cause.rank} lost its peer"
             return self._replace(round_, overdue, seen)
         if is_consequence(cause) and jobs.replaced(round_):
             # Another node has said that one is lost, and the lost one has spoken since: still no restart of the user's.

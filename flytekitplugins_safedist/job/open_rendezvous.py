@@ -97,7 +97,7 @@ def _range(place: Topology, timeouts: Timeouts, run_id: str, max_replacements: i
     from ..rendezvous.settings import RangeSettings
 
     if place.endpoint is None:
-        raise TopologyError("nothing says where the nodes of this job meet", where={"source": place.source})
+        raise TopologyError("the address where the nodes of this job meet is not set", where={"source": place.source})
     return ElasticHandler(
         RangeSettings(
             run_id=run_id,

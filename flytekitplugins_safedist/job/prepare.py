@@ -237,7 +237,7 @@ def _scratch(root: Path, settings: Resolved, *, execution: str, attempt: int) ->
         else:
             left = scratch.remove(job.path)
             if left is not None:
-                logger.warning(f"scratch could not be removed whole: {left}")
+                logger.warning(f"scratch could not be removed completely: {left}")
 
 
 def _check_room(root: Path, limit: int | None) -> None:
@@ -245,7 +245,7 @@ def _check_room(root: Path, limit: int | None) -> None:
         free = shutil.disk_usage(root).free
     except OSError as error:
         raise ScratchError(
-            "the directory for scratch cannot be used",
+            "the scratch directory cannot be used",
             where={"path": root},
             seen=str(error.strerror),
             expected="an existing directory that this user may write",

@@ -136,7 +136,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
                 # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
                 # nothing uploaded, and without a word.
                 raise SystemExit(0)
-            raise IgnoreOutputs("node 0 has uploaded what this job came to")
+            raise IgnoreOutputs("node 0 has uploaded the result of this job")
         if result.origin is Origin.SYSTEM:
             raise _leave_for_retry(result) if remote else result.error
         if result.kind is Kind.RECOVERABLE:

@@ -222,7 +222,7 @@ _SIGNAL_REASONS = {
     signal.SIGINT: "interrupted from outside (Ctrl-C)",
     signal.SIGSEGV: "invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)",
     signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise its size or use fewer loader workers)",
-    signal.SIGABRT: "native code gave up (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
+    signal.SIGABRT: "native code aborted (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
     signal.SIGFPE: "arithmetic error in native code (an integer division by zero)",
     signal.SIGILL: "an instruction that this processor lacks: the wheel was built for another one",
     signal.SIGXCPU: "the CPU time limit was reached",
@@ -264,7 +264,7 @@ def describe(outcome: RankOutcome) -> str:
         reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
         text = f"{place} was killed by {reason}"
     else:
-        text = f"{place} left with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
+        text = f"{place} ended with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
     if outcome.memory:
         text += f"\n\n{outcome.memory}"
     if outcome.round > 0:

@@ -223,7 +223,7 @@ class Ranks:
         finally:
             unseen = self._follower.stop()
             if unseen:
-                self._warn(f"{scratch.human(unseen)} of the ranks' output were not shown: nobody reads this node's log")
+                self._warn(f"{scratch.human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float) -> None:
         running = [member.pid for member in self._members if member.running]

@@ -300,7 +300,7 @@ def human(size: int) -> str:
 
 def _cannot_write(path: Path, error: OSError) -> ScratchError:
     return ScratchError(
-        "scratch cannot be made",
+        "the scratch directory cannot be made",
         where={"path": path},
         seen=f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}",
         expected="a writable directory with room",

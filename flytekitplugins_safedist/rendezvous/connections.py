@@ -230,7 +230,7 @@ class Links:
         settings = self._settings
         if (hello.version, hello.nodes) != (VERSION, settings.nodes):
             raise RendezvousError(
-                "node 0 leads another group than this node wants to join",
+                "node 0 leads another group, not the one that this node wants to join",
                 where={"node": settings.node_rank, "store": f"{settings.host}:{settings.port}"},
                 seen=f"{hello.nodes} nodes, protocol {hello.version}",
                 expected=f"{settings.nodes} nodes, protocol {VERSION}",

@@ -334,7 +334,7 @@ class FixedGroup:
             return decided
         missing = self._generations.missing(generation)
         text = f"{settings.describe(missing)} of {settings.nodes} did not arrive within {settings.timeout:g} s"
-        known = self.control.call("asking what was", lambda store: bytes(store.compare_set(keys.carried, "", "")))
+        known = self.control.call("reading the losses", lambda store: bytes(store.compare_set(keys.carried, "", "")))
         self.close("lost" if Carried.parse(known).interrupted else "timeout", text, missing)
         return Go(go=False)
 

@@ -61,7 +61,7 @@ class JobStore:
     def known(self) -> Carried:
         """What the job knows of its restarts and losses so far."""
         key = self._keys.carried
-        return Carried.parse(self._call("asking what was", lambda store: bytes(store.compare_set(key, "", ""))))
+        return Carried.parse(self._call("reading the losses", lambda store: bytes(store.compare_set(key, "", ""))))
 
     def made_room(self, round_no: int) -> bool:
         """Whether ``round_no`` was ended because a node wants to join."""
@@ -230,7 +230,7 @@ class JobStore:
 
         found = self._poll(look, timeout, past_the_end=True)
         if found is None:
-            raise self._in_vain("node 0 to upload the outputs", timeout)
+            raise self._waited_without_success("node 0 to upload the outputs", timeout)
         uploaded, text = found
         if not uploaded:
             raise GroupClosedError("node 0 uploaded nothing", where={"node": self._node}, seen=text.decode())
@@ -242,7 +242,7 @@ class JobStore:
         """How the nodes of ``round_no`` come to one step at which all ranks save."""
         return RoundAgreement(self._call, self._keys, round_no=round_no, nodes=self._group.nodes)
 
-    def _in_vain(self, what: str, timeout: float) -> RendezvousTimeoutError:
+    def _waited_without_success(self, what: str, timeout: float) -> RendezvousTimeoutError:
         return RendezvousTimeoutError(
             f"waited without success for {what}",
             where={"node": self._node},

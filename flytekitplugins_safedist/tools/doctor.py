@@ -168,7 +168,9 @@ def _probe(program: str) -> dict[str, Any] | str:
     try:
         result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        return f"loading it says nothing that can be read: {(done.stdout + done.stderr).strip()[-200:] or 'no output'}"
+        return (
+            f"loading it prints nothing that can be read: {(done.stdout + done.stderr).strip()[-200:] or 'no output'}"
+        )
     return result
 
 

@@ -123,7 +123,7 @@ def required(env: Mapping[str, str], name: str, source: str) -> str:
             f"{source} does not say {name}",
             where=seen_variables(env),
             expected=f"{name} beside the other variables of {source}",
-            hint="nothing stands in for it: a guessed identity would make two nodes believe they are the same one",
+            hint="it has no default: a guessed identity would make two nodes believe they are the same one",
         )
     return text
 

@@ -175,7 +175,7 @@ def test_a_build_that_crashes_on_import_is_a_finding() -> None:
 
 @pytest.mark.parametrize("program", ["", "print('no json')"])
 def test_a_build_that_says_nothing_is_a_finding(program: str) -> None:
-    assert "says nothing that can be read" in str(doctor._probe(program))
+    assert "prints nothing that can be read" in str(doctor._probe(program))
 
 
 def test_a_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

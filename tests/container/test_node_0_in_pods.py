@@ -204,7 +204,7 @@ def test_a_node_0_that_comes_back_after_the_upload_changes_nothing(job: Make, po
     loss.come_back()
     goes_on(going, case)
     assert going.output["round"] == 0
-    assert "what it came to is uploaded" in first.log
+    assert "its result is uploaded" in first.log
 
 
 def test_node_0_and_another_node_are_lost_at_once(job: Make, pods_gate: Gate) -> None:

@@ -358,7 +358,7 @@ def test_the_summary_counts_what_the_job_takes() -> None:
         "GPUs": "32 in total",
         "images": "registry.example/train:1",
         "restarts": "3 of all ranks together in each attempt, 2 retries of the attempt by Flyte",
-        "platform": "cpu 1, memory 1Gi for what asks for nothing; limits: none "
+        "platform": "cpu 1, memory 1Gi for containers that ask for nothing; limits: none "
         "(assumed; --platform FILE says what yours has)",
     }
     assert summary.warnings == ()

@@ -95,7 +95,7 @@ def test_the_platforms_defaults_fill_and_its_limits_bound(platform: Path) -> Non
     said = summarise(built.manifest, task="t", cluster=cluster, clamps=built.clamps, assumed=False)
     assert any("make nvidia.com/gpu=8 of Worker's container 'primary' 1" in one for one in said.warnings)
     assert dict(said.facts)["platform"] == (
-        "cpu 500m, memory 512Mi for what asks for nothing; limits: cpu 16, nvidia.com/gpu 1"
+        "cpu 500m, memory 512Mi for containers that ask for nothing; limits: cpu 16, nvidia.com/gpu 1"
     )
 
 

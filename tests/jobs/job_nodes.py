@@ -59,7 +59,7 @@ def torch() -> str:
 
 
 PATIENT = Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
-"""Whoever waits these out here waits in vain: no test does."""
+"""Whoever waits these out here waits for ever: no test does."""
 
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=PATIENT))

@@ -68,7 +68,7 @@ def is_told_to_stop(warm: Warm, directory: Path, gate: Gate) -> Ended:
     return pod.wait()
 
 
-def waits_in_vain(warm: Warm, directory: Path, _: Gate) -> Ended:
+def waits_without_success(warm: Warm, directory: Path, _: Gate) -> Ended:
     return Job(warm, directory, "torch_impatient", "nothing").start(0).wait()
 
 
@@ -94,7 +94,7 @@ ENDS: dict[str, dict[str, tuple[Make, str]]] = {
     },
     "a rank crashes in native code, or leaves by `os._exit`": {
         "USER:SIGSEGV": (fails("SIGSEGV"), "was killed by SIGSEGV: invalid memory access in native code"),
-        "USER:Exit3": (fails("os._exit"), "left with exit code 3 and no result"),
+        "USER:Exit3": (fails("os._exit"), "ended with exit code 3 and no result"),
     },
     "the disk is full, or `Scratch(size_limit=…)` is exceeded "
     "(by default: most of the pod's limit of ephemeral storage)": {
@@ -124,7 +124,7 @@ ENDS: dict[str, dict[str, tuple[Make, str]]] = {
     },
     "a pod with `nodes=1` is told to stop (SIGTERM)": {"SYSTEM:Stopped": (is_told_to_stop, "told to stop by SIGTERM")},
     "not every node comes within `Timeouts.rendezvous`": {
-        "SYSTEM:RendezvousTimeout": (waits_in_vain, "node 1 of 2 did not arrive within 1 s"),
+        "SYSTEM:RendezvousTimeout": (waits_without_success, "node 1 of 2 did not arrive within 1 s"),
     },
     "nodes are lost more often than `max_replacements`, or one for good": {
         "SYSTEM:NodeLost": (loses_node_0_for_good, "node 0 was lost, and none took its place within 3 s"),

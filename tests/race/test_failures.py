@@ -74,7 +74,7 @@ def test_ranks_that_hang_in_an_allreduce_are_torn_down_and_the_root_cause_is_nam
     [
         ("SIGKILL", "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
         ("SIGSEGV", "was killed by SIGSEGV: invalid memory access in native code"),
-        ("os._exit", "left with exit code 3 and no result"),
+        ("os._exit", "ended with exit code 3 and no result"),
         ("sys.exit", "raised SystemExit: the task function called sys.exit(7) instead of returning a value"),
     ],
 )

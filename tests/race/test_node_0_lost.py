@@ -171,7 +171,7 @@ def test_when_nobody_replaces_node_0_the_other_uploads_that_and_a_late_one_finds
     assert "node 0 was lost, and none took its place within 3 s" in uploaded_error(ended).message
     late = job.start(0).wait()
     assert (late.code, job.uploaded) == (0, ["error.pb"])
-    assert "what it came to is uploaded" in late.err
+    assert "its result is uploaded" in late.err
 
 
 class Three(OnePrefix):
@@ -195,4 +195,4 @@ def test_two_survivors_that_both_take_themselves_for_the_lowest_upload_one_verdi
     ended = [pod.wait() for pod in others]
     assert [(pod.code, pod.left) for pod in ended] == [(0, [])] * 2
     assert job.uploaded == ["error.pb"]
-    assert sorted("nothing goes over it" in pod.err for pod in ended) == [False, True]
+    assert sorted("nothing replaces it" in pod.err for pod in ended) == [False, True]

@@ -222,7 +222,7 @@ def test_when_node_0_never_comes_another_uploads_the_verdict_and_a_late_node_0_f
     assert "node 0" in uploaded_error(ended).message
     late = job.start_again(0, ended.files / "outputs").wait()
     assert (late.code, late.left, late.scratch) == (0, [], [])
-    assert "what it came to is uploaded" in late.err
+    assert "its result is uploaded" in late.err
 
 
 def test_what_only_node_1_cannot_do_is_no_second_error_upload(warm, tmp_path):
@@ -296,7 +296,7 @@ def test_a_pod_that_comes_back_when_the_attempt_has_ended_leaves_at_once(warm, t
     before = (outputs / "outputs.pb").stat().st_mtime_ns
     again = job.start_again(node, outputs).wait()
     assert (again.code, again.left, again.scratch) == (0, [], [])
-    assert "what it came to is uploaded: nothing is left to do here" in again.err
+    assert "its result is uploaded: nothing is left to do here" in again.err
     assert "start: torch" not in again.err
     assert (outputs / "outputs.pb").stat().st_mtime_ns == before
     assert not (outputs / "error.pb").exists()

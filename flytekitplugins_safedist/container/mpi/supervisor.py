@@ -37,7 +37,7 @@ class _Seen:
     last: str
 
     def __str__(self) -> str:
-        return f"status {self.status}" if self.status is not None else f"no word of its own ({self.last})"
+        return f"status {self.status}" if self.status is not None else f"no message of its own ({self.last})"
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class _Merger:
 
     def _contended(self, name: bytes) -> StagingError:
         return StagingError(
-            "The destination directory does not settle",
+            "The destination directory keeps changing",
             where={"path": os.fsdecode(self._dest + name)},
             expected=f"what one process makes there to stay, and to be seen within {_VISIBLE:g} s",
             hint="give each task its own destination directory, or check the health of the shared volume",

@@ -222,7 +222,7 @@ def _make(run: _Run, identity: ObjectIdentity, key: str) -> tuple[Tree, Lease]:
         held = lease(tree.path.parent)
         if held is None:
             raise StagingError(
-                "The staged code went as soon as it was published",
+                "The staged code disappeared as soon as it was published",
                 where={"path": tree.path.parent},
                 hint="Flyte will retry; do not remove the store of staged code while tasks run",
             )

@@ -153,5 +153,5 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise RenderError("the file cannot be read", where={"file": file}, seen=error) from error
     if not isinstance(document, dict):
-        raise RenderError("the file holds no YAML mapping", where={"file": file})
+        raise RenderError("the file does not hold a YAML mapping", where={"file": file})
     return document

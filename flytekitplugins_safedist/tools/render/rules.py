@@ -76,7 +76,7 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[str]:
         ):
             yield f"{below}.restartPolicy: {container['restartPolicy']!r} may only be Always, in an init container"
     if spec.get("restartPolicy") not in (None, "Never", "OnFailure", "Always"):
-        yield f"{path}.restartPolicy: {spec['restartPolicy']!r} is none"
+        yield f"{path}.restartPolicy: {spec['restartPolicy']!r} is not a restart policy"
 
 
 def _container(container: Mapping[str, Any], path: str, volumes: frozenset[str]) -> Iterator[str]:
@@ -106,7 +106,8 @@ def _ports(ports: Iterable[Mapping[str, Any]], path: str) -> Iterator[str]:
         if not isinstance(number, int) or not 0 < number < 65536:
             yield f"{path}: {number!r} is not a port"
         if name and (not _PORT_NAME.fullmatch(name) or len(name) > 15):
-            yield f"{path}[{number}].name: {name!r} must have a letter, of a-z, 0-9 and '-', 15 characters at most"
+            wanted = "must be a-z, 0-9 and '-', with at least one letter, 15 characters at most"
+            yield f"{path}[{number}].name: {name!r} {wanted}"
 
 
 def _resources(resources: Mapping[str, Any], path: str) -> Iterator[str]:

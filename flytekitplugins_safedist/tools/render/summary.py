@@ -86,15 +86,17 @@ def summarise(
 def _platform(cluster: Cluster, *, assumed: bool) -> str:
     requests = [f"{name} {value}" for name, value in cluster.resources.requests.items()]
     limits = [f"{name} {value}" for name, value in cluster.resources.limits.items()]
-    text = f"{', '.join(requests) or 'nothing'} for what asks for nothing; limits: {', '.join(limits) or 'none'}"
+    text = (
+        f"{', '.join(requests) or 'nothing'} for containers that ask for nothing; limits: {', '.join(limits) or 'none'}"
+    )
     return f"{text} (assumed; --platform FILE says what yours has)" if assumed else text
 
 
 def _clamped(found: tuple[str, Clamp]) -> str:
     role, clamp = found
     return (
-        f"the limits make {clamp.name}={clamp.asked} of {role}'s container {clamp.container!r} {clamp.got}, without a "
-        "word when it runs"
+        f"the limits make {clamp.name}={clamp.asked} of {role}'s container {clamp.container!r} {clamp.got}, and "
+        "nothing reports it when it runs"
     )
 
 

@@ -110,7 +110,7 @@ def test_a_save_without_a_manifest_is_none(three):
 def test_where_no_save_is_whole_training_does_not_begin_anew_silently(three):
     for step in (1, 2, 3):
         (directory(three, step) / "state.pt").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="there are checkpoints, and none of them is whole"):
+    with pytest.raises(CheckpointError, match="there are checkpoints, but none of them is complete"):
         resumed(three)
 
 

@@ -256,7 +256,7 @@ def test_a_dynamic_workflow_has_no_ranks() -> None:
 
 def test_the_common_base_names_no_backend() -> None:
     assert str(refused(SafeDistributed())) == (
-        "1 problem: task_config='SafeDistributed' names no backend (use SafeHorovod(...) or SafeTorch(...))"
+        "1 problem: task_config='SafeDistributed' does not name a backend (use SafeHorovod(...) or SafeTorch(...))"
     )
 
 

@@ -287,7 +287,7 @@ def test_a_pod_that_starts_after_the_verdict_fetches_no_code_and_leaves_with_0(p
     pod.environment |= PLACES[place]
     done = pod.fast("report")
     assert done.returncode == 0, done.stderr
-    assert "this attempt has ended, and what it came to is uploaded" in done.stderr
+    assert "this attempt has ended, and its result is uploaded" in done.stderr
     assert "[safedist] code" not in done.stderr
     assert (os.listdir(pod.cwd), (pod.root / "store").exists()) == ([], False)
     assert [(one.name, one.read_bytes()) for one in pod.outputs.iterdir()] == [(verdict, b"what it came to")]
@@ -300,7 +300,7 @@ def test_a_pod_whose_attempt_cannot_be_looked_at_goes_on(pod):
     command = pod.command("report")
     command[command.index("--output-prefix") + 1] = "nosuchprotocol://outputs"
     done = pod.run("--additional-distribution", str(pod.archive), "--", *command)
-    assert "whether this attempt has ended already cannot be seen" in done.stderr
+    assert "cannot tell whether this attempt has ended already" in done.stderr
     assert "CodeNotFoundError" in done.stderr
     assert done.returncode == 1
 
@@ -340,7 +340,7 @@ def test_wrong_arguments_of_the_task_command_end_as_with_click(pod):
 def test_nothing_to_run_is_a_usage_error(pod):
     done = pod.run("--additional-distribution", "s3://b/k")
     assert done.returncode == 2
-    assert "no command to run" in done.stderr
+    assert "no command is given" in done.stderr
 
 
 def test_other_commands_take_the_processs_place_with_the_code_importable(pod):
@@ -436,7 +436,7 @@ def test_an_empty_command_is_a_usage_error(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         entrypoint.parse(arguments)
     assert caught.value.code == 2
-    assert "no command to run" in capsys.readouterr().err
+    assert "no command is given" in capsys.readouterr().err
 
 
 def test_a_working_directory_that_was_removed_is_named(pod):

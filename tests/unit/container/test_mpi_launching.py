@@ -420,7 +420,7 @@ def test_a_broken_connection_costs_neither_the_agent_nor_its_status(tmp_path: Pa
     _, err = launcher.communicate(timeout=60)
 
     assert launcher.returncode == 0
-    assert "node 0's agent ended with no word of its own" in err
+    assert "node 0's agent ended with no message of its own" in err
 
 
 def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_of_two_verdicts_the_first_stays(
     caplog.set_level("INFO")
     assert upload(prefix, first, "first") == {first: "first"}
     assert upload(prefix, second, "second") == {first: "first"}
-    assert caplog.text.count("nothing goes over it") == 1
+    assert caplog.text.count("nothing replaces it") == 1
 
 
 def test_of_two_errors_the_first_stays_also_where_both_pods_had_found_none(
@@ -148,7 +148,7 @@ def test_of_two_errors_the_first_stays_also_where_both_pods_had_found_none(
     caplog.set_level("INFO")
     assert upload(prefix, "error.pb", "first") == {"error.pb": "first"}
     assert upload(prefix, "error.pb", "second") == {"error.pb": "first"}
-    assert caplog.text.count("nothing goes over it") == 1
+    assert caplog.text.count("nothing replaces it") == 1
 
 
 def test_an_error_goes_flytekits_way_where_the_store_cannot_arbitrate(

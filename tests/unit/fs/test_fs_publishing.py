@@ -161,7 +161,7 @@ def test_ranks_that_begin_in_different_places_are_told_that_they_do(groups, tmp_
         with publish(tmp_path / f"place{rank}" / "ckpt", shared="yes", timeout=1, group=group):
             pass
 
-    told = [error for error in each(groups, work) if "is not seen to do so here" in str(error)]
+    told = [error for error in each(groups, work) if "does not see what the rank that began" in str(error)]
     error = told[0]  # both, where both give up before they hear of each other
     assert "Next step: it may mean another directory of this name (say key=), or see another file system" in str(error)
     assert "(shared='probe')" in str(error)

@@ -44,7 +44,7 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "SYSTEM:SIGKILL": (killed(signal.SIGKILL), "was killed by SIGKILL"),
     "SYSTEM:SIGTERM": (killed(signal.SIGTERM), "was killed by SIGTERM"),
     "USER:SIGSEGV": (killed(signal.SIGSEGV), "was killed by SIGSEGV: invalid memory access in native code"),
-    "USER:Exit3": (outcome(0, Status.EXITED, exit_code=3), "left with exit code 3 and no result"),
+    "USER:Exit3": (outcome(0, Status.EXITED, exit_code=3), "ended with exit code 3 and no result"),
     "USER:OSError": (failed(of=raised("OSError", errnos=(errno.ENOSPC,))), "rank 0 ran out of disk space"),
     "USER:PeersLost": (
         failed(of=raised("RuntimeError", consequence=True)),

@@ -259,7 +259,7 @@ def test_an_echo_of_a_node_that_does_not_answer_is_its_loss_and_no_restart(pair,
     first, second = pair
     decision = job.settle(ECHO, "")
     assert (decision.action, decision.reason) == (Action.RESTART, "node(s) 1 are replaced")
-    seen = "no word from them; on node 0, rank 1 lost its peer"
+    seen = "no report from them; on node 0, rank 1 lost its peer"
     assert said == [
         f"node(s) 1 lost ({seen}); waiting for them to come back: replacement 1 of {first.max_replacements}"
     ]
@@ -298,7 +298,7 @@ def test_a_node_that_is_lost_once_too_often_is_named_with_the_round_and_what_to_
     text = str(caught.value)
     assert "node(s) 1 were lost, and 0 replacements are used up" in text
     assert f"round={pair[0].round}" in text
-    assert "seen: no word from them; on node 0, rank 1 lost its peer" in text
+    assert "seen: no report from them; on node 0, rank 1 lost its peer" in text
     assert "look at the pods of those nodes: evicted, out of memory, or their machine gone" in text
     assert pair[1].jobs.end().kind == "replacements"
 

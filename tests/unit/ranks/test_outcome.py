@@ -332,7 +332,7 @@ def test_a_killed_rank_is_told_with_its_signal() -> None:
 
 def test_a_rank_that_left_silently_is_told_with_its_exit_code() -> None:
     assert describe(outcome(0, Status.EXITED, exit_code=3)) == (
-        "rank 0 (local_rank 0) on node 0 (n0) left with exit code 3 and no result (os._exit, or a native crash)"
+        "rank 0 (local_rank 0) on node 0 (n0) ended with exit code 3 and no result (os._exit, or a native crash)"
     )
 
 

@@ -134,13 +134,15 @@ def test_a_root_that_this_user_may_not_write_is_named_with_the_way_out(unprivile
         scratch.make_job(unprivileged, execution="x", attempt=0)
     unprivileged.chmod(0o755)
     assert str(caught.value) == (
-        f"scratch cannot be made [path={unprivileged}] (seen: EACCES: Permission denied; "
+        f"the scratch directory cannot be made [path={unprivileged}] (seen: EACCES: Permission denied; "
         f"expected: a writable directory with room). Next step: {HINT}"
     )
 
 
 def test_a_root_that_is_missing_or_a_file_is_named_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ScratchError, match=r"scratch cannot be made \[path=.*/missing\] \(seen: ENOENT: No such file"):
+    with pytest.raises(
+        ScratchError, match=r"the scratch directory cannot be made \[path=.*/missing\] \(seen: ENOENT: No such file"
+    ):
         scratch.make_job(tmp_path / "missing", execution="x", attempt=0)
     (tmp_path / "file").touch()
     with pytest.raises(ScratchError, match=r"seen: ENOTDIR: Not a directory"):
