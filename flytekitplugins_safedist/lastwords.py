@@ -6,19 +6,18 @@ last lines only: ``terminationMessagePolicy: FallbackToLogsOnError`` takes 2048 
 
 from __future__ import annotations
 
+from .handoff import HERE
+
 LIMIT = 1000
 """Characters of a sentence: all of it must fit into the end of a log that is shown."""
 
 TERMINATION_LOG = "/dev/termination-log"
 """What Kubernetes shows of a container that failed (``terminationMessagePath``); there only in a pod."""
 
-_sentence: str | None = None
-
 
 def keep(error: BaseException) -> None:
     """Remember the first line of *error* for the end of this process's log; the latest one counts."""
-    global _sentence  # noqa: PLW0603  (handed from the task to the entrypoint, with all of flytekit in between)
-    _sentence = sentence_of(error)
+    HERE.last_words = sentence_of(error)
 
 
 def sentence_of(error: BaseException) -> str:
@@ -41,6 +40,5 @@ def to_termination_log(sentence: str) -> None:
 
 def take() -> str | None:
     """The sentence, once; None when nothing failed."""
-    global _sentence
-    sentence, _sentence = _sentence, None
+    sentence: str | None = HERE.take("last_words")
     return sentence

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flytekitplugins_safedist import envvars
+from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import prefork, preload
 from flytekitplugins_safedist.ranks.forkserver_client import RankServer
 
@@ -157,7 +158,7 @@ def _call(case: dict[str, Any]) -> int:
     sys.path[:0] = case["path"]
     if case["prefork"]:
         # As prefork.prepare() does in safedist-execute: before anything here may start a thread.
-        prefork._server = RankServer.fork()
+        HERE.rank_server = RankServer.fork()
     module, name = case["call"].split(":")
     if case["kind"] == "main":
         runpy.run_path(module, run_name=name)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
+from ..handoff import HERE
 from . import task_context
 from .put_new import NoConditionError, put_new
 from .storage_errors import Outlook, judge, one_line
@@ -39,22 +40,21 @@ _STAYING = {errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETO
 
 T = TypeVar("T")
 
-_seconds = LONGEST_SECONDS
-_verdict_at: str | None = None
-
 
 def be_patient(upload_timeout: float) -> float:
     """Set for how long this process tries: half of the time that the other nodes wait for the upload, at most ten
     minutes. Returns it, in seconds."""
-    global _seconds  # noqa: PLW0603  (flytekit makes the provider, and hands nothing of ours on)
-    _seconds = min(LONGEST_SECONDS, upload_timeout / 2)
-    return _seconds
+    HERE.upload_seconds = min(LONGEST_SECONDS, upload_timeout / 2)
+    return HERE.upload_seconds
 
 
 def first_stays(prefix: str) -> None:
     """What this process uploads to *prefix* is its attempt's verdict; other pods of the job may upload one as well."""
-    global _verdict_at  # noqa: PLW0603  (as above)
-    _verdict_at = prefix
+    HERE.verdict_prefix = prefix
+
+
+def _seconds() -> float:
+    return LONGEST_SECONDS if HERE.upload_seconds is None else HERE.upload_seconds
 
 
 def patient_access() -> type[FileAccessProvider]:
@@ -63,11 +63,11 @@ def patient_access() -> type[FileAccessProvider]:
     async def patiently(access: Any, from_path: str, to_path: str, once: Callable[[], Awaitable[Any]]) -> Any:
         if stopping.told():  # and what was to end the task has been swallowed: what it made since is not to count
             stopping.end()
-        if to_path == _verdict_at:
+        if to_path == HERE.verdict_prefix:
             if _is_decided(access, to_path):
                 return to_path
             once = _only_one(access, from_path, to_path, once)
-        return await tried_again(once, to_path, seconds=_seconds)
+        return await tried_again(once, to_path, seconds=_seconds())
 
     return flytekit_inside.file_access(patiently)
 

@@ -12,20 +12,19 @@ import threading
 
 from .. import envvars
 from ..errors import FsError
+from ..handoff import HERE
 from .identity import Identity, identity_from_env
 
 DEFAULT_TIMEOUT_S = 300.0
 """Parallel file systems have been seen to take 60 s to show a directory; a rank that starts late takes minutes."""
 
 _lock = threading.Lock()
-_given: Identity | None = None
 
 
 def use_identity(identity: Identity | None) -> None:
     """Say which rank this process is, instead of leaving it to the environment; None takes it back."""
-    global _given  # noqa: PLW0603  (a process is one rank)
     with _lock:
-        _given = identity
+        HERE.identity = identity
 
 
 def current_identity() -> Identity:
@@ -35,7 +34,7 @@ def current_identity() -> Identity:
         FsIdentityError: the environment names it only in part, or contradicts itself.
     """
     with _lock:
-        given = _given
+        given: Identity | None = HERE.identity
     return given if given is not None else identity_from_env(os.environ)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from .. import envvars
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
+from ..handoff import HERE
 from .context import current_identity, timeout_s
 from .coordination import CoordinationStore, MemoryCoordinationStore
 from .file_coordination import FileCoordinationStore
@@ -67,7 +68,6 @@ class Group:
 
 
 _lock = threading.RLock()
-_given: Group | None = None
 _made: dict[Any, Group] = {}
 _of_process_group: dict[Any, tuple[Any, Group]] = {}
 
@@ -77,9 +77,8 @@ def use_group(group: Group | None) -> None:
 
     Every rank must say the same.
     """
-    global _given  # noqa: PLW0603  (a process is in one job)
     with _lock:
-        _given = group
+        HERE.group = group
 
 
 def default_group() -> Group:
@@ -90,8 +89,9 @@ def default_group() -> Group:
         FsIdentityError: the environment does not say which rank this is.
     """
     with _lock:
-        if _given is not None:
-            return _given
+        given: Group | None = HERE.group
+        if given is not None:
+            return given
         identity = current_identity()
         over_torch = _over_torch(identity)
         if over_torch is not None:

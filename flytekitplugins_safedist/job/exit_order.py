@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import NodeLostError, RendezvousError, StoreLostError
 from ..flyte.storage_errors import one_line
+from ..handoff import HERE
 
 if TYPE_CHECKING:
     from ..rendezvous.session import RendezvousSession
 
-_open: RendezvousSession | None = None
-
 
 def stay(handler: RendezvousSession) -> None:
     """Node 0, when the task returns: keep the store open until :func:`leave`."""
-    global _open  # noqa: PLW0603  (handed from the task to the entrypoint, with all of flytekit in between)
-    _open = handler
+    HERE.open_rendezvous = handler
 
 
 def leave(*, uploaded: bool) -> None:
@@ -32,8 +30,7 @@ def leave(*, uploaded: bool) -> None:
     Args:
         uploaded: whether ``outputs.pb`` or ``error.pb`` is where it should be.
     """
-    global _open
-    handler, _open = _open, None
+    handler: RendezvousSession | None = HERE.take("open_rendezvous")
     if handler is None:
         return
     # A store that is gone (in a range another node may hold it) takes nothing back: the others look at the upload.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import os
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import ConfigError, RankFailedError, SafedistError
 from ..flyte import error_document
+from ..handoff import HERE
 from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import prefork
@@ -29,8 +29,6 @@ from . import overrides
 from .serialization import SerializesToKubeflow, plan_task
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
-
-_literals: contextvars.ContextVar[LiteralMap | None] = contextvars.ContextVar("safedist_inputs", default=None)
 
 
 class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  # type: ignore[misc]
@@ -98,7 +96,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one
         # path. What execute() gets as arguments is only looked at by flytekit's log line.
-        _literals.set(literal_map)
+        HERE.inputs.set(literal_map)
         return dict(literal_map.literals)
 
     def execute(self, **kwargs: Any) -> Any:
@@ -108,8 +106,8 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             The outputs as a ``LiteralMap`` when flytekit dispatched the task; as Python values when something called
             this directly (a map task).
         """
-        dispatched = _literals.get()
-        _literals.set(None)
+        dispatched: LiteralMap | None = HERE.inputs.get()
+        HERE.inputs.set(None)
         ctx = FlyteContextManager.current_context()
         inputs = dispatched if dispatched is not None else self._to_literals(ctx, kwargs)
         result = self._run(ctx, inputs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NotInTaskError
 from ..fs.identity import Identity
+from ..handoff import HERE
 
 if TYPE_CHECKING:
     from .shared_page import RankPage
@@ -57,17 +58,12 @@ class RankContext(Identity):
         page().saved()
 
 
-_current: RankContext | None = None
-_page: RankPage | None = None
-
-
 def enter(context: RankContext, page: RankPage) -> None:
     """Make ``context`` this process's own, and ``page`` what it shares with its agent.
 
     Called once, by the rank, before the user's function.
     """
-    global _current, _page  # a process is one rank for all its life; threads of it are the same rank
-    _current, _page = context, page
+    HERE.rank, HERE.page = context, page  # a process is one rank for all its life; threads of it are the same rank
 
 
 def page() -> RankPage:
@@ -76,10 +72,11 @@ def page() -> RankPage:
     Raises:
         NotInTaskError: outside a running SafeHorovod or SafeTorch task.
     """
-    if _page is None:
+    shared: RankPage | None = HERE.page
+    if shared is None:
         current_rank()
         raise NotInTaskError("this rank shares no memory with an agent")
-    return _page
+    return shared
 
 
 def current_rank() -> RankContext:
@@ -88,25 +85,23 @@ def current_rank() -> RankContext:
     Raises:
         NotInTaskError: outside a running SafeHorovod or SafeTorch task.
     """
-    if _current is None:
+    rank: RankContext | None = HERE.rank
+    if rank is None:
         raise NotInTaskError(
             "current_rank() was called outside a rank",
             hint="call it inside the function of a @task with task_config=SafeHorovod(...) or SafeTorch(...); "
             "at import of a module, and in the workflow, there is no rank yet",
         )
-    return _current
-
-
-_at_end: list[Callable[[], object]] = []
+    return rank
 
 
 def at_end(finish: Callable[[], object]) -> None:
     """Have ``finish`` called when the task's function has returned, before anything is uploaded; what it raises is the
     rank's error. In a process that is not a rank nothing calls it."""
-    _at_end.append(finish)
+    HERE.at_end.append(finish)
 
 
 def finish() -> None:
     """What :func:`at_end` was given, in that order. Called once, by the rank."""
-    for action in _at_end:
+    for action in HERE.at_end:
         action()

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping
 
 from .. import envvars
 from ..config.options import BACKENDS
+from ..handoff import HERE
 from . import backends, preload
 from .forkserver_client import RankServer
 
 logger = logging.getLogger(__name__)
-
-_server: RankServer | None = None
 
 
 def prepare(environment: Mapping[str, str]) -> None:
@@ -29,7 +28,6 @@ def prepare(environment: Mapping[str, str]) -> None:
         environment: the pod's variables; ``SAFEDIST_BACKEND`` and others were pinned into them when
             the task was registered. Without them this does nothing.
     """
-    global _server  # noqa: PLW0603  (handed from the entrypoint to the task, with all of flytekit in between)
     backend = next((name for name in BACKENDS if name == environment.get(envvars.BACKEND)), None)
     if backend is None or environment.get(envvars.START_METHOD, "preload") != "preload":
         return
@@ -46,15 +44,14 @@ def prepare(environment: Mapping[str, str]) -> None:
     with _variables({**defaults, **environment, **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe
     if unsafe is None:
-        _server = RankServer.fork()
+        HERE.rank_server = RankServer.fork()
     else:
         logger.info(f"ranks are not forked from this process: {unsafe}")
 
 
 def take() -> RankServer | None:
     """The server that :func:`prepare` forked, once; None when there is none."""
-    global _server
-    server, _server = _server, None
+    server: RankServer | None = HERE.take("rank_server")
     return server
 
 

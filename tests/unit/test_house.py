@@ -1,4 +1,5 @@
-"""The house's measures: modules that can be read in one go, functions that fit a screen, one meaning for each name."""
+"""The house's measures: modules that can be read in one go, functions that fit a screen, one meaning for each name, and
+state only where it is written down."""
 
 from __future__ import annotations
 
@@ -47,6 +48,104 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
         for name in public_classes(source):
             homes.setdefault(name, []).append(module)
     return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+# --- state --------------------------------------------------------------------------------------------------------
+STATE = {
+    "handoff": "the one place for what parts of a process leave for each other",
+    "stopping": "the process's signals, and what they have decided: there is one of each",
+    "container.archive.inflate": "the faster library, where there is one: found once, at import",
+    "checkpoint.points": "the hook by which a test kills a process at a named point",
+    "fs.group": "a cache: the groups that were made, by process, identity and store",
+    "fs.process": "a cache: the record of this process, emptied in a fork's child",
+    "ranks.main_module": "keeps the modules alive whose functions may still run",
+    "rendezvous.client": "threads that were closed, to be seen off when the interpreter ends",
+}
+"""Modules that hold state, and why; every other one is the same after a call as before it."""
+
+ENVIRONMENT = {
+    "container.entrypoint": "where code lies and temporary files go, for the task's command",
+    "container.task_command": "takes out what Flyte says to this command alone",
+    "job.process_state": "what torch reads in the agent; put back when the job is over",
+    "ranks.prefork": "what libraries read when they are imported; put back",
+    "ranks.preload": "hides who this process is from modules that are imported; put back",
+    "ranks.worker": "a rank's whole environment, before anything of the user's runs",
+}
+"""Modules that write ``os.environ``, and why."""
+
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def holds_state(source: str) -> bool:
+    """Whether a module has names that functions assign anew, or a container in a name that is written like a variable.
+
+    Names in capitals are constants, ``__all__`` and loggers are everybody's, and locks guard what is elsewhere.
+    """
+    tree = ast.parse(source)
+    if any(isinstance(node, ast.Global) for node in ast.walk(tree)):
+        return True
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not isinstance(target, ast.Name) or target.id.isupper() or target.id.startswith("__"):
+            continue
+        value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
+        is_variable = isinstance(node, ast.AnnAssign) and value == "None"
+        is_container = isinstance(getattr(node, "value", None), MUTABLE)
+        if (is_variable or is_container) and not value.startswith(("logging.getLogger", "threading.", "TypeVar")):
+            return True
+    return False
+
+
+def writes_environment(source: str) -> bool:
+    """Whether a module changes ``os.environ``."""
+    changes = ("update", "pop", "setdefault", "clear", "popitem")
+    for node in ast.walk(ast.parse(source)):
+        is_item = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        is_change = isinstance(node, ast.Attribute) and node.attr in changes
+        if (is_item or is_change) and ast.unparse(node.value) == "os.environ":
+            return True
+    return any(name in source for name in ("os.putenv", "os.unsetenv"))
+
+
+def test_state_is_where_it_is_written_down() -> None:
+    assert {dotted(path) for path in MODULES if holds_state(path.read_text())} <= STATE.keys()
+
+
+def test_the_environment_is_written_where_the_design_says() -> None:
+    assert {dotted(path) for path in MODULES if writes_environment(path.read_text())} == ENVIRONMENT.keys()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "_x = 0\ndef f():\n    global _x\n    _x = 1",
+        "_made: dict[str, int] = {}",
+        "_given: int | None = None",
+        "kept = []",
+    ],
+)
+def test_state_would_be_seen(source: str) -> None:
+    assert holds_state(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['logger = logging.getLogger("a")', "_lock = threading.Lock()", "NAMES = {1: 2}", 'T = TypeVar("T")', "_N = 1"],
+)
+def test_a_constant_is_no_state(source: str) -> None:
+    assert not holds_state(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["os.environ['A'] = 'b'", "del os.environ['A']", "x = os.environ.pop('A')", "os.putenv('A', 'b')"]
+)
+def test_a_write_of_the_environment_would_be_seen(source: str) -> None:
+    assert writes_environment(source)
+    assert not writes_environment("x = os.environ['A']; y = dict(os.environ)")
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(SOURCE))) for path in MODULES])

@@ -12,8 +12,10 @@ PACKAGE = "flytekitplugins_safedist"
 SOURCE = Path(__file__).parents[2] / PACKAGE
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    # the process itself: its variables, its errors, its signals, its log; how packages show their names
-    ("envvars", "errors", "lastwords", "lazy", "log", "stopping"),
+    # what needs nothing: values that are handed on in a process; how packages show their names
+    ("handoff", "lazy"),
+    # the process itself: its variables, its errors, its signals, its log
+    ("envvars", "errors", "lastwords", "log", "stopping"),
     # what is private to torch and flytekit
     ("compat",),
     # race-free file-system operations, used by staging and scratch as well as by users

@@ -9,7 +9,8 @@ import pytest
 
 from flytekitplugins_safedist.checkpoint import checkpoints, manifest
 from flytekitplugins_safedist.checkpoint.together import Together
-from flytekitplugins_safedist.ranks import context, shared_page
+from flytekitplugins_safedist.handoff import HERE
+from flytekitplugins_safedist.ranks import shared_page
 from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
 
 
@@ -17,7 +18,7 @@ from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentPage:
     """The agent's end of this process's page."""
     made = shared_page.make(tmp_path / "page")
-    monkeypatch.setattr(context, "_page", shared_page.open_page(tmp_path / "page"))
+    monkeypatch.setattr(HERE, "page", shared_page.open_page(tmp_path / "page"))
     return made
 
 
@@ -86,7 +87,7 @@ def test_an_error_while_holding_is_not_held_up(agent, stood_still):
 
 
 def test_outside_a_task_nothing_is_agreed_on(monkeypatch):
-    monkeypatch.setattr(context, "_page", None)
+    monkeypatch.setattr(HERE, "page", None)
     together = Together()
     assert not together.at(0, print)
     with together.holding(0, print):

@@ -11,6 +11,7 @@ import pytest
 from flytekit.bin import entrypoint as flytekit_entrypoint
 
 from flytekitplugins_safedist.flyte import uploads
+from flytekitplugins_safedist.handoff import HERE
 
 
 class Time:
@@ -115,7 +116,7 @@ def test_both_ways_of_flytekit_to_upload_try_again(
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where an attempt's verdict goes that several pods may upload."""
-    monkeypatch.setattr(uploads, "_verdict_at", None)
+    monkeypatch.setattr(HERE, "verdict_prefix", None)
     uploads.first_stays(str(tmp_path / "outputs"))
     return tmp_path / "outputs"
 

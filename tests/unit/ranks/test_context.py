@@ -13,6 +13,7 @@ import flytekitplugins_safedist
 from flytekitplugins_safedist import fs
 from flytekitplugins_safedist.errors import NotInTaskError
 from flytekitplugins_safedist.fs.context import current_identity
+from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 
@@ -31,8 +32,8 @@ RANK = RankContext(
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "_current", None)
-    monkeypatch.setattr(context, "_page", None)
+    monkeypatch.setattr(HERE, "rank", None)
+    monkeypatch.setattr(HERE, "page", None)
 
 
 def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
