@@ -353,7 +353,7 @@ def test_pickled_code_that_is_not_packed_is_refused_for_what_reads_it_unpacks_it
 def test_a_tree_that_goes_as_soon_as_it_is_published_is_an_error_and_is_not_used(staged, monkeypatch):
     module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
     monkeypatch.setattr(module, "lease", lambda _place: None)
-    with pytest.raises(StagingError, match="went as soon as it was published"):
+    with pytest.raises(StagingError, match="disappeared as soon as it was published"):
         staged()
 
 

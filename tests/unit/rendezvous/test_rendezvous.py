@@ -529,11 +529,11 @@ def test_waiting_for_an_upload_goes_on_past_the_end_until_node_0_says_that_there
             waiting.result()
 
 
-def test_waiting_for_an_upload_ends_when_node_0_falls_silent_while_another_holds_the_store(pair, monkeypatch):
+def test_waiting_for_an_upload_ends_when_node_0_sends_no_heartbeat_while_another_holds_the_store(pair, monkeypatch):
     group = pair[1]._group
     monkeypatch.setattr(type(group), "uploader_beat", lambda _: "the beat of a node that is gone")
     monkeypatch.setattr(type(group), "heartbeat_timeout", property(lambda _: 0.01))
-    with pytest.raises(errors.NodeLostError, match="node 0 has fallen silent before its upload"):
+    with pytest.raises(errors.NodeLostError, match="node 0 sends no heartbeat, and has not reported its upload"):
         pair[1].jobs.wait_uploaded(DEADLINE)
 
 
