@@ -162,6 +162,13 @@ def test_trees_of_another_boot_go_only_where_no_other_machine_can_use_them(node,
     assert (key in node.trees()) is not local
 
 
+def test_a_tree_of_another_boot_goes_however_lately_it_was_used(node):
+    before, now = node.made("before"), node.made("now")
+    another_boot(node, before)
+    node.prune(Keep())
+    assert node.trees() == {now}
+
+
 def test_a_network_file_system_is_not_taken_for_a_local_one(monkeypatch):
     for kind, local in {"ext4": True, "overlay": True, "nfs4": False, "virtiofs": False, "unknown": False}.items():
         mount = type("Mount", (), {"fstype": kind})

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import fcntl
 import importlib
+import io
 import json
 import os
 import stat
@@ -26,6 +27,7 @@ from flytekitplugins_safedist.container.staging import (
     stage,
 )
 from flytekitplugins_safedist.container.staging.locks import WorkDir, exclusively, one_at_a_time
+from flytekitplugins_safedist.container.staging.merge import fingerprint
 from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import ObjectIdentity
 from flytekitplugins_safedist.container.staging.watch import Abandoned, Watch
@@ -212,6 +214,11 @@ def test_what_is_about_to_be_published_can_be_held_by_others_and_removed_by_nobo
 
 
 # --- staging ----------------------------------------------------------------------------------------------------------
+def test_a_work_directory_is_swept_only_by_who_has_its_kernel_and_its_device() -> None:
+    first, second = (SimpleNamespace(stat=lambda device=device: SimpleNamespace(st_dev=device)) for device in (1, 2))
+    assert locks._reach(first) == locks._reach(first) != locks._reach(second)
+
+
 def test_nobody_waits_for_a_store_when_staging_is_over(staged, monkeypatch):
     module = importlib.import_module("flytekitplugins_safedist.container.staging.stage")
     real, made = module.Watch, []
@@ -408,6 +415,32 @@ def test_another_file_with_the_change_time_of_the_one_that_was_read_is_read(tmp_
     assert read == [1, 2]
 
 
+@pytest.mark.parametrize(("changed", "reads"), [(4, 1), (5, 2)])
+def test_what_changed_in_the_tick_in_which_it_was_read_is_read_again(tmp_path, store, monkeypatch, changed, reads):
+    monkeypatch.setattr(Seen, "_ticked", lambda _: 5)
+    seen, read = Seen(tmp_path, 1, store.work), []
+    for _ in range(2):
+        assert seen.holds(0, SimpleNamespace(st_ino=1, st_ctime_ns=changed), lambda: not read.append(1))
+    assert len(read) == reads
+
+
+def test_nothing_is_noted_where_nothing_was_read(tmp_path, store):
+    Seen(tmp_path, 1, store.work).keep()
+    assert not (tmp_path / "seen").exists()
+
+
+def test_an_edited_file_of_the_same_size_and_time_is_not_the_one_that_was_merged(tmp_path, store, staged):
+    tree = store.by_digest(staged().name)
+    before, file = fingerprint(tree, tmp_path / "dest"), tmp_path / "dest" / "main.py"
+    assert fingerprint(tree, tmp_path / "dest") == before
+    found = file.stat()
+    file.write_bytes(b"x = 2")
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (found.st_ino, found.st_mtime_ns, found.st_size)
+    assert fingerprint(tree, tmp_path / "dest") != before
+
+
 def test_the_note_of_what_was_read_is_replaced_whole(tmp_path, store):
     def note(inode: int) -> None:
         seen = Seen(tmp_path, 1, store.work)
@@ -428,6 +461,14 @@ def test_a_link_in_a_directory_that_others_can_write_could_be_swapped_wherever_i
     assert places.swappable(tmp_path / "open" / "link" / "store") == ""
     (tmp_path / "open").chmod(0o777)
     assert f"{tmp_path / 'open'} can be written by others" in places.swappable(tmp_path / "open" / "link" / "store")
+
+
+def test_where_a_link_leads_could_be_swapped_by_who_can_write_the_directory_there(tmp_path):
+    (tmp_path / "open" / "private").mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "private")
+    assert places.swappable(tmp_path / "link" / "store") == ""
+    (tmp_path / "open").chmod(0o777)
+    assert f"{tmp_path / 'open'} can be written by others" in places.swappable(tmp_path / "link" / "store")
 
 
 def test_a_directory_that_may_not_be_written_is_passed_over(tmp_path, monkeypatch):
@@ -495,6 +536,15 @@ def test_a_store_is_asked_anew_and_with_the_own_credentials_after_it_has_refused
         with pytest.raises(StagingError, match="refused access"):
             remote.identity()
         assert signed.asked == anonymous.asked == ["invalidate_cache", "info"] * number
+
+
+@pytest.mark.parametrize("skip", [0, 2, 4, 5, 8])
+def test_a_stream_that_begins_anew_goes_on_where_it_broke_off_whatever_the_chunks(monkeypatch, skip):
+    body = io.BytesIO(b"abcdefgh")
+    client = SimpleNamespace(open=lambda *_, **__: SimpleNamespace(read=lambda _: body.read(4), close=body.close))
+    monkeypatch.setattr(source, "filesystem", lambda *_, anonymous: client)
+    remote = source.RemoteSource("x://bucket/key", Retry(1), Watch(60.0, lambda _: None))
+    assert b"".join(remote._opened(skip)) == b"abcdefgh"[skip:]
 
 
 def test_no_more_ranges_are_asked_for_at_once_than_are_to_be_held(monkeypatch):
