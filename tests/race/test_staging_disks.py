@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.container.staging import places
+from flytekitplugins_safedist.container.staging.locks import remove_tree
 from tests import fusefs
 from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
 from tests.tarballs import directory, member, snapshot, targz
@@ -182,6 +183,23 @@ def test_a_failed_staging_of_an_ordinary_user_leaves_no_read_only_leftovers(plac
     outcome = actors(place.uri, home / "dest", home / "store", user=NOBODY).go().end()
     assert outcome["error"] == "ArchiveError"
     assert nothing_published(home / "store")
+
+
+def test_what_a_killed_staging_left_read_only_is_removed_by_an_ordinary_user(for_nobody):
+    tree = for_nobody / "own" / "work"
+    (tree / "ro" / "inner").mkdir(parents=True)
+    (tree / "ro" / "inner" / "f").touch()
+    for directory_ in (tree / "ro" / "inner", tree / "ro", tree):
+        os.chown(directory_, NOBODY, NOBODY)
+        directory_.chmod(0o555 if directory_ != tree else 0o700)
+    if (child := os.fork()) == 0:  # not a new interpreter: it may lie where that user cannot read
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        remove_tree(tree)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [path.name for path in tree.parent.iterdir()] == []
 
 
 def test_read_only_directories_are_merged_again_by_an_ordinary_user(place, actors, for_nobody):
