@@ -258,6 +258,13 @@ def test_a_destination_that_another_process_makes_meanwhile_is_merged_into(tmp_p
     assert sorted(os.listdir(dest)) == ["main.py", "theirs"]
 
 
+def test_a_destination_that_is_a_link_to_a_directory_that_is_not_there_is_made_there(tmp_path, staged):
+    (tmp_path / "dest").symlink_to(tmp_path / "real")
+    staged()
+    assert (tmp_path / "dest").is_symlink()
+    assert (tmp_path / "real" / "main.py").read_text() == "x = 1"
+
+
 def test_an_empty_destination_stays_the_directory_that_it_is(tmp_path, staged):
     dest = tmp_path / "dest"
     dest.mkdir(mode=0o711)
