@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "slices undecided": (
         lambda: declare(SafeTorch(), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="3")),
-        "nproc_per_node=None cannot be told from 3 slices: a process sees one MIG slice",
+        "nproc_per_node=None cannot be derived from 3 slices: a process sees one MIG slice",
     ),
 }
 
