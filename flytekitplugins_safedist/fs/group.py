@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -46,6 +47,12 @@ class Group:
         self._turns: Counter[str] = Counter()
         self._failures: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def board(self) -> CoordinationStore:
+        """The older name of ``coordination``."""
+        warnings.warn("Group.board moved: read .coordination", DeprecationWarning, stacklevel=2)
+        return self.coordination
 
     def turn(self, name: str) -> int:
         """How often ``name`` was called before: ranks that call in the same order mean the same turn."""

@@ -182,3 +182,9 @@ def test_a_collective_that_fails_is_told_with_its_error():
         group._bounded(lambda: int("x"), 60, "Horovod's other 3 ranks")
     assert str(caught.value).startswith("the ranks could not form a group (seen: ValueError: invalid literal")
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_the_older_name_of_the_coordination_store_is_still_read_with_a_warning():
+    group = Group(MemoryCoordinationStore(), Identity())
+    with pytest.warns(DeprecationWarning, match=r"read \.coordination"):
+        assert group.board is group.coordination
