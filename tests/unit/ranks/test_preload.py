@@ -254,6 +254,19 @@ def test_preloaded_objects_are_frozen_out_of_the_garbage_collector(tmp_path: Pat
     assert int(run(PRELOAD + "import gc; print(gc.get_freeze_count())", tmp_path, modules=["json"])) > 1000
 
 
+@pytest.mark.parametrize("fails", ["", "raise OSError"])
+def test_the_garbage_collector_rests_while_libraries_are_imported_and_no_longer(tmp_path: Path, fails: str) -> None:
+    (tmp_path / "library.py").write_text(f"import gc\nprint(gc.isenabled())\n{fails}")
+    (tmp_path / "users.py").write_text("import gc\nprint(gc.isenabled())\n")
+    said = run(PRELOAD + "import gc; print(gc.isenabled())", tmp_path, libraries=["library"], modules=["users"]).split()
+    assert said == (["False", "True"] if fails else ["False", "True", "True"])
+
+
+def test_a_garbage_collector_that_is_off_stays_off(tmp_path: Path) -> None:
+    said = run("import gc; gc.disable()" + PRELOAD + "print(gc.isenabled())", tmp_path, libraries=["json"])
+    assert said == "False\n"
+
+
 # --- random numbers --------------------------------------------------------------------------------------------------
 def test_ranks_do_not_share_random_numbers_that_nobody_seeded(tmp_path: Path) -> None:
     first, second = numbers(tmp_path, "import random, numpy\n", libraries=["numpy"])
