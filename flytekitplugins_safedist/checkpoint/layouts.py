@@ -6,6 +6,7 @@ optimizer goes with the model that it steps.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -16,10 +17,15 @@ from . import trees
 def is_sharded(state: Mapping[str, Any]) -> bool:
     """Whether a model in it has parameters of which each rank holds a part (DTensor: FSDP2, tensor parallel)."""
     import torch
-    from torch.distributed.tensor import DTensor
 
     modules = [value for value in state.values() if isinstance(value, torch.nn.Module)]
-    return any(isinstance(parameter, DTensor) for module in modules for parameter in module.parameters())
+    return any(_is_dtensor(parameter) for module in modules for parameter in module.parameters())
+
+
+def _is_dtensor(value: Any) -> bool:
+    """Where nobody has imported them there are none, and importing them costs a rank a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def collect(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,11 +60,10 @@ def distribute(state: MutableMapping[str, Any], tree: Mapping[str, Any]) -> None
 
 def joint(state: Mapping[str, Any], split: trees.Split) -> dict[str, Any]:
     """The tensors that all ranks save together: of models, of optimizers, and those of which each rank holds a part."""
-    from torch.distributed.tensor import DTensor
 
     def is_joint(flat: str, tensor: Any) -> bool:
         value = state[split.owner[flat]]
-        return _is_model(value) or _is_optimizer(value) or isinstance(tensor, DTensor)
+        return _is_model(value) or _is_optimizer(value) or _is_dtensor(tensor)
 
     return {flat: tensor for flat, tensor in split.tensors.items() if is_joint(flat, tensor)}
 
@@ -86,9 +91,10 @@ def parted(state: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _like(value: Any, live: Any) -> Any:
     import torch
-    from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if isinstance(live, DTensor) and isinstance(value, torch.Tensor) and value.shape == live.shape:
+    if _is_dtensor(live) and isinstance(value, torch.Tensor) and value.shape == live.shape:
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(value.to(live.device), live.device_mesh, live.placements)
     return value
 
