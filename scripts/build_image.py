@@ -103,9 +103,15 @@ def local_wheels(settings: Mapping[str, str]) -> list[Path]:
     return sorted(wheel for place in places if place.is_dir() for wheel in place.glob("*.whl"))
 
 
-def built_wheels(cache: Path) -> list[Path]:
-    """What scripts/build_horovod.py keeps in its cache: for each key, a directory with a wheel and its facts."""
-    return sorted(path for facts in cache.glob("horovod-*/facts.json") for path in facts.parent.iterdir())
+def built_wheels(cache: Path, torch: str) -> list[Path]:
+    """What scripts/build_horovod.py keeps in its cache: for each key, a directory with a wheel and its facts.
+
+    Only those for *torch*, where that names one version: a wheel that is built for another would change the image of
+    wheels, and everything that is built on it would be built anew.
+    """
+    pinned = re.fullmatch(r"torch\s*==\s*([\w.]+)(\+.*)?", torch.strip())
+    key = f"horovod-*-torch-{pinned[1]}_*" if pinned else "horovod-*"
+    return sorted(path for facts in cache.glob(f"{key}/facts.json") for path in facts.parent.iterdir())
 
 
 def certificates(settings: Mapping[str, str], env: Mapping[str, str]) -> Path | None:
@@ -134,9 +140,9 @@ def require_base(docker: str, image: str) -> None:
     )
 
 
-def wheels_and_their_places(settings: Mapping[str, str], cache: Path) -> dict[str, Path]:
+def wheels_and_their_places(settings: Mapping[str, str], cache: Path, torch: str) -> dict[str, Path]:
     """Name in the image of wheels -> file: pip's local wheels in its root, Horovod's below ``horovod/KEY/``."""
-    kept = {f"horovod/{path.parent.name}/{path.name}": path for path in built_wheels(cache)}
+    kept = {f"horovod/{path.parent.name}/{path.name}": path for path in built_wheels(cache, torch)}
     return {wheel.name: wheel for wheel in local_wheels(settings)} | kept
 
 
@@ -174,7 +180,7 @@ def build(options: argparse.Namespace) -> None:
     docker = find_docker()
     require_base(docker, options.base_image)
     settings = pip_settings(output([sys.executable, "-m", "pip", "config", "list"]))
-    wheels = wheels_and_their_places(settings, default_cache(os.environ))
+    wheels = wheels_and_their_places(settings, default_cache(os.environ), options.torch)
     arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "EXTRA_PACKAGES": options.extra_packages}
     if wheels:
         arguments["WHEELS_IMAGE"] = import_wheels(docker, wheels)

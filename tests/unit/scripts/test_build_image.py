@@ -62,13 +62,32 @@ class TestPipSettings:
         (cache / "horovod-key.lock").touch()
         (cache / "horovod-other").mkdir()
         (cache / "horovod-other" / "horovod.whl").touch()
-        found = build_image.wheels_and_their_places({"find-links": str(tmp_path / "local")}, cache)
+        found = build_image.wheels_and_their_places({"find-links": str(tmp_path / "local")}, cache, "torch")
         assert found == {
             "torch.whl": tmp_path / "local" / "torch.whl",
             "horovod/horovod-key/facts.json": cache / "horovod-key" / "facts.json",
             "horovod/horovod-key/horovod.whl": cache / "horovod-key" / "horovod.whl",
         }
-        assert build_image.wheels_and_their_places({}, tmp_path / "no cache") == {}
+        assert build_image.wheels_and_their_places({}, tmp_path / "no cache", "torch") == {}
+
+    @pytest.mark.parametrize(
+        ("torch", "taken"),
+        [
+            ("torch==2.13.0", {"2.13.0_cpu", "2.13.0_cu130"}),
+            ("torch==2.13.0+cpu", {"2.13.0_cpu", "2.13.0_cu130"}),
+            ("torch>=2.5", {"2.13.0_cpu", "2.13.0_cu130", "2.13.01_cpu"}),
+        ],
+    )
+    def test_a_horovod_wheel_for_another_torch_leaves_the_image_of_wheels_as_it_is(
+        self, tmp_path: Path, torch: str, taken: set[str]
+    ) -> None:
+        keys = {version: f"horovod-0.28.1-torch-{version}-cpython-311-0" for version in ("2.13.0_cpu", "2.13.0_cu130")}
+        keys["2.13.01_cpu"] = "horovod-0.28.1-torch-2.13.01_cpu-cpython-311-0"
+        for key in keys.values():
+            (tmp_path / key).mkdir()
+            (tmp_path / key / "facts.json").touch()
+        found = build_image.wheels_and_their_places({}, tmp_path, torch)
+        assert set(found) == {f"horovod/{keys[version]}/facts.json" for version in taken}
 
     def test_the_certificates_are_those_that_pip_was_told_to_trust(self, tmp_path: Path) -> None:
         mine, other = tmp_path / "mine.pem", tmp_path / "other.pem"
