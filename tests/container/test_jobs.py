@@ -32,7 +32,7 @@ def on_one_machine():
 def test_a_job_of_any_shape_gives_what_one_machine_gives(
     job: Callable[..., Job], on_one_machine, backend: str, nodes: int, ranks: int
 ) -> None:
-    running = job(f"{backend}_{nodes}x{ranks}", steps=20)
+    running = job(f"{backend}_{nodes}x{ranks}", environment={"TEST_TRAINED": "by the library's optimizer"}, steps=20)
     ended = running.run()
     assert [pod.code for pod in ended] == [0] * nodes
     assert running.uploaded == ["outputs.pb"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
+from typing import Any
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -19,6 +21,9 @@ TIMEOUTS = Timeouts(
     upload=float(os.environ.get("TEST_UPLOAD", "900")),
 )
 STEPS = 20
+LEARNING_RATE = 0.5
+BY_HAND = os.environ.get("TEST_TRAINED", "by hand") == "by hand"
+"""Else by DistributedOptimizer and DistributedDataParallel."""
 
 
 def say(text: str) -> None:
@@ -69,36 +74,77 @@ def line(rank: int, size: int) -> tuple:
     return x[rank::size], 3 * x[rank::size] + 0.5
 
 
-def model() -> tuple:
+def model() -> Any:
     import torch
 
     torch.manual_seed(7)
-    made = torch.nn.Linear(1, 1).double()
-    return made, torch.optim.SGD(made.parameters(), lr=0.5)
+    return torch.nn.Linear(1, 1).double()
 
 
-def told(trained: object, names: list) -> str:
+def loss(trained: Any, points: tuple) -> Any:
+    import torch
+
+    x, y = points
+    return torch.nn.functional.mse_loss(trained(x), y)
+
+
+def told(trained: Any, names: list) -> str:
     """What the task returns."""
     me = current_rank()
     weights = [value.item() for value in trained.parameters()]
     return json.dumps({"weights": weights, "ranks": sorted(names), "round": me.round, "size": me.world_size})
 
 
-def with_horovod(steps: int) -> str:
+def trained_with_horovod(trained: Any, points: tuple, steps: int) -> None:
     import horovod.torch as hvd
     import torch
 
-    stand("ranks start")
-    hvd.init()
-    trained, optimizer = model()
-    hvd.broadcast_parameters(trained.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=trained.named_parameters())
-    x, y = line(hvd.rank(), hvd.size())
     for step in range(steps):
         happen(step)
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(trained(x), y).backward()
+        loss(trained, points).backward()
         optimizer.step()
+
+
+def trained_with_torch(trained: Any, points: tuple, steps: int) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
+    parallel = torch.nn.parallel.DistributedDataParallel(trained)
+    for step in range(steps):
+        happen(step)
+        optimizer.zero_grad()
+        loss(parallel, points).backward()
+        optimizer.step()
+
+
+def trained_by_hand(trained: Any, points: tuple, steps: int, mean: Callable) -> None:
+    """The same with one collective for each gradient, and no optimizer of torch's: the first one that is made costs a
+    rank a second of CPU for imports (torch._dynamo), which is most of what a pod of these tests would compute."""
+    import torch
+
+    for step in range(steps):
+        happen(step)
+        trained.zero_grad()
+        loss(trained, points).backward()
+        with torch.no_grad():
+            for value in trained.parameters():
+                value.sub_(LEARNING_RATE * mean(value.grad))
+
+
+def with_horovod(steps: int) -> str:
+    import horovod.torch as hvd
+
+    stand("ranks start")
+    hvd.init()
+    trained, points = model(), line(hvd.rank(), hvd.size())
+    hvd.broadcast_parameters(trained.state_dict(), root_rank=0)
+    if BY_HAND:
+        trained_by_hand(trained, points, steps, hvd.allreduce)
+    else:
+        trained_with_horovod(trained, points, steps)
     me = current_rank()
     names = hvd.allgather_object(f"{hvd.rank()} is {me.local_rank} on node {me.node_rank}")
     stand("function returns")
@@ -106,19 +152,19 @@ def with_horovod(steps: int) -> str:
 
 
 def with_torch(steps: int) -> str:
-    import torch
     import torch.distributed as dist
+
+    def mean(gradient: Any) -> Any:
+        dist.all_reduce(gradient)
+        return gradient / dist.get_world_size()
 
     stand("ranks start")
     dist.init_process_group("gloo")
-    trained, optimizer = model()
-    parallel = torch.nn.parallel.DistributedDataParallel(trained)
-    x, y = line(dist.get_rank(), dist.get_world_size())
-    for step in range(steps):
-        happen(step)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(parallel(x), y).backward()
-        optimizer.step()
+    trained, points = model(), line(dist.get_rank(), dist.get_world_size())
+    if BY_HAND:
+        trained_by_hand(trained, points, steps, mean)
+    else:
+        trained_with_torch(trained, points, steps)
     me = current_rank()
     names: list = [None] * dist.get_world_size()
     dist.all_gather_object(names, f"{dist.get_rank()} is {me.local_rank} on node {me.node_rank}")
