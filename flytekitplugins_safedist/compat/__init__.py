@@ -14,7 +14,7 @@ from ..errors import IncompatibleVersionError
 
 TESTED: dict[str, tuple[str, ...]] = {
     "flytekit": ("1.16.0", "1.16.31"),
-    "torch": ("2.5.0", "2.13.0", "2.15.0"),
+    "torch": ("2.5.0", "2.8.0", "2.13.0", "2.14.1", "2.15.0"),
 }
 """The versions with which this project's tests have run: docs/versions.md says which of the tests."""
 

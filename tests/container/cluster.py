@@ -45,9 +45,8 @@ from tests.container.engine import (
 )
 from tests.procs import Gate
 
-
 CALM = {"HOROVOD_CYCLE_TIME": "5"}
-"""Milliseconds between two looks of Horovod's thread; with 1, a rank that stands at a gate takes a seventh of a core."""
+"""Milliseconds between two looks of Horovod's thread; at 1, a rank that stands at a gate takes a seventh of a core."""
 
 
 @dataclass(frozen=True)
