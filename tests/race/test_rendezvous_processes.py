@@ -272,6 +272,13 @@ def claim_the_verdict(handler, pipe):
     group.control.call("test", lambda store: store.compare_set(key, "", "77"))
 
 
+def lose_patience(handler, pipe, seconds):
+    """From now on wait no longer than that: a deadline that the first meeting must not have, on a slow machine."""
+    group = handler._group
+    group.settings = replace(group.settings, timeout=seconds)
+    group.kept._seconds = seconds
+
+
 def join_with_name_unknown_at_first(handler, pipe):
     """A fake: no DNS server can be had here, so the look-up itself is replaced until the name 'exists'."""
     real, asked, created = socket.getaddrinfo, [], threading.Event()
@@ -352,12 +359,12 @@ def test_only_one_node_asks_and_the_others_follow(cluster):
 
 
 def test_every_node_names_the_missing_one_when_the_deadline_passes(cluster):
-    present = [cluster.node(rank, nodes=4, timeout=1.5, names=("a", "b", "c", "d")) for rank in (0, 1, 3)]
+    present = [cluster.node(rank, nodes=4, timeout=5.0, names=("a", "b", "c", "d")) for rank in (0, 1, 3)]
     for node in present:
         node.start(join)
     found = [node.error() for node in present]
     assert all(type(error) is errors.RendezvousTimeoutError for error in found), found
-    assert [error.what for error in found] == ["node 2 (c) of 4 did not arrive within 1.5 s"] * 3
+    assert [error.what for error in found] == ["node 2 (c) of 4 did not arrive within 5 s"] * 3
     assert [error.where["node"] for error in found] == [0, 1, 3]
     assert all("missing: 2" in str(error) for error in found)
 
@@ -369,8 +376,9 @@ def test_a_missing_node_0_is_named_by_all_others(cluster):
 
 
 def test_the_missing_are_named_although_the_node_that_undertook_to_do_so_died(cluster):
-    nodes = cluster.nodes(2, timeout=1.5, shutdown_grace=0.2)
+    nodes = cluster.nodes(2, shutdown_grace=0.2)
     same_round(joined(nodes))
+    nodes[0].do(lose_patience, 1.5)
     nodes[0].do(claim_the_verdict)
     nodes[1].kill()
     assert nodes[0].start(join).error().what == "node 1 of 2 did not arrive within 1.5 s"
@@ -636,9 +644,10 @@ def test_a_frozen_node_0_that_wakes_before_anybody_took_its_place_goes_on(cluste
 
 
 def test_a_node_0_that_nobody_replaces_is_named_by_all_who_outlived_it(cluster):
-    first, second, third = nodes = cluster.nodes(3, timeout=2.0)
+    first, second, third = nodes = cluster.nodes(3)
     same_round(joined(nodes))
     for node in (second, third):
+        node.do(lose_patience, 2.0)
         node.start(outlive)
     first.kill()
     for node in (second, third):
