@@ -22,6 +22,9 @@ settings.load_profile("safedist")
 # torch's store asks for the name of each address that connects. Loopback as IPv6 sees it (::ffff:127.0.0.1) is in no
 # hosts file, so the question goes to a name server, which may not answer: five seconds each without this (resolv.conf).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# Milliseconds between two looks of Horovod's thread: at 1, its default, each rank that stands somewhere, as most of
+# these tests have them do, takes a seventh of a core from the others.
+os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -45,9 +45,6 @@ from tests.container.engine import (
 )
 from tests.procs import Gate
 
-CALM = {"HOROVOD_CYCLE_TIME": "5"}
-"""Milliseconds between two looks of Horovod's thread; at 1, a rank that stands at a gate takes a seventh of a core."""
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -212,10 +209,11 @@ class Pod:
         ended, what = self.docker.ends, f"{self.name} ends {runs} time(s)"
         # A pod that ended for good before: the daemon's word on its last run may still be on its way, so all words are
         # counted against the starts that the daemon knows of.
-        ended.wait(lambda: len(self.codes) >= runs or self._ended_for_good(), what, within)
+        ended.wait(lambda: len(self.codes) >= runs or self.ended_for_good(), what, within)
         return Ended(self.codes, self.log)
 
-    def _ended_for_good(self) -> bool:
+    def ended_for_good(self) -> bool:
+        """Whether it does not run, and the daemon has told how each of its runs ended."""
         return not self.runs and len(self.codes) > int(self.container.attrs.get("RestartCount", 0))
 
     @property
@@ -384,7 +382,8 @@ class Cluster:
         }
         execution = Execution(name=name, attempt=job.attempt, files=files)
         manifest = job_manifest(self.templates[task], execution, backend or Backend())
-        given = Options({**self.s3.environment, **CALM, **(environment or {})}) + options
+        calm = {"HOROVOD_CYCLE_TIME": os.environ["HOROVOD_CYCLE_TIME"]}  # tests/conftest.py says why
+        given = Options({**self.s3.environment, **calm, **(environment or {})}) + options
         job.pods += [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]
         return job
 

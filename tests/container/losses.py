@@ -117,6 +117,6 @@ class Frozen(Loss):
 
 def ended(pods: list[Pod], within: float) -> list[Ended]:
     """Wait until every pod has left for good."""
-    for pod in pods:
-        pod.docker.ends.wait(lambda pod=pod: not pod.runs, f"{pod.name} leaves", within)
+    for pod in pods:  # that it does not run may be known before its last run's exit code is
+        pod.docker.ends.wait(pod.ended_for_good, f"{pod.name} leaves", within)
     return [pod.wait(within=within) for pod in pods]
