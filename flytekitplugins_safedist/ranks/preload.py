@@ -91,8 +91,7 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
 
 @contextlib.contextmanager
 def _collector_resting() -> Iterator[None]:
-    """Keep Python's collector from looking, hundreds of times, through modules that are there to stay: an eighth of
-    what importing torch and flytekit costs."""
+    """Keep Python's collector from looking, hundreds of times, through modules that are there to stay."""
     collects = gc.isenabled()
     gc.disable()
     try:

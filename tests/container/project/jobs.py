@@ -95,28 +95,11 @@ def told(trained: Any, names: list) -> str:
     return json.dumps({"weights": weights, "ranks": sorted(names), "round": me.round, "size": me.world_size})
 
 
-def trained_with_horovod(trained: Any, points: tuple, steps: int) -> None:
-    import horovod.torch as hvd
-    import torch
-
-    optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=trained.named_parameters())
+def trained_by(optimizer: Any, forward: Any, points: tuple, steps: int) -> None:
     for step in range(steps):
         happen(step)
         optimizer.zero_grad()
-        loss(trained, points).backward()
-        optimizer.step()
-
-
-def trained_with_torch(trained: Any, points: tuple, steps: int) -> None:
-    import torch
-
-    optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
-    parallel = torch.nn.parallel.DistributedDataParallel(trained)
-    for step in range(steps):
-        happen(step)
-        optimizer.zero_grad()
-        loss(parallel, points).backward()
+        loss(forward, points).backward()
         optimizer.step()
 
 
@@ -136,6 +119,7 @@ def trained_by_hand(trained: Any, points: tuple, steps: int, mean: Callable) -> 
 
 def with_horovod(steps: int) -> str:
     import horovod.torch as hvd
+    import torch
 
     stand("ranks start")
     hvd.init()
@@ -144,7 +128,9 @@ def with_horovod(steps: int) -> str:
     if BY_HAND:
         trained_by_hand(trained, points, steps, hvd.allreduce)
     else:
-        trained_with_horovod(trained, points, steps)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
+        together = hvd.DistributedOptimizer(optimizer, named_parameters=trained.named_parameters())
+        trained_by(together, trained, points, steps)
     me = current_rank()
     names = hvd.allgather_object(f"{hvd.rank()} is {me.local_rank} on node {me.node_rank}")
     stand("function returns")
@@ -152,6 +138,7 @@ def with_horovod(steps: int) -> str:
 
 
 def with_torch(steps: int) -> str:
+    import torch
     import torch.distributed as dist
 
     def mean(gradient: Any) -> Any:
@@ -164,7 +151,8 @@ def with_torch(steps: int) -> str:
     if BY_HAND:
         trained_by_hand(trained, points, steps, mean)
     else:
-        trained_with_torch(trained, points, steps)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
+        trained_by(optimizer, torch.nn.parallel.DistributedDataParallel(trained), points, steps)
     me = current_rank()
     names: list = [None] * dist.get_world_size()
     dist.all_gather_object(names, f"{dist.get_rank()} is {me.local_rank} on node {me.node_rank}")
