@@ -27,7 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import importer, preload, process_tree, scratch, worker
+from ..errors import IncompatibleVersionError
+from . import importer, kept_groups, preload, process_tree, scratch, worker
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -153,7 +154,10 @@ class _Server:
         self.importing = True
         try:
             self.look_for_agent()  # the word may have come before we were importing
+            kept_groups.install()
             self.preloaded = preload.preload(request["libraries"], request["modules"])
+        except IncompatibleVersionError as error:  # fresh interpreters will say so themselves, where it is seen
+            self.preloaded = Preloaded(str(error))
         finally:
             self.importing = False
             signal.setitimer(signal.ITIMER_REAL, 0)

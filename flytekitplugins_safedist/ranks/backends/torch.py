@@ -9,9 +9,9 @@ from ...errors import MissingDependencyError
 from .base import RoundGroup, require
 
 FLOOR = (2, 5)
-"""The oldest torch that ranks run with. 2.4's DistributedDataParallel hangs now and then when the function that made it
-returns, under torchrun alike: it ends Gloo's threads while it holds Python's lock, which one of them may be waiting for
-(docs/versions.md; tests/race/test_torch_floor.py)."""
+"""The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
+train with DistributedDataParallel often hung as they returned; whether :mod:`..kept_groups` cures that there too is not
+known."""
 
 _HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 
@@ -59,7 +59,7 @@ def refuse_before_floor(version: str) -> None:
     """Raise MissingDependencyError if that version of torch is older than :data:`FLOOR`."""
     if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
         raise MissingDependencyError(
-            "torch is too old: its DistributedDataParallel can hang for ever when the task function returns",
+            "torch is too old: safedist is not tried with it, and jobs hung with it when that was done",
             seen=f"torch {version}",
             expected=f"torch {FLOOR[0]}.{FLOOR[1]} or later",
             hint=_HINT,
