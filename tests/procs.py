@@ -161,6 +161,7 @@ class Warm:
         kind: str = "call",
         prefork: bool = True,
         arguments: Sequence[str] = (),
+        cwd: Path | None = None,
     ) -> Running:
         """Start a case.
 
@@ -169,13 +170,15 @@ class Warm:
             files: a new directory for what the case writes; its TMPDIR is in it.
             inputs: arguments, as JSON carries them.
             environment: further variables.
-            kind: "call"; "execute" for pyflyte-execute; "main" to run the file before the colon as a script.
+            kind: "call"; "execute" for pyflyte-execute; "main" to run the file before the colon as a script;
+                "entrypoint" for safedist-execute, which takes its command from ``arguments``.
             prefork: fork the rank server from the warm process; else the task starts its own, as on a laptop.
             arguments: further ones for pyflyte-execute.
+            cwd: working directory; ``files`` where it is None.
         """
-        path = [str(ROOT / "tests" / "jobs"), str(ROOT)]
+        path = [] if kind == "entrypoint" else [str(ROOT / "tests" / "jobs"), str(ROOT)]
         case = {"call": call, "kind": kind, "prefork": prefork, "path": path, "arguments": list(arguments)}
-        return self._start(case, files, dict(inputs or {}), environment or {})
+        return self._start({**case, "cwd": str(cwd or files)}, files, dict(inputs or {}), environment or {})
 
     def run(self, call: str, files: Path, **options: Any) -> Ended:
         """Run a case to its end; nothing may be left of it."""
@@ -196,7 +199,7 @@ class Warm:
         everything["PATH"] = f"{Path(sys.executable).parent}:{everything['PATH']}"
         everything["FLYTE_LOCAL_CACHE_ENABLED"] = everything.get("FLYTE_LOCAL_CACHE_ENABLED", "false")
         places = {"files": str(files), "cwd": str(files), "out": str(files / "out"), "err": str(files / "err")}
-        message = json.dumps({**case, **places, "inputs": inputs, "environment": everything})
+        message = json.dumps({**places, **case, "inputs": inputs, "environment": everything})
         ours, theirs = os.pipe()
         (files / "out").touch()
         (files / "err").touch()

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flytekitplugins_safedist import envvars
+from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import prefork, preload
 from flytekitplugins_safedist.ranks.forkserver_client import RankServer
@@ -159,6 +160,9 @@ def _call(case: dict[str, Any]) -> int:
     if case["prefork"]:
         # As prefork.prepare() does in safedist-execute: before anything here may start a thread.
         HERE.rank_server = RankServer.fork()
+    if case["kind"] == "entrypoint":
+        sys.argv[1:] = case["arguments"]
+        entrypoint.main()
     module, name = case["call"].split(":")
     if case["kind"] == "main":
         runpy.run_path(module, run_name=name)

@@ -37,10 +37,10 @@ def install() -> None:
     if MODULE in sys.modules:
         _keep(sys.modules[MODULE])
     else:
-        sys.meta_path.insert(0, _Expecting())
+        sys.meta_path.insert(0, Expecting())
 
 
-class _Expecting(MetaPathFinder):
+class Expecting(MetaPathFinder):
     """Finds the one module as others do, once."""
 
     def find_spec(

@@ -10,6 +10,6 @@ from flytekitplugins_safedist import SafeTorch, current_rank
 torch.cuda._initialized = True  # what torch.cuda.is_initialized() looks at, after torch.cuda._lazy_init()
 
 
-@task(task_config=SafeTorch(nproc_per_node=2))
+@task(task_config=SafeTorch(nproc_per_node=1))
 def still_works() -> str:
     return f"rank {current_rank().rank} runs somehow"

@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from flytekitplugins_safedist import SafeTorch, current_rank
 
 
-def _returns(fifos: str) -> str:
+@task(task_config=SafeTorch(nproc_per_node=2))
+def returns(fifos: str) -> str:
     init_process_group("gloo")
     replica = DistributedDataParallel(torch.nn.Linear(2, 1))
     go, gone = (os.open(Path(fifos) / name, os.O_RDWR) for name in ("go", "gone"))
@@ -42,13 +43,3 @@ def _returns(fifos: str) -> str:
     for _ in range(3_000_000):  # our own thread is about to be done as well
         pass
     return f"{type(replica).__name__} of rank 0"
-
-
-@task(task_config=SafeTorch(nproc_per_node=2))
-def preloaded(fifos: str) -> str:
-    return _returns(fifos)
-
-
-@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
-def spawned(fifos: str) -> str:
-    return _returns(fifos)

@@ -10,8 +10,13 @@ import pytest
 
 from tests.procs import ROOT
 
-EPOCHS = 20
+EPOCHS = 14
 BACKENDS = ["ddp", pytest.param("horovod", marks=pytest.mark.horovod)]
+
+
+@pytest.fixture(scope="session")
+def warm(warm_to_train):
+    return warm_to_train
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -35,7 +40,7 @@ def test_four_ranks_learn_and_equal_one_rank_with_the_same_global_batch(warm, tm
 @pytest.mark.horovod
 def test_the_real_command_trains_and_says_where_the_model_is(warm, tmp_path):
     command = [str(Path(sys.executable).parent / "pyflyte"), "run", str(ROOT / "examples" / "digits_horovod.py")]
-    ended = warm.command([*command, "train", "--epochs", "3"], tmp_path / "job").wait()
+    ended = warm.command([*command, "train", "--epochs", "1"], tmp_path / "job").wait()
     assert ended.code == 0, ended.err
     assert ended.left == []
     assert ended.scratch == []

@@ -11,7 +11,7 @@ import pytest
 from tests.race.fs import torchrun_ranks
 from tests.race.fs.ranks import launched
 
-RUNS = int(os.environ.get("SAFEDIST_TEST_TORCHRUN_RUNS", "4"))
+RUNS = int(os.environ.get("SAFEDIST_TEST_TORCHRUN_RUNS", "2"))
 """Launches in a row; 20 passed on 2026-11-22, and take two minutes of a machine."""
 RANKS = 2
 # The same for each run, as a port written into a script is; below the ports that the kernel hands out.

@@ -15,7 +15,7 @@ from flyteidl.core import errors_pb2, literals_pb2
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.errors import ConfigError, StagingError
 from tests.objectstore import ObjectStore
-from tests.procs import ignored_signals
+from tests.procs import Ended, Warm, ignored_signals
 from tests.tarballs import project
 
 pytestmark = pytest.mark.processes
@@ -86,14 +86,18 @@ FILES = {"workflows.py": WORKFLOWS, "lib.py": "WHO = 'archive'", "data.txt": "da
 
 
 @pytest.fixture
-def pod(tmp_path):
-    return Pod(tmp_path)
+def pod(warm, tmp_path):
+    return Pod(warm, tmp_path)
 
 
 class Pod:
-    """A container's view: working directory, archive, inputs and outputs, and the real console script's function."""
+    """A container's view: working directory, archive, inputs and outputs, and the real console script's function.
 
-    def __init__(self, root: Path) -> None:
+    It runs in a process that has imported flytekit already; in a fresh interpreter where :meth:`start` is called.
+    """
+
+    def __init__(self, warm: Warm, root: Path) -> None:
+        self.warm = warm
         self.root = root
         self.cwd = root / "workdir"
         self.cwd.mkdir()
@@ -128,13 +132,25 @@ class Pod:
             **kwargs,
         )
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> Ended:
+        files = self.root / f"case-{len(list(self.root.glob('case-*')))}"
+        environment = {"SAFEDIST_CODE_STORE": str(self.root / "store"), **self.environment}
+        ended: Ended = self.warm.run(
+            "", files, kind="entrypoint", prefork=False, arguments=arguments, cwd=self.cwd, environment=environment
+        )
+        return ended
+
+    def fast(self, task: str, dest: str = ".") -> Ended:
+        return self.run(*self.fast_arguments(task, dest))
+
+    def fresh(self, *arguments: str) -> Ended:
+        """In an interpreter of its own: what it does as it begins and ends, and the path that it makes itself."""
         process = self.start(*arguments)
         out, err = process.communicate()
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return Ended(process.returncode, [], out, err, self.root)
 
-    def fast(self, task: str, dest: str = ".") -> subprocess.CompletedProcess[str]:
-        return self.run("--additional-distribution", str(self.archive), "--dest-dir", dest, "--", *self.command(task))
+    def fast_arguments(self, task: str, dest: str = ".") -> list[str]:
+        return ["--additional-distribution", str(self.archive), "--dest-dir", dest, "--", *self.command(task)]
 
     def output(self) -> dict[str, object]:
         literals = literals_pb2.LiteralMap.FromString((self.outputs / "outputs.pb").read_bytes())
@@ -147,8 +163,8 @@ class Pod:
 
 def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_it(pod):
     (pod.cwd / "lib.py").write_text("WHO = 'image'")
-    done = pod.fast("report")
-    assert done.returncode == 0, done.stderr
+    done = pod.fresh(*pod.fast_arguments("report"))
+    assert done.code == 0, done.err
     found = pod.output()
     assert found["lib"] == "archive"
     assert found["file"] == str(pod.cwd / "workflows.py")
@@ -156,12 +172,12 @@ def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_
     assert found["beside"] == "data"
     assert found["PYTHONPATH"].split(os.pathsep)[-1] == str(pod.cwd)
     assert found["argv"][0] == "pyflyte-execute"
-    assert re.search(r"\[safedist\] code [0-9a-f]{12} fetched: 3 files", done.stderr)
+    assert re.search(r"\[safedist\] code [0-9a-f]{12} fetched: 3 files", done.err)
 
 
 def test_path_order_is_the_stock_commands(pod):
     pod.environment["PYTHONPATH"] = os.pathsep.join([str(pod.root / "image"), *(path for path in sys.path if path)])
-    pod.fast("report")
+    pod.fresh(*pod.fast_arguments("report"))
     path = pod.output()["path"]
     assert path.index(str(pod.root / "image")) < path.index(str(pod.cwd))
 
@@ -169,7 +185,7 @@ def test_path_order_is_the_stock_commands(pod):
 def test_another_destination_is_importable_and_the_working_directory_stays(pod):
     (pod.cwd / "data.txt").write_text("the image's")
     dest = pod.root / "elsewhere"
-    assert pod.fast("report", str(dest)).returncode == 0
+    assert pod.fast("report", str(dest)).code == 0
     found = pod.output()
     assert (found["cwd"], found["beside"]) == (str(pod.cwd), "the image's")
     assert found["file"] == str(dest / "workflows.py")
@@ -179,36 +195,35 @@ def test_code_baked_into_the_image_runs_with_the_same_command(pod):
     for name, text in FILES.items():
         (pod.cwd / name).write_text(text)
     done = pod.run("--", *pod.command("report"))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert pod.output()["lib"] == "archive"
     assert not (pod.root / "store").exists()
 
 
 def test_a_restart_uses_what_is_there(pod):
     pod.fast("report")
-    assert "found on this node" in pod.fast("report").stderr
+    assert "found on this node" in pod.fast("report").err
 
 
 def test_tasks_that_share_a_destination_run_each_the_code_of_its_own_archive(pod):
     pod.archive.write_bytes(project({**FILES, "late.py": "WHO = 'first'"}))
     (pod.root / "other").mkdir()
-    other = Pod(pod.root / "other")
+    other = Pod(pod.warm, pod.root / "other")
     other.archive.write_bytes(project({**FILES, "lib.py": "WHO = 'second'", "late.py": "WHO = 'second'"}))
     other.cwd = pod.cwd
     os.mkfifo(pod.cwd / "go")
-    arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", ".", "--"]
-    first = pod.start(*arguments, *pod.command("imports_late"))
+    first = pod.start(*pod.fast_arguments("imports_late"))
     with open(pod.cwd / "go", "w"):  # opens when the first task is in its function; it goes on when this is closed
         second = other.fast("report")
     _, err = first.communicate()
-    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
+    assert (first.returncode, second.code) == (0, 0), err + second.err
     assert other.output()["lib"] == "second"
     assert (pod.cwd / "late.py").read_text() == "WHO = 'second'"
     assert pod.output()["late"] == "first"
 
 
 def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
-    assert pod.fast("fails").returncode == 0
+    assert pod.fast("fails").code == 0
     error = pod.error()
     assert "the user's own" in error.message
     assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
@@ -217,40 +232,40 @@ def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
 def test_an_error_that_is_uploaded_is_the_verdict_also_where_flytekit_is_told_to_fail_on_errors(pod):
     pod.environment["FLYTE_FAIL_ON_ERROR"] = "true"
     done = pod.fast("fails")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert pod.error().code == "USER:RuntimeError"
-    assert "warning: FLYTE_FAIL_ON_ERROR is not followed" in done.stderr
+    assert "warning: FLYTE_FAIL_ON_ERROR is not followed" in done.err
 
 
 def test_inputs_that_cannot_be_fetched_are_the_platforms_failure(pod):
     (pod.root / "inputs.pb").unlink()
     done = pod.fast("report")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     error = pod.error()
     assert (error.code, error.kind) == ("SYSTEM:Storage", errors_pb2.ContainerError.RECOVERABLE)
     assert f"the task's inputs cannot be fetched from {pod.root / 'inputs.pb'}" in error.message
 
 
 def test_a_recoverable_exception_stays_recoverable(pod):
-    assert pod.fast("recoverable").returncode == 0
+    assert pod.fast("recoverable").code == 0
     assert pod.error().kind == errors_pb2.ContainerError.RECOVERABLE
 
 
 def test_what_leaves_with_a_code_uploads_nothing(pod):
-    assert pod.fast("leaves").returncode == 17
+    assert pod.fresh(*pod.fast_arguments("leaves")).code == 17
     assert not pod.outputs.exists()
 
 
 def test_missing_code_is_the_verdict_for_no_start_would_find_it(pod):
     pod.archive.unlink()
     done = pod.fast("report")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     error = pod.error()
     assert (error.code, error.kind) == ("USER:CodeNotFoundError", errors_pb2.ContainerError.NON_RECOVERABLE)
     assert "register the task again" in error.message
-    assert done.stderr.count("[safedist] error: ") == 1
-    assert "register the task again" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.err.count("[safedist] error: ") == 1
+    assert "register the task again" in done.err
+    assert "Traceback" not in done.err
 
 
 NODES = {
@@ -264,7 +279,7 @@ def test_of_several_nodes_node_0_uploads_it_and_the_others_come_back(pod, node, 
     pod.archive.unlink()
     pod.environment |= {**NODES, "PET_NODE_RANK": node, "RANK": node}
     done = pod.fast("report")
-    assert done.returncode == code, done.stderr
+    assert done.code == code, done.err
     assert pod.outputs.exists() == (code == 0)
 
 
@@ -286,9 +301,9 @@ def test_a_pod_that_starts_after_the_verdict_fetches_no_code_and_leaves_with_0(p
     (pod.outputs / verdict).write_bytes(b"what it came to")
     pod.environment |= PLACES[place]
     done = pod.fast("report")
-    assert done.returncode == 0, done.stderr
-    assert "this attempt has ended, and its result is uploaded" in done.stderr
-    assert "[safedist] code" not in done.stderr
+    assert done.code == 0, done.err
+    assert "this attempt has ended, and its result is uploaded" in done.err
+    assert "[safedist] code" not in done.err
     assert (os.listdir(pod.cwd), (pod.root / "store").exists()) == ([], False)
     assert [(one.name, one.read_bytes()) for one in pod.outputs.iterdir()] == [(verdict, b"what it came to")]
 
@@ -300,47 +315,47 @@ def test_a_pod_whose_attempt_cannot_be_looked_at_goes_on(pod):
     command = pod.command("report")
     command[command.index("--output-prefix") + 1] = "nosuchprotocol://outputs"
     done = pod.run("--additional-distribution", str(pod.archive), "--", *command)
-    assert "cannot tell whether this attempt has ended already" in done.stderr
-    assert "CodeNotFoundError" in done.stderr
-    assert done.returncode == 1
+    assert "cannot tell whether this attempt has ended already" in done.err
+    assert "CodeNotFoundError" in done.err
+    assert done.code == 1
 
 
 def test_what_would_repeat_and_cannot_be_uploaded_ends_undecided(pod):
     pod.archive.unlink()
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")
-    assert done.returncode == 1
-    assert "the verdict cannot be uploaded" in done.stderr
+    assert done.code == 1
+    assert "the verdict cannot be uploaded" in done.err
 
 
 def test_a_hostile_archive_is_one_message_naming_the_member(pod):
     pod.archive.write_bytes(project({"ok.py": "1", "../evil.py": "2"}))
     done = pod.fast("report")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert pod.error().code == "USER:ArchiveError"
-    assert "ArchiveError" in done.stderr
-    assert "'../evil.py'" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "ArchiveError" in done.err
+    assert "'../evil.py'" in done.err
+    assert "Traceback" not in done.err
     assert not (pod.root / "evil.py").exists()
 
 
 def test_outputs_that_cannot_be_uploaded_are_infrastructure(pod):
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")
-    assert done.returncode == 1
-    assert "infrastructure failure" in done.stderr.splitlines()[-1]
+    assert done.code == 1
+    assert "infrastructure failure" in done.err.splitlines()[-1]
 
 
 def test_wrong_arguments_of_the_task_command_end_as_with_click(pod):
     done = pod.run("--", "pyflyte-execute", "--nonsense")
-    assert done.returncode == 2
-    assert "No such option" in done.stderr
+    assert done.code == 2
+    assert "No such option" in done.err
 
 
 def test_nothing_to_run_is_a_usage_error(pod):
     done = pod.run("--additional-distribution", "s3://b/k")
-    assert done.returncode == 2
-    assert "no command is given" in done.stderr
+    assert done.code == 2
+    assert "no command is given" in done.err
 
 
 def test_other_commands_take_the_processs_place_with_the_code_importable(pod):
@@ -352,21 +367,21 @@ def test_other_commands_take_the_processs_place_with_the_code_importable(pod):
 
 def test_other_commands_do_not_inherit_what_python_ignores(pod):
     done = pod.run("--", "grep", "SigIgn", "/proc/self/status")
-    assert done.stdout.split() == ["SigIgn:", ignored_signals()], done.stderr
+    assert done.out.split() == ["SigIgn:", ignored_signals()], done.err
 
 
 def test_a_thread_that_comes_back_from_a_store_while_the_process_ends_does_not_abort_it(pod):
     pod.archive.write_bytes(project({**FILES, "workflows.py": WAITS_IN_A_STORE}))
-    done = pod.fast("waits")
-    assert done.returncode == 0, done.stderr
-    assert "terminate called" not in done.stderr
+    done = pod.fresh(*pod.fast_arguments("waits"))
+    assert done.code == 0, done.err
+    assert "terminate called" not in done.err
     assert os.listdir(pod.outputs) == ["outputs.pb"]
 
 
 def test_a_command_that_does_not_exist_is_named(pod):
     done = pod.run("--", "no-such-program")
-    assert done.returncode == 2
-    assert "no-such-program" in done.stderr
+    assert done.code == 2
+    assert "no-such-program" in done.err
 
 
 def test_sigterm_while_staging_leaves_nothing_half_made(pod):
