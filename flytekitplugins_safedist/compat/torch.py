@@ -35,15 +35,3 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return lookup(distributed_c10d, "_get_default_store", of="torch")()
-
-
-def process_groups(distributed_c10d: Any) -> list[Any]:
-    """The process groups that this process is in.
-
-    Args:
-        distributed_c10d: ``torch.distributed.distributed_c10d``, which may not be in its package yet.
-
-    Raises:
-        IncompatibleVersionError: torch keeps them in another way.
-    """
-    return list(lookup(lookup(distributed_c10d, "_world", of="torch"), "pg_map", of="torch"))

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import IncompatibleVersionError
-from . import importer, kept_groups, preload, process_tree, scratch, worker
+from . import importer, preload, process_tree, replicas, scratch, worker
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -154,7 +154,7 @@ class _Server:
         self.importing = True
         try:
             self.look_for_agent()  # the word may have come before we were importing
-            kept_groups.install()
+            replicas.install()
             self.preloaded = preload.preload(request["libraries"], request["modules"])
         except IncompatibleVersionError as error:  # fresh interpreters will say so themselves, where it is seen
             self.preloaded = Preloaded(str(error))

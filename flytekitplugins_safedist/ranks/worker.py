@@ -31,7 +31,7 @@ from ..errors import (
     SafedistError,
 )
 from ..flyte import storage_clients, task_context, uploads
-from . import context, importer, kept_groups, payload, preload, process_tree, shared_page
+from . import context, importer, payload, preload, process_tree, replicas, shared_page
 from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
@@ -297,7 +297,7 @@ def main(arguments: list[str]) -> int:
     order_file, parent = arguments
     os.setsid()
     importer.install_from(os.environ)  # a forked rank has this, and the next, from the server
-    kept_groups.install()
+    replicas.install()
     try:
         return run(Path(order_file), parent=int(parent))
     finally:

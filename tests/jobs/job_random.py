@@ -11,7 +11,7 @@ import numpy as np
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
-from flytekitplugins_safedist.ranks import kept_groups
+from flytekitplugins_safedist.ranks import replicas
 from tests.procs import say
 
 if "TEST_SEED" in os.environ:
@@ -38,11 +38,11 @@ def spawned() -> bool:
 def _same(x: list[float]) -> dict[str, str]:
     me = current_rank()
     interesting = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "MASTER_ADDR", "PYTHONUNBUFFERED")
-    groups_kept = any(isinstance(finder, kept_groups.Expecting) for finder in sys.meta_path)  # torch is not here yet
+    guarded = any(isinstance(finder, replicas.Expecting) for finder in sys.meta_path)  # torch is not here yet
     if "torch.distributed" in sys.modules:
-        groups_kept = hasattr(sys.modules["torch.distributed"].destroy_process_group, "__wrapped__")
+        guarded = hasattr(sys.modules["torch.distributed"].Reducer, "__wrapped__")
     return {
-        "groups kept": str(groups_kept),
+        "replicas guarded": str(guarded),
         "sum": str(sum(x)),
         "rank": str(me.rank),
         "module": __name__,

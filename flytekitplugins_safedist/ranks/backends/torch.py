@@ -10,7 +10,7 @@ from .base import RoundGroup, require
 
 FLOOR = (2, 5)
 """The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
-train with DistributedDataParallel often hung as they returned; whether :mod:`..kept_groups` cures that there too is not
+train with DistributedDataParallel often hung as they returned; whether :mod:`..replicas` cures that there too is not
 known."""
 
 _HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"

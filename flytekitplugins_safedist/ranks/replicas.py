@@ -1,0 +1,97 @@
+"""No ``DistributedDataParallel`` replica is the last owner of its process group: torch can hang where one is.
+
+``destroy_process_group()`` only takes a group out of torch's own list; its threads end with its last owner. Where that
+is a replica, gone with the function's frame, Gloo's threads are joined while Python's lock is held
+(``Reducer::~Reducer``, ``ProcessGroupGloo::~ProcessGroupGloo``), and one of them may be waiting for that lock to free
+the tensor of the last collective. Both then wait for ever (docs/versions.md has the stacks,
+tests/race/test_replica_outlives_group.py the order).
+
+Python's own reference to a group does it right: when it is the last to go, the lock is let go of first (c10d's
+``IntrusivePtrNoGilDestructor``). So here one stays until the native parts of the replica are gone, and not a moment
+longer: the group holds its store, and with it a port and keys that the next group must not find.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ..compat import lookup
+
+PACKAGE = "torch.distributed"
+
+
+def install() -> None:
+    """From now on, in this process and those forked from it, replicas do not outlive Python's hold on their group.
+
+    Imports nothing: what a module may set before it imports torch, it still may. To be called once.
+
+    Raises:
+        IncompatibleVersionError: torch makes its replicas otherwise. Where torch comes later, importing it raises.
+    """
+    if PACKAGE in sys.modules:
+        _guard(sys.modules[PACKAGE])
+    else:
+        sys.meta_path.insert(0, Expecting())
+
+
+class Expecting(MetaPathFinder):
+    """Finds the one package as others do, once."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != PACKAGE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # As if the finder had not been there: modules ask their own loader for their source.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _guard(module)
+
+
+def _guard(dist: ModuleType) -> None:
+    """Have the two native parts of a replica, which own its group together, each come with a hold on it."""
+    if not dist.is_available():
+        return  # a torch that was built without
+    new_reducer: Callable[..., Any] = lookup(dist, "Reducer", of="torch")
+    new_logger: Callable[..., Any] = lookup(dist, "Logger", of="torch")
+    groups: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(new_reducer)
+    def reducer(*args: Any, **kwargs: Any) -> Any:
+        made = new_reducer(*args, **kwargs)
+        groups[made] = [one for one in (*args, *kwargs.values()) if isinstance(one, dist.ProcessGroup)]
+        return made
+
+    @functools.wraps(new_logger)
+    def logger(of: Any, *args: Any, **kwargs: Any) -> Any:
+        made = new_logger(of, *args, **kwargs)
+        groups[made] = groups[of]
+        return made
+
+    setattr(dist, new_reducer.__name__, reducer)
+    setattr(dist, new_logger.__name__, logger)
