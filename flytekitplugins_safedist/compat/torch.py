@@ -35,3 +35,13 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return lookup(distributed_c10d, "_get_default_store", of="torch")()
+
+
+def backends(group: Any) -> list[Any]:
+    """What a process group works with, one for each kind of device: where its threads are.
+
+    Raises:
+        IncompatibleVersionError: torch keeps them in another way.
+    """
+    backend_for = lookup(group, "_get_backend", of="torch")
+    return [backend_for(device) for device in lookup(group, "_device_types", of="torch")]

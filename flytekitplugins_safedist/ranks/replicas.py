@@ -6,9 +6,9 @@ is a replica, gone with the function's frame, Gloo's threads are joined while Py
 the tensor of the last collective. Both then wait for ever (docs/versions.md has the stacks,
 tests/race/test_replica_outlives_group.py the order).
 
-Python's own reference to a group does it right: when it is the last to go, the lock is let go of first (c10d's
-``IntrusivePtrNoGilDestructor``). So here one stays until the native parts of the replica are gone, and not a moment
-longer: the group holds its store, and with it a port and keys that the next group must not find.
+Python's own reference to what has the threads does it right: when it is the last to go, the lock is let go of first
+(c10d's ``intrusive_ptr_no_gil_destructor_class_``). So here one stays until the native parts of the replica are gone,
+and not a moment longer: the group holds its store, and with it a port and keys that the next group must not find.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from ..compat import lookup
+from ..compat import torch as torch_inside
 
 PACKAGE = "torch.distributed"
 
@@ -73,24 +74,37 @@ class _Loader(Loader):
         _guard(module)
 
 
+class _Hold:
+    """A reference of Python's to groups and to what has their threads, let go of in that order: under torch 2.5 the end
+    of a group itself holds Python's lock, of whatever it is then the last owner."""
+
+    def __init__(self, groups: list[Any]) -> None:
+        self.groups = groups
+        self.backends = [backend for group in groups for backend in torch_inside.backends(group)]
+
+    def __del__(self) -> None:
+        self.groups.clear()
+        self.backends.clear()
+
+
 def _guard(dist: ModuleType) -> None:
     """Have the two native parts of a replica, which own its group together, each come with a hold on it."""
     if not dist.is_available():
         return  # a torch that was built without
     new_reducer: Callable[..., Any] = lookup(dist, "Reducer", of="torch")
     new_logger: Callable[..., Any] = lookup(dist, "Logger", of="torch")
-    groups: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+    holds: weakref.WeakKeyDictionary[Any, _Hold] = weakref.WeakKeyDictionary()  # an entry goes after its key has gone
 
     @functools.wraps(new_reducer)
     def reducer(*args: Any, **kwargs: Any) -> Any:
         made = new_reducer(*args, **kwargs)
-        groups[made] = [one for one in (*args, *kwargs.values()) if isinstance(one, dist.ProcessGroup)]
+        holds[made] = _Hold([one for one in (*args, *kwargs.values()) if isinstance(one, dist.ProcessGroup)])
         return made
 
     @functools.wraps(new_logger)
     def logger(of: Any, *args: Any, **kwargs: Any) -> Any:
         made = new_logger(of, *args, **kwargs)
-        groups[made] = groups[of]
+        holds[made] = holds[of]
         return made
 
     setattr(dist, new_reducer.__name__, reducer)
