@@ -39,6 +39,7 @@ from tests.container.engine import (
     Docker,
     Options,
     filter_packets,
+    freeze,
     remove,
     runs,
     state,
@@ -236,7 +237,7 @@ class Pod:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Frozen, connections open, as on a machine that hangs."""
-        self.container.pause()
+        freeze(self.container)
         try:
             yield
         finally:

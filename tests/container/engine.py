@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from docker import DockerClient
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.types import Mount
 
@@ -148,6 +148,21 @@ def until(true: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any
         assert time.monotonic() < end, f"not within {deadline:g} s: {what}"
         time.sleep(0.2)
     return seen
+
+
+def freeze(container: Container) -> None:
+    """Pause a container. runc gives up where a process of it is just being forked, as ranks' are: then once more."""
+
+    def paused() -> bool:
+        try:
+            container.pause()
+        except APIError as error:
+            if "unable to freeze" not in str(error):
+                raise
+            return False
+        return True
+
+    until(paused, f"{container.name} is frozen")
 
 
 @dataclass(frozen=True)

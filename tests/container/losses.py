@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.container.cluster import Ended, Pod
+from tests.container.engine import freeze
 
 LIMIT = "1g"
 """Memory of a pod that is to run out of it: several times what a pod of these tests takes."""
@@ -97,7 +98,7 @@ class Frozen(Loss):
 
     def happen(self) -> None:
         self.pod.container.update(restart_policy={"Name": "no"})
-        self.pod.container.pause()
+        freeze(self.pod.container)
         self.noticed()
 
     def come_back(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from flyteidl.core import errors_pb2
 
 from tests.container.cluster import Job, Pod, gated
-from tests.container.engine import DEADLINE, until
+from tests.container.engine import DEADLINE, freeze, until
 from tests.container.losses import CutOff, Deleted, Frozen, Killed, Loss, OutOfMemory, Told, ended
 from tests.procs import Gate
 
@@ -195,7 +195,7 @@ def test_a_node_0_that_comes_back_after_the_upload_changes_nothing(job: Make, po
         pods_gate.let_go(case.ranks)
         first.says("trying again in")
         other.says("waiting until node 0 has uploaded")
-        other.container.pause()
+        freeze(other.container)
     # Node 0 now stays for the other to read the end, which it cannot.
     until(lambda: going.uploaded, "node 0 uploads")
     loss = case.loss(first, lambda: None)
