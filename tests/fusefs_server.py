@@ -110,6 +110,18 @@ class _Sight:
             table.pop(path, None)
         self.mine.discard(path)
 
+    def moved(self, old: str, new: str) -> None:
+        """This client renamed ``old``, with what is below it."""
+        self.gone(old)
+        for table in (self.visible_at, self.attrs):
+            for path in [path for path in list(table) if path.startswith(old + "/")]:
+                table.pop(path, None)
+        # Of a copy: other threads make entries meanwhile, and a set that grows ends the walk over it.
+        below = {path for path in list(self.mine) if path.startswith(old + "/")}
+        self.mine.difference_update(below)
+        self.mine.update(new + path[len(old) :] for path in below)
+        self.made(new)
+
     def looked(self, path: str, answer: BaseException | None) -> None:
         """This client has asked the server for ``path``."""
         if isinstance(answer, FileNotFoundError):
@@ -252,12 +264,7 @@ class _Operations:
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self.root + old, self.root + new)
-        self.sight.gone(old)
-        for table in (self.sight.visible_at, self.sight.attrs):
-            for path in [path for path in list(table) if path.startswith(old + "/")]:
-                table.pop(path, None)
-        self.sight.mine.update({new + path[len(old) :] for path in self.sight.mine if path.startswith(old + "/")})
-        self.sight.made(new)
+        self.sight.moved(old, new)
 
     def link(self, path: str, source: str) -> None:
         if not self.rules.values["links"]:
