@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,21 @@ settings.load_profile("safedist")
 # torch's store asks for the name of each address that connects. Loopback as IPv6 sees it (::ffff:127.0.0.1) is in no
 # hosts file, so the question goes to a name server, which may not answer: five seconds each without this (resolv.conf).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# Threads of torch that have nothing to do sleep: by default they spin, and take the cores from those that have.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Milliseconds between two looks of Horovod's thread: at 1, its default, each rank that stands somewhere, as most of
 # these tests have them do, takes a seventh of a core from the others.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
+
+
+# A third of the time that a worker takes to collect thousands of tests is Python's collector's, over what is there to
+# stay; it looks at none of that again while tests run.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,6 +31,7 @@ from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import prefork, preload
 from flytekitplugins_safedist.ranks.forkserver_client import RankServer
+from tests import hugepages
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFT_OVER_AFTER_SECONDS = 20.0
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> None:
     libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
     with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe
+    hugepages.collapse()
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
     connections: list[socket.socket] = []
     while True:
