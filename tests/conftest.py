@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
 
 
-# A third of the time that a worker takes to collect thousands of tests is Python's collector's, over what is there to
+# Much of the time in which a worker collects thousands of tests would be Python's collector's, over what is there to
 # stay; it looks at none of that again while tests run.
 gc.disable()
 
