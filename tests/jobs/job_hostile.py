@@ -1,0 +1,37 @@
+"""Tasks whose code does what no task should, to itself and to the process it is in; ``$TEST_HOW`` says what."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
+
+QUICK = Timeouts(stop=0.5, exit=0.5)
+
+
+def _goes_on_in_a_child() -> list[int]:
+    child = os.fork()
+    if child == 0:
+        if os.environ["TEST_HOW"] == "raises":
+            raise ValueError("in the child")
+        if os.environ["TEST_HOW"] == "exits":
+            sys.exit(3)
+        return [99]
+    # The child has done all that it ever does.
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return [status, len(list(current_rank().scratch.parents[1].rglob("*.outcome.json")))]
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, timeouts=QUICK))
+def forks() -> list[int]:
+    """A child that the function forks ends the function as well."""
+    return _goes_on_in_a_child()
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, start_method="spawn", timeouts=QUICK))
+def forks_spawned() -> list[int]:
+    """The same in a fresh interpreter."""
+    return _goes_on_in_a_child()
