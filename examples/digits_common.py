@@ -75,8 +75,9 @@ def train(
     epochs: int,
     rank: int,
     world_size: int,
+    device: torch.device,
 ) -> None:
-    """Train on this rank's share. The optimizer or the model averages gradients among the ranks."""
+    """Train on this rank's share, where the model is. The optimizer or the model averages gradients among the ranks."""
     from torch import nn
 
     if GLOBAL_BATCH % world_size:
@@ -88,7 +89,7 @@ def train(
         last = 0.0
         for batch in batches(len(data), epoch=epoch, rank=rank, world_size=world_size):
             optimizer.zero_grad()
-            loss = loss_of(model(images[batch]), labels[batch])
+            loss = loss_of(model(images[batch].to(device)), labels[batch].to(device))
             loss.backward()
             optimizer.step()
             last = loss.item()
@@ -96,25 +97,33 @@ def train(
             print(f"epoch {epoch + 1}/{epochs}: loss of my last batch {last:.4f}")
 
 
-def evaluate(model: nn.Module, *, rank: int, world_size: int, total: Callable[[torch.Tensor], torch.Tensor]) -> Score:
+def evaluate(
+    model: nn.Module,
+    *,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    total: Callable[[torch.Tensor], torch.Tensor],
+) -> Score:
     """Score the model: each rank on its share of the test images, summed over ranks by ``total``."""
     import torch
     from torch import nn
 
     _, data = datasets()
-    images, labels = (tensor[rank::world_size] for tensor in data.tensors)
+    images, labels = (tensor[rank::world_size].to(device) for tensor in data.tensors)
     with torch.no_grad():
         logits = model(images)
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         right = (logits.argmax(dim=1) == labels).sum()
-    sums = total(torch.tensor([float(right), float(loss), float(len(labels))], dtype=torch.float64))
+    share = torch.tensor([float(right), float(loss), float(len(labels))], dtype=torch.float64)
+    sums = total(share.to(device)).cpu()
     return Score(accuracy=float(sums[0] / sums[2]), loss=float(sums[1] / sums[2]), world_size=world_size)
 
 
 def save(model: nn.Module, directory: Path) -> Path:
-    """Save the weights; only rank 0's file becomes the task's output."""
+    """Save the weights, as a machine without GPUs can load them; only rank 0's file becomes the task's output."""
     import torch
 
     path = directory / "digits.pt"
-    torch.save(model.state_dict(), path)
+    torch.save({name: weights.cpu() for name, weights in model.state_dict().items()}, path)
     return path

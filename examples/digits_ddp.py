@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import digits_common as common
+from devices import backend_for, device_of
 from flytekit import Resources, task, workflow
 from flytekit.types.file import FlyteFile
 
@@ -32,14 +33,14 @@ def train(epochs: int) -> Trained:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     me = current_rank()
-    device = torch.device("cuda", me.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_of(me)
+    dist.init_process_group(backend_for(device))
     model = common.new_model().to(device)
-    replica = DistributedDataParallel(model)
+    replica = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(replica.parameters(), lr=2e-3)
-    common.train(replica, optimizer, epochs=epochs, rank=me.rank, world_size=me.world_size)
-    score = common.evaluate(model, rank=me.rank, world_size=me.world_size, total=_sum)
+    common.train(replica, optimizer, epochs=epochs, rank=me.rank, world_size=me.world_size, device=device)
+    score = common.evaluate(model, rank=me.rank, world_size=me.world_size, device=device, total=_sum)
     dist.destroy_process_group()
     if me.rank == 0:
         print(f"test accuracy {score.accuracy:.4f} on {me.world_size} ranks")
@@ -47,12 +48,10 @@ def train(epochs: int) -> Trained:
 
 
 def _sum(sums: torch.Tensor) -> torch.Tensor:
-    import torch
     import torch.distributed as dist
 
-    sums = sums.to("cuda" if torch.cuda.is_available() else "cpu")
     dist.all_reduce(sums)
-    return sums.cpu()
+    return sums
 
 
 @workflow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import digits_common as common
+from devices import device_of
 from flytekit import Resources, task, workflow
 from flytekit.types.file import FlyteFile
 
@@ -30,14 +31,20 @@ def train(epochs: int) -> Trained:
 
     hvd.init()
     me = current_rank()
-    model = common.new_model()
+    # Without NCCL, Horovod averages what is in the CPU's memory only.
+    device = device_of(me) if hvd.nccl_built() else torch.device("cpu")
+    model = common.new_model().to(device)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=2e-3), named_parameters=model.named_parameters()
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    common.train(model, optimizer, epochs=epochs, rank=me.rank, world_size=me.world_size)
+    common.train(model, optimizer, epochs=epochs, rank=me.rank, world_size=me.world_size, device=device)
     score = common.evaluate(
-        model, rank=me.rank, world_size=me.world_size, total=lambda sums: hvd.allreduce(sums, op=hvd.Sum)
+        model,
+        rank=me.rank,
+        world_size=me.world_size,
+        device=device,
+        total=lambda sums: hvd.allreduce(sums, op=hvd.Sum),
     )
     if me.rank == 0:
         print(f"test accuracy {score.accuracy:.4f} on {me.world_size} ranks")

@@ -34,6 +34,7 @@ def loss_on(model: torch.nn.Module) -> float:
     """Mean squared error over all points."""
     import torch
 
-    x, y = points().tensors
+    device = next(model.parameters()).device
+    x, y = (tensor.to(device) for tensor in points().tensors)
     with torch.no_grad():
         return float(torch.nn.functional.mse_loss(model(x), y))

@@ -7,6 +7,7 @@ samples that are left of it.
 from __future__ import annotations
 
 import resume_common as common
+from devices import backend_for, device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
@@ -21,10 +22,11 @@ def train(where: str = "", epochs: int = 4) -> float:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    dist.init_process_group("gloo")
     me = current_rank()
-    model = common.new_model()
-    replica = DistributedDataParallel(model)
+    device = device_of(me)
+    dist.init_process_group(backend_for(device))
+    model = common.new_model().to(device)
+    replica = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(replica.parameters(), lr=1e-2)
     data = common.points()
     sampler = ResumableSampler(data, rank=me.rank, world_size=me.world_size)
@@ -36,7 +38,7 @@ def train(where: str = "", epochs: int = 4) -> float:
     while sampler.epoch < epochs:
         for x, y in sampler.batches(loader):
             optimizer.zero_grad()
-            torch.nn.functional.mse_loss(replica(x), y).backward()
+            torch.nn.functional.mse_loss(replica(x.to(device)), y.to(device)).backward()
             optimizer.step()
             ckpt.step(step, state)
             step += 1

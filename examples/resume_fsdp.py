@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import resume_common as common
+from devices import backend_for, device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
@@ -21,10 +22,11 @@ def train(where: str = "", epochs: int = 4) -> float:
     from torch.distributed.fsdp import fully_shard
     from torch.utils.data import DataLoader
 
-    dist.init_process_group("gloo")
     me = current_rank()
-    model = common.new_model()
-    mesh = init_device_mesh("cpu", (me.world_size,))
+    device = device_of(me)
+    dist.init_process_group(backend_for(device))
+    model = common.new_model().to(device)
+    mesh = init_device_mesh(device.type, (me.world_size,))
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -41,7 +43,7 @@ def train(where: str = "", epochs: int = 4) -> float:
     while sampler.epoch < epochs:
         for x, y in sampler.batches(loader):
             optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss = torch.nn.functional.mse_loss(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
             last = loss.item()

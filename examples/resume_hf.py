@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import resume_common as common
+from devices import device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
@@ -67,7 +68,7 @@ def train(where: str = "", epochs: int = 4) -> float:
         learning_rate=2e-2,
         save_strategy="steps",
         save_steps=5,
-        use_cpu=True,
+        use_cpu=device_of(me).type == "cpu",
         report_to=[],
         disable_tqdm=True,
     )
@@ -79,4 +80,5 @@ def train(where: str = "", epochs: int = 4) -> float:
     step = ckpt.resume({"trainer": resumed})
     trainer.train(resume_from_checkpoint=str(resumed.path) if step else None)
     with torch.no_grad():
+        sentences = sentences.to(model.device)
         return float(model(input_ids=sentences, labels=sentences).loss)

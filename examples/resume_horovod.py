@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import resume_common as common
+from devices import device_of
 from flytekit import Resources, task
 
-from flytekitplugins_safedist import SafeHorovod
+from flytekitplugins_safedist import SafeHorovod, current_rank
 from flytekitplugins_safedist.checkpoint import ResumableSampler, checkpoints
 
 
@@ -17,7 +18,9 @@ def train(where: str = "", epochs: int = 4) -> float:
     from torch.utils.data import DataLoader
 
     hvd.init()
-    model = common.new_model()
+    # Without NCCL, Horovod averages what is in the CPU's memory only.
+    device = device_of(current_rank()) if hvd.nccl_built() else torch.device("cpu")
+    model = common.new_model().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     together = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     data = common.points()
@@ -30,7 +33,7 @@ def train(where: str = "", epochs: int = 4) -> float:
     while sampler.epoch < epochs:
         for x, y in sampler.batches(loader):
             together.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
+            torch.nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
             together.step()
             ckpt.step(step, state)
             step += 1

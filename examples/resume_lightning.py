@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import resume_common as common
+from devices import device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
@@ -61,7 +62,7 @@ def train(where: str = "", epochs: int = 4) -> float:
     data = common.points()
     sampler = ResumableSampler(data, rank=me.rank, world_size=me.world_size)
     trainer = pl.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if device_of(me).type == "cuda" else "cpu",
         strategy="ddp",
         devices=me.local_world_size,
         num_nodes=me.nnodes,
