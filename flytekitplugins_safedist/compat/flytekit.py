@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -41,6 +42,13 @@ def stop_event_loops() -> None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_PATIENCE_SECONDS)
         del runners[name]
+
+
+def no_warning_is_an_error() -> None:
+    """From here on, what a user's filters (``PYTHONWARNINGS=error``, ``warnings.simplefilter("error")``) make an error
+    of is shown as a warning: flytekit reads its own deprecated names after the work is done, and would discard it."""
+    if any(action == "error" for action, *_ in warnings.filters):
+        warnings.simplefilter("default")
 
 
 # --- a task and its conversion ----------------------------------------------------------------------------------------

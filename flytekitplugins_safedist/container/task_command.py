@@ -107,6 +107,7 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
             def load() -> Any:
                 stopping.listen_again()
                 task = _loaded(load_task)
+                flytekit_inside.no_warning_is_an_error()  # what follows is flytekit's and ours: ranks have the user's
                 running.enter_context(stopping.unwinding())
                 return task
 

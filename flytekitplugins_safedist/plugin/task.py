@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,11 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             The outputs as a ``LiteralMap`` when flytekit dispatched the task; as Python values when something called
             this directly (a map task).
         """
+        with warnings.catch_warnings():
+            flytekit_inside.no_warning_is_an_error()
+            return self._execute(kwargs)
+
+    def _execute(self, kwargs: dict[str, Any]) -> Any:
         dispatched: LiteralMap | None = HERE.inputs.get()
         HERE.inputs.set(None)
         ctx = FlyteContextManager.current_context()
@@ -154,7 +160,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         return tuple(values[name] for name in types)
 
     def _take_decks(self, ctx: FlyteContext, result: run.Done) -> None:
-        if self.disable_deck:
+        if not self.enable_deck:
             return
         for deck in result.decks:
             Deck(deck["name"], deck["html"])

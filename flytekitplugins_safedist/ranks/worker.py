@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from .. import log
+from ..compat import flytekit as flytekit_inside
 from ..errors import (
     ConfigError,
     IncompatibleVersionError,
@@ -161,6 +162,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
         inputs = _called(payload.native_inputs, job, task, ctx)
         phase_ended("inputs")
         returned = _called(task.task_function, **inputs)
+        flytekit_inside.no_warning_is_an_error()
         # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
         context.finish()
         phase_ended("function")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+import pytest
 from flyteidl.core import literals_pb2
 from flytekit.core.type_engine import LiteralsResolver
 from flytekit.models.literals import LiteralMap
 
 from tests.jobs.job_large import losses
-from tests.procs import uploaded_error
+from tests.procs import ROOT, uploaded_error, uploaded_output
 
 
 def test_outputs_over_flytes_limit_are_refused_with_name_size_and_way_out_and_all_values_are_kept(warm, tmp_path):
@@ -47,3 +49,25 @@ def test_a_limit_that_this_cluster_has_is_taken(warm, tmp_path):
 def test_a_local_run_has_no_limit(warm, tmp_path):
     ended = warm.run("job_large:large", tmp_path / "job")
     assert ended.value[1] == losses()
+
+
+def test_a_warning_that_is_an_error_to_the_user_is_none_to_finished_work(warm, tmp_path):
+    ended = warm.run("job_warnings:strict", tmp_path / "job", kind="execute")
+    assert (ended.code, ended.uploaded) == (0, ["deck.html", "outputs.pb"]), ended.err
+    assert uploaded_output(ended) == "done"
+
+
+@pytest.mark.parametrize(("call", "inputs", "value"), [("strict", {}, "done"), ("mapped", {"xs": [1]}, [1])])
+def test_it_is_none_in_a_local_run_either(warm, tmp_path, call, inputs, value):
+    assert warm.run(f"job_warnings:{call}", tmp_path / "job", inputs=inputs).value == value
+
+
+def test_nor_is_it_where_the_pods_variable_says_so(warm, tmp_path):
+    inputs, outputs = tmp_path / "inputs.pb", tmp_path / "job" / "outputs"
+    inputs.write_bytes(b"")
+    command = [str(Path(sys.executable).parent / "safedist-execute"), "--", "pyflyte-execute", "--inputs", str(inputs)]
+    command += ["--output-prefix", str(outputs), "--raw-output-data-prefix", str(tmp_path / "raw"), "--resolver"]
+    command += ["flytekit.core.python_auto_container.default_task_resolver", "--", "task-module", "job_warnings"]
+    environment = {"PYTHONWARNINGS": "error", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
+    ended = warm.command([*command, "task-name", "strict"], tmp_path / "job", environment).wait()
+    assert (ended.code, ended.uploaded) == (0, ["deck.html", "outputs.pb"]), ended.err
