@@ -27,8 +27,12 @@ class SafedistError(Exception):
         seen: the value that was found, if a value is the trouble.
         expected: what would have been right.
         hint: the next step for the reader.
+
+    Attributes:
+        platforms: whose doing it is. Not the user's: what nobody but the platform can cause, and another try may mend.
     """
 
+    platforms: bool = False
     what: str
     where: Mapping[str, object]
     seen: object
@@ -135,6 +139,8 @@ class ScratchError(SafedistError):
 class LaunchError(SafedistError):
     """The ranks of this node could not be started, or the process that starts them has died."""
 
+    platforms = True
+
 
 class LaunchTimeoutError(LaunchError, TimeoutError):
     """The process that starts the ranks is there, and has not answered in its time. A ``TimeoutError`` too."""
@@ -158,21 +164,31 @@ class RankFailedError(SafedistError):
 class RankKilledError(SafedistError):
     """A rank was ended by a signal, or left without saying why. Flyte should retry: this is infrastructure."""
 
+    platforms = True
+
 
 class JobInterruptedError(SafedistError):
     """The agent was told to stop (SIGTERM, SIGINT) and ended its ranks."""
+
+    platforms = True
 
 
 class RendezvousError(SafedistError):
     """The nodes of the job did not come together, or lost each other."""
 
+    platforms = True
+
 
 class StagingError(SafedistError):
     """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""
 
+    platforms = True
+
 
 class CodeNotFoundError(StagingError):
     """The store works, and the archive is not in it. Retrying will not help; registering again will."""
+
+    platforms = False
 
 
 class ArchiveError(SafedistError):
@@ -276,6 +292,8 @@ class RenderError(SafedistError):
 
 class MpiLaunchError(SafedistError):
     """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
+
+    platforms = True
 
 
 class MigrationError(SafedistError):

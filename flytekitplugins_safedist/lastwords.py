@@ -11,9 +11,6 @@ from .handoff import HERE
 LIMIT = 1000
 """Characters of a sentence: all of it must fit into the end of a log that is shown."""
 
-TERMINATION_LOG = "/dev/termination-log"
-"""What Kubernetes shows of a container that failed (``terminationMessagePath``); there only in a pod."""
-
 
 def keep(error: BaseException) -> None:
     """Remember the first line of *error* for the end of this process's log; the latest one counts."""
@@ -25,17 +22,6 @@ def sentence_of(error: BaseException) -> str:
     first = next(iter(str(error).strip().splitlines()), "")
     sentence = f"{type(error).__name__}: {first}"
     return sentence if len(sentence) <= LIMIT else f"{sentence[:LIMIT]}..."
-
-
-def to_termination_log(sentence: str) -> None:
-    """Where nothing could be uploaded: leave *sentence* as the container's termination message. The first one counts,
-    and is never overwritten; outside a pod there is no such file, and none is made."""
-    try:
-        with open(TERMINATION_LOG, "r+", encoding="utf-8", errors="backslashreplace") as file:
-            if not file.read(1):
-                file.write(f"{sentence}\n")
-    except OSError:
-        return
 
 
 def take() -> str | None:

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from . import termination
+
 UNWIND_SECONDS = 0.5
 """For clearing up what is half made. Kubernetes gives a pod 30 s, and whoever stops a process by hand a second."""
 
@@ -31,8 +33,11 @@ GRACE_SECONDS = 30.0
 MARGIN_SECONDS = 2.0
 """Between our own end and that."""
 
-EXIT_TOLD = 128 + signal.SIGTERM
-"""What a shell says of a process that SIGTERM ended. Not zero: this process died undecided."""
+EXIT_UNDECIDED = 128 + signal.SIGKILL
+"""Of a process that dies undecided for a reason that is not the user's: told to stop, no store to write the verdict to,
+no rank server. Flyte takes it of a lone pod for the platform's, and starts another attempt for free; any other code but
+0 takes one of the task's ``retries`` (v1.16, ``flytek8s/pod_helper.go``, DemystifyFailure). Nobody else who reads it
+tells it from another that is not 0 (docs/kubeflow.md)."""
 
 _listening = False
 _told = False
@@ -123,7 +128,13 @@ def end_within(seconds: float) -> None:
 
 def end() -> NoReturn:
     """End now, without a word to anybody: the rank server sees it, and clears up after this process."""
-    os._exit(EXIT_TOLD if _verdict is None else _verdict)
+    os._exit(_undecided() if _verdict is None else _verdict)
+
+
+def _undecided() -> int:
+    if _told:
+        termination.say("told to stop by SIGTERM before this attempt had a verdict: nothing is wrong with the task")
+    return EXIT_UNDECIDED
 
 
 def leave(code: int) -> NoReturn:
@@ -135,7 +146,7 @@ def leave(code: int) -> NoReturn:
     """
     uploaded = _verdict == 0
     if not uploaded:  # else nothing turns that success into a failure
-        decided(code if code != 0 or _verdict is not None or not _told else EXIT_TOLD)
+        decided(_undecided() if _told and _verdict is None and code in (0, EXIT_UNDECIDED) else code)
     threading = sys.modules.get("threading")
     try:
         if threading is not None:
@@ -166,7 +177,7 @@ def _on_sigterm(number: int, _frame: object) -> None:
     if not _unwinds or _verdict is not None:
         end()
     end_within(UNWIND_SECONDS)
-    raise ToldToStop(EXIT_TOLD)
+    raise ToldToStop(EXIT_UNDECIDED)
 
 
 def _note() -> None:

@@ -20,15 +20,14 @@ from typing import Any
 
 from .. import stopping, topology
 from ..config.registered import Registered
-from ..errors import ArchiveError, CodeNotFoundError, ConfigError, SafedistError, TopologyError
+from ..errors import SafedistError, TopologyError
 from ..flyte import error_document, task_context, uploads
 from ..flyte.storage_errors import one_line
 from ..job import comeback
 
 logger = logging.getLogger(__name__)
 
-_EXIT_UNDECIDED = 1
-_REPEATING = (ArchiveError, CodeNotFoundError, ConfigError)
+_EXIT_FAILED = 1
 _COMMAND, _PREFIX = "pyflyte-execute", "--output-prefix"
 
 
@@ -58,13 +57,15 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
         error: what kept the task from being started.
         arguments: of the container's command.
     """
+    if error.platforms:
+        return stopping.EXIT_UNDECIDED
     prefix = output_prefix(arguments)
-    if prefix is None or not isinstance(error, _REPEATING) or not speaks(os.environ):
-        return _EXIT_UNDECIDED
+    if prefix is None or not speaks(os.environ):
+        return _EXIT_FAILED
     failure = error_document.SystemFailure(f"USER:{type(error).__name__}", str(error), time.time_ns(), repeats=True)
     stopping.finish()
     if not upload(failure, prefix):
-        return _EXIT_UNDECIDED
+        return stopping.EXIT_UNDECIDED
     stopping.decided(0)
     return 0
 

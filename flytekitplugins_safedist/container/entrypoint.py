@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import envvars, lastwords, log, stopping
+from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import grace_pinned
-from ..errors import ConfigError, Problem, SafedistError, StagingError
+from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError
 from ..flyte import storage_clients
 from . import early, readonly
-from .task_command import EXIT_INFRASTRUCTURE, execute_and_leave
+from .task_command import EXIT_FAILED, execute_and_leave
 
 if TYPE_CHECKING:
     from .staging import Options, StagedCode
@@ -58,7 +58,8 @@ class Invocation:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script. Exit codes: upstream's contract (0 also for a task that failed and has said so by an
-    uploaded ``error.pb``), non-zero for the platform's failures, with one message on standard error."""
+    uploaded ``error.pb``), 137 for what is not the user's (``stopping.EXIT_UNDECIDED``), else what the user's own error
+    asks for, with one message on standard error."""
     stopping.listen()
     _have_stderr()
     log.install()
@@ -70,14 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if not stopping.told():  # else it is what unwinding looked like to somebody
             logger.error(f"{type(error).__name__}: {error}")
         given = sys.argv[1:] if arguments is None else arguments
-        code = EXIT_INFRASTRUCTURE if stopping.told() else early.settle(error, given)
+        code = stopping.EXIT_UNDECIDED if stopping.told() else early.settle(error, given)
         if code != 0:
-            lastwords.to_termination_log(lastwords.sentence_of(error))
+            termination.say(lastwords.sentence_of(error))
     except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
         if not stopping.told():
             _show_infrastructure(error)
-        code = EXIT_INFRASTRUCTURE
+        code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else EXIT_FAILED
     storage_clients.close()
     _say_last_words(code)
     stopping.leave(code)
@@ -99,12 +100,12 @@ def _exit_code(leaving: SystemExit) -> int:
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     print(leaving.code, file=sys.stderr, flush=True)  # noqa: T201
-    return EXIT_INFRASTRUCTURE
+    return EXIT_FAILED
 
 
 def _show_infrastructure(error: BaseException) -> None:
     traceback.print_exc()
-    lastwords.to_termination_log(lastwords.sentence_of(error))
+    termination.say(lastwords.sentence_of(error))
     logger.error(f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
@@ -115,7 +116,7 @@ def _say_last_words(code: int) -> None:
     # Not through the log, which users may route elsewhere: Kubernetes shows the end of standard error.
     print(f"{log.PREFIX}the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
     if code != 0:
-        lastwords.to_termination_log(sentence)
+        termination.say(sentence)
 
 
 def _run(arguments: list[str]) -> int:
@@ -164,7 +165,7 @@ def parse(arguments: list[str]) -> Invocation:
     """Take the command line apart.
 
     Raises:
-        StagingError: placeholders that registration was to fill in are still there.
+        CodeNotFoundError: placeholders that registration was to fill in are still there.
         SystemExit: the usage is wrong (argparse says how).
     """
     parser = argparse.ArgumentParser(
@@ -181,7 +182,7 @@ def parse(arguments: list[str]) -> Invocation:
         parser.error("no command is given after --")
     for value in (parsed.additional_distribution, parsed.dest_dir):
         if value is not None and value.startswith("{{"):
-            raise StagingError(
+            raise CodeNotFoundError(
                 "The task was registered with a placeholder in the place of its code archive",
                 where={"argument": value},
                 hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",

@@ -20,9 +20,9 @@ from . import other_command
 
 logger = logging.getLogger(__name__)
 
-EXIT_INFRASTRUCTURE = 1
+EXIT_FAILED = 1
 EXIT_USAGE = 2
-"""Exit codes of our own: nothing was uploaded, so Flyte counts the pod's failure as the platform's and retries."""
+"""Exit codes of the user's own failures where nothing can be uploaded: Flyte takes one of the task's ``retries``."""
 
 IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
 """Commands whose click command of flytekit.bin.entrypoint runs in this process."""
@@ -68,7 +68,7 @@ def execute(command: list[str]) -> int:
         error.show()
         return error.exit_code
     except click.exceptions.Abort:
-        return EXIT_INFRASTRUCTURE
+        return EXIT_FAILED
     if stopping.told():  # and somebody swallowed it
         stopping.end()
     return 0

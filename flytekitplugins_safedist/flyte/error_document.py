@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import stopping
 from ..compat import flytekit as flytekit_inside
 
 if TYPE_CHECKING:
     from flyteidl.core.errors_pb2 import ErrorDocument
 
-_EXIT_UNDECIDED = 1
+_EXIT_FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Decided(SystemExit):
     """
 
     def __init__(self, failure: SystemFailure) -> None:
-        super().__init__(_EXIT_UNDECIDED)
+        super().__init__(_EXIT_FAILED if failure.repeats else stopping.EXIT_UNDECIDED)
         self.failure = failure
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from .. import lastwords
+from .. import lastwords, stopping
 from ..errors import JobInterruptedError, RendezvousError, RendezvousTimeoutError, SafedistError
 from .verdict import is_infrastructure
 
@@ -31,8 +31,6 @@ LAST_TURN_SECONDS = 60.0
 _DECIDED = ("timeout", "lost", "replacements")
 """Ends in the job's store that are the job's end; after the others somebody's place is taken by a new process."""
 
-_EXIT_UNDECIDED = 1
-
 
 class Duty(Enum):
     """What falls to a node when its job has ended."""
@@ -49,7 +47,7 @@ class Undecided(SystemExit):
     """This process leaves its job undecided; not an ``Exception``, which flytekit would take for the user's."""
 
     def __init__(self) -> None:
-        super().__init__(_EXIT_UNDECIDED)
+        super().__init__(stopping.EXIT_UNDECIDED)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class RankServer:
             environment: this process's variables, with what libraries read when they are imported.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _as_launch_error():
             child = subprocess.Popen(
                 [sys.executable, "-m", "flytekitplugins_safedist.ranks.forkserver", str(theirs.fileno())],
                 env={**environment, **SAFE_IMPORT_ENVIRONMENT},
@@ -95,7 +95,8 @@ class RankServer:
         start. Callers check with :func:`~flytekitplugins_safedist.ranks.preload.unsafe_to_fork` first.
         """
         ours, theirs = socket.socketpair()
-        pid = os.fork()
+        with _as_launch_error():
+            pid = os.fork()
         if pid == 0:
             code = 1
             try:
@@ -283,3 +284,16 @@ class RankServer:
                 os.kill(self._pid, signal.SIGKILL)
                 killed, deadline = True, time.monotonic() + _KILLED_SECONDS
             time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def _as_launch_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(
+            "the rank server cannot be started",
+            where={"host": socket.gethostname()},
+            seen=f"{type(error).__name__}: {error}",
+            hint="look at this node's limits of processes, memory and open files",
+        ) from error

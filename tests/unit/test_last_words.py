@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist import lastwords
+from flytekitplugins_safedist import termination
 
 LEAVES = """
 import sys
@@ -25,19 +25,32 @@ stopping.leave(int(sys.argv[2]))
 @pytest.fixture
 def termination_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "termination-log"
-    monkeypatch.setattr(lastwords, "TERMINATION_LOG", str(path))
+    monkeypatch.setattr(termination, "PATH", str(path))
     return path
 
 
-def test_the_cause_is_one_line_of_the_termination_log_and_the_first_one_counts(termination_log: Path) -> None:
+def test_the_cause_comes_first_and_what_follows_behind_it_once(termination_log: Path) -> None:
     termination_log.touch()
-    lastwords.to_termination_log(lastwords.sentence_of(OSError("the store is down\nand more")))
-    lastwords.to_termination_log("a consequence")
-    assert termination_log.read_text() == "OSError: the store is down\n"
+    for text in ("the cause", "a consequence", "the cause"):
+        termination.say(text)
+    assert termination_log.read_text() == "the cause\na consequence\n"
+
+
+@pytest.mark.parametrize("text", ["line\n" * 2000, "é" * 3000, "x" * 5000])
+def test_no_more_is_written_than_the_kubelet_takes_and_that_is_whole(termination_log: Path, text: str) -> None:
+    termination_log.touch()
+    termination.say("first")
+    termination.say(text)
+    termination.say("no room for this")
+    written = termination_log.read_bytes()
+    assert 4080 < len(written) <= 4096
+    first, *others = written.decode().splitlines()
+    assert first == "first"
+    assert set(others) <= {"line", "é" * (len(others[0])), "x" * len(others[0])}
 
 
 def test_outside_a_pod_no_termination_log_is_made(termination_log: Path) -> None:
-    lastwords.to_termination_log("x")
+    termination.say("x")
     assert not termination_log.exists()
 
 

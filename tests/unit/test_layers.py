@@ -12,8 +12,8 @@ PACKAGE = "flytekitplugins_safedist"
 SOURCE = Path(__file__).parents[2] / PACKAGE
 
 LEVELS: tuple[tuple[str, ...], ...] = (
-    # what needs nothing: values that are handed on in a process; how packages show their names
-    ("handoff", "lazy"),
+    # what needs nothing: values that are handed on in a process; how packages show their names; a container's last word
+    ("handoff", "lazy", "termination"),
     # the process itself: its variables, its errors, its signals, its log
     ("envvars", "errors", "lastwords", "log", "stopping"),
     # what is private to torch and flytekit

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ... import lastwords
+from ... import lastwords, stopping, termination
 from ...errors import SafedistError
 from ...flyte import error_document, storage_clients
 from ...job import verdict
 from .. import early
-
-_EXIT_UNDECIDED = 1
 
 
 def settle(error: SafedistError, agent: Sequence[str]) -> int:
@@ -32,5 +30,5 @@ def settle(error: SafedistError, agent: Sequence[str]) -> int:
         storage_clients.close()
         if is_uploaded:
             return 0
-    lastwords.to_termination_log(lastwords.sentence_of(error))
-    return _EXIT_UNDECIDED
+    termination.say(lastwords.sentence_of(error))
+    return stopping.EXIT_UNDECIDED

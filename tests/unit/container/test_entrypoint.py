@@ -85,6 +85,14 @@ def waits() -> str:
 FILES = {"workflows.py": WORKFLOWS, "lib.py": "WHO = 'archive'", "data.txt": "data"}
 
 
+PROGRAM = """
+from flytekitplugins_safedist import termination
+from flytekitplugins_safedist.container import start
+termination.PATH = {message!r}
+start.main()
+"""
+
+
 @pytest.fixture
 def pod(warm, tmp_path):
     return Pod(warm, tmp_path)
@@ -106,6 +114,7 @@ class Pod:
         self.archive.write_bytes(project(FILES))
         (root / "inputs.pb").write_bytes(literals_pb2.LiteralMap().SerializeToString())
         self.environment: dict[str, str] = {}
+        self.message = root / "termination-log"
 
     def command(self, task: str, module: str = "workflows") -> list[str]:
         return [
@@ -114,16 +123,16 @@ class Pod:
             *("--prev-checkpoint", '""', *RESOLVER, "task-module", module, "task-name", task),
         ]
 
-    def start(self, *arguments: str, **kwargs) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, program: str = PROGRAM, **kwargs) -> subprocess.Popen[str]:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SAFEDIST")},
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "SAFEDIST_CODE_STORE": str(self.root / "store"),
             **self.environment,
         }
-        program = "import sys; from flytekitplugins_safedist.container.entrypoint import main; main()"
+        self.message.touch()
         return subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", program.format(message=str(self.message)), *arguments],
             cwd=self.cwd,
             env=environment,
             stdout=subprocess.PIPE,
@@ -324,7 +333,7 @@ def test_what_would_repeat_and_cannot_be_uploaded_ends_undecided(pod):
     pod.archive.unlink()
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")
-    assert done.code == 1
+    assert done.code == 137
     assert "the verdict cannot be uploaded" in done.err
 
 
@@ -342,8 +351,34 @@ def test_a_hostile_archive_is_one_message_naming_the_member(pod):
 def test_outputs_that_cannot_be_uploaded_are_infrastructure(pod):
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")
-    assert done.code == 1
+    assert done.code == 137
     assert "infrastructure failure" in done.err.splitlines()[-1]
+
+
+def test_a_verdict_that_no_store_takes_ends_as_the_platforms_and_kubernetes_is_told_why(pod):
+    pod.outputs.write_text("a file is in the way")
+    assert pod.fresh(*pod.fast_arguments("fails")).code == 137
+    assert str(pod.outputs) in pod.message.read_text()
+
+
+NO_FORK = (
+    """
+import errno, os
+def fork():
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+os.fork = fork
+"""
+    + PROGRAM
+)
+
+
+def test_a_rank_server_that_cannot_be_forked_ends_as_the_platforms_and_kubernetes_is_told_why(pod):
+    pod.environment |= {"SAFEDIST_BACKEND": "torch", "SAFEDIST_NODES": "1", "SAFEDIST_NPROC_PER_NODE": "1"}
+    process = pod.start(*pod.fast_arguments("report"), program=NO_FORK)
+    _, err = process.communicate()
+    assert process.returncode == 137, err
+    assert "the rank server cannot be started" in pod.message.read_text()
+    assert "Resource temporarily unavailable" in pod.message.read_text()
 
 
 def test_wrong_arguments_of_the_task_command_end_as_with_click(pod):
@@ -393,7 +428,8 @@ def test_sigterm_while_staging_leaves_nothing_half_made(pod):
         writer.flush()
         process.terminate()
         process.communicate()
-    assert process.returncode == 128 + 15
+    assert process.returncode == 137
+    assert "told to stop by SIGTERM before this attempt had a verdict" in pod.message.read_text()
     assert os.listdir(pod.root / "store/work") == []
     assert os.listdir(pod.root / "store/trees") == []
     assert os.listdir(pod.cwd) == []
@@ -410,7 +446,7 @@ def test_sigterm_ends_it_while_ranges_of_the_archive_hang(pod):
         store.hanging.wait()
         process.terminate()
         _, err = process.communicate(timeout=30)  # a client of the store would wait for minutes
-    assert process.returncode == 128 + 15, err
+    assert process.returncode == 137, err
     assert os.listdir(pod.root / "store/work") == []
     assert os.listdir(pod.root / "store/trees") == []
 
@@ -464,7 +500,7 @@ def test_a_working_directory_that_was_removed_is_named(pod):
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 137
     assert "cannot be told from its name" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -256,7 +256,7 @@ def test_a_launcher_that_cannot_upload_its_verdict_exits_non_zero(tmp_path: Path
 
     status, err = stopped(cluster, STOPPED.format(status=143))
 
-    assert status == 1
+    assert status == 137
     assert "the verdict cannot be uploaded" in err
 
 
@@ -331,7 +331,7 @@ def test_a_worker_that_may_not_be_signalled_any_more_is_named_with_the_reason(tm
     pod.send_signal(signal.SIGTERM)
     pod.communicate(timeout=60)
     _, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 1, "these agents have no place for a verdict"
+    assert launcher.returncode == 137, "these agents have no place for a verdict"
     assert "was told to stop by SIGTERM" in err
 
 
