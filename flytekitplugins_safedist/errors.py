@@ -53,9 +53,11 @@ class SafedistError(Exception):
         self.seen = seen
         self.expected = expected
         self.hint = hint
-        super().__init__(self.message())
+        super().__init__(str(self))
 
-    def message(self) -> str:
+    # No attribute is called "message": of a class that has one, torch wants a constructor that takes it (a DataLoader
+    # that raises its worker's error again; torch._utils.ExceptionWrapper.reraise).
+    def __str__(self) -> str:
         """The facts as text: ``what [place] (seen …, expected …). Next step.``"""
         text = self.what
         if self.where:
@@ -71,16 +73,13 @@ class SafedistError(Exception):
             text += f"{'' if text.endswith('.') else '.'} Next step: {self.hint}"
         return text
 
-    def __str__(self) -> str:
-        return self.message()
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ calls cls(*args), which loses keyword-only facts.
         return (_rebuild, (type(self), dict(self.__dict__)))
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)
-        Exception.__init__(self, self.message())
+        Exception.__init__(self, str(self))
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,11 @@ class ConfigError(SafedistError):
 
     problems: tuple[Problem, ...]
 
-    def __init__(self, problems: Iterable[Problem], *, where: Mapping[str, object] | None = None) -> None:
+    def __init__(self, problems: Iterable[Problem] | str, *, where: Mapping[str, object] | None = None) -> None:
+        if isinstance(problems, str):  # raised again from its text alone, as torch's DataLoader does
+            self.problems = ()
+            super().__init__(problems, where=where)
+            return
         self.problems = tuple(problems)
         count = len(self.problems)
         listed = "; ".join(str(problem) for problem in self.problems)

@@ -90,7 +90,9 @@ def current_rank() -> RankContext:
         raise NotInTaskError(
             "current_rank() was called outside a rank",
             hint="call it inside the function of a @task with task_config=SafeHorovod(...) or SafeTorch(...); "
-            "at import of a module, and in the workflow, there is no rank yet",
+            "at import of a module, and in the workflow, there is no rank yet, and in a process that the function "
+            "spawns (as a DataLoader does its workers, multiprocessing_context='spawn' or 'forkserver') there is none: "
+            "hand it over",
         )
     return rank
 

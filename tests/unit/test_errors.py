@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist import errors
@@ -53,6 +55,19 @@ def test_a_copy_of_an_error_is_equal_in_every_fact(cls: type[SafedistError]) -> 
         assert str(back) == str(error)
 
 
+@pytest.mark.parametrize("cls", every_class(), ids=lambda cls: cls.__name__)
+def test_an_error_of_a_data_loaders_worker_is_raised_again_by_torch_as_what_it_was(cls: type[SafedistError]) -> None:
+    try:
+        raise an(cls)
+    except SafedistError:
+        crossed = pickle.loads(pickle.dumps(ExceptionWrapper(sys.exc_info(), where="in DataLoader worker process 0")))
+    with pytest.raises(cls) as caught:
+        crossed.reraise()
+    assert type(caught.value) is cls
+    assert f"Caught {cls.__name__} in DataLoader worker process 0" in str(caught.value)
+    assert str(an(cls)) in str(caught.value)
+
+
 def test_notes_added_on_the_way_survive_pickling() -> None:
     error = SafedistError("it broke")
     error.__notes__ = ["while staging"]  # type: ignore[attr-defined]  # what add_note of Python 3.11 fills
@@ -81,7 +96,7 @@ def test_a_config_error_keeps_its_problems_as_values_through_pickling() -> None:
 )
 def test_the_message_is_composed_of_the_facts_that_are_there(facts: dict[str, object], message: str) -> None:
     error = SafedistError("it broke", **facts)  # type: ignore[arg-type]
-    assert error.message() == str(error) == message
+    assert str(error) == error.args[0] == message
 
 
 def test_a_sentence_that_ends_already_gets_no_second_full_stop_before_the_next_step() -> None:
