@@ -171,7 +171,18 @@ class RankKilledError(SafedistError):
 
 
 class JobInterruptedError(SafedistError):
-    """The agent was told to stop (SIGTERM, SIGINT) and ended its ranks."""
+    """The agent was told to stop (SIGTERM, SIGINT) and ended its ranks.
+
+    Attributes:
+        number: the signal.
+    """
+
+    number: int = 0
+
+    def by(self, number: int) -> JobInterruptedError:
+        """This very error, with its signal."""
+        self.number = number
+        return self
 
     platforms = True
 

@@ -121,11 +121,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
                 if not self._job.over():
                     raise
             except SignalException as stop:
-                raise JobInterruptedError(
-                    f"told to stop by {signal.Signals(stop.sigval).name}; every rank has been ended",
-                    where={"node_rank": self._handler.node_rank},
-                    hint="nothing is wrong with the task; Flyte retries when this was a preemption or an eviction",
-                ) from stop
+                raise self._interrupted(stop.sigval) from None
             finally:
                 self.report.seconds["total"] = time.monotonic() - started
         ended = self._job.ended()
@@ -139,9 +135,18 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         try:
             return super()._invoke_run(*args, **kwargs)
         except SignalException as stop:
-            # Torch elastic ends the ranks next, which may take a while; the others need not learn it from their echo.
+            # Ending the ranks may take a while; the others need not learn it from their echo.
             self._job.leave(f"told to stop by {signal.Signals(stop.sigval).name}")
-            raise
+            self._end_round(stop.sigval)
+            # As our own error at once: torch elastic would log that it "received 2 death signal".
+            raise self._interrupted(stop.sigval) from None
+
+    def _interrupted(self, number: int) -> JobInterruptedError:
+        return JobInterruptedError(
+            f"told to stop by {signal.Signals(number).name}; every rank has been ended",
+            where={"node_rank": self._handler.node_rank},
+            hint="nothing is wrong with the task; Flyte retries when this was a preemption or an eviction",
+        ).by(number)
 
     # --- what torch elastic asks for -----------------------------------------------------------------------------
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:

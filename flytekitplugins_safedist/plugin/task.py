@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +22,7 @@ from flytekit.models.literals import LiteralMap
 from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
-from ..errors import ConfigError, RankFailedError, SafedistError
+from ..errors import ConfigError, JobInterruptedError, RankFailedError, SafedistError
 from ..flyte import error_document
 from ..handoff import HERE
 from ..job import run
@@ -126,7 +128,13 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
             result = run.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
+        except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
+            if remote:
+                raise
+            raise _ended_by_ctrl_c() from None
         except SafedistError as error:
+            if not remote and isinstance(error, JobInterruptedError) and error.number == signal.SIGINT:
+                raise _ended_by_ctrl_c() from None
             lastwords.keep(error)
             verdict = of_error(error)
             if remote and verdict is not None:
@@ -167,6 +175,16 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
             flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
+
+
+def _ended_by_ctrl_c() -> BaseException:
+    """What ends a local run that a person has interrupted: one line, and a shell's exit code for it.
+
+    KeyboardInterrupt itself would show flytekit's stack, and become 1 in ``pyflyte``; but SystemExit would end a Python
+    prompt or a notebook.
+    """
+    run.say("interrupted (Ctrl-C): every rank has been ended")
+    return KeyboardInterrupt() if hasattr(sys, "ps1") else SystemExit(128 + signal.SIGINT)
 
 
 def _leave_for_retry(verdict: Verdict) -> error_document.Decided:

@@ -136,7 +136,8 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = _own_frames_cut(error)
         _leave_outcome(order, Status.RAISED, seconds, record(error, shown))
-        print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
+        if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
+            print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
     _leave_outcome(order, Status.SUCCEEDED, seconds, None)
     return 0
