@@ -131,7 +131,8 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     settings = job.settings
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
-    running = server or RankServer.spawn(_server_environment(settings, job.environment))
+    environment = _server_environment(settings, job.environment)
+    running = server or RankServer.spawn(environment)
     volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
     root = _scratch_root(settings, job.environment, volume)
     held.enter_context(ends.replaced_when_undecided(job.place, logger.info))
@@ -147,7 +148,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     order_file.write_text(order.to_json())
     started = time.monotonic()
     held.enter_context(running)
-    running.enter(Path.cwd(), job.environment)
+    running.enter(Path.cwd(), environment)
     plan = NodePlan(
         settings=settings,
         topology=job.place,
@@ -203,7 +204,7 @@ def _job_order(
 
 
 def _server_environment(settings: Resolved, environment: Mapping[str, str]) -> dict[str, str]:
-    """What libraries read when they are loaded must be right in the preloading process already."""
+    """Under what modules are imported in the rank server: what they read then is what every rank has of it."""
     defaults = {envvars.OMP_NUM_THREADS: "1"} if settings.nproc_per_node > 1 else {}
     return {**defaults, **environment, **dict(settings.environment)}
 

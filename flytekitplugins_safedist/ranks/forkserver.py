@@ -121,7 +121,10 @@ class _Server:
     # --- requests ------------------------------------------------------------------------------------------------
     def on_enter(self, request: dict[str, Any]) -> dict[str, Any]:
         os.chdir(request["directory"])
-        importer.install_from(request["variables"])
+        os.environ.clear()
+        os.environ.update({**request["environment"], **preload.SAFE_IMPORT_ENVIRONMENT})
+        preload.limit_openmp(os.environ)
+        importer.install_from(os.environ)
         return {}
 
     def on_hang_up(self, *_: object) -> None:

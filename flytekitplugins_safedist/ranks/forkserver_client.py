@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import envvars
 from ..errors import LaunchError, LaunchTimeoutError
 from . import forkserver, memory
 from .outcome import signal_reason
-from .preload import SAFE_IMPORT_ENVIRONMENT
 
 SERVER_NICE_SECONDS = 40.0
 SIGNAL_SECONDS = 30.0
@@ -72,13 +70,13 @@ class RankServer:
         """Start a rank server as a fresh interpreter: safe whatever this process has done so far.
 
         Args:
-            environment: this process's variables, with what libraries read when they are imported.
+            environment: its variables until :meth:`enter`.
         """
         ours, theirs = socket.socketpair()
         with theirs, _as_launch_error():
             child = subprocess.Popen(
                 [sys.executable, "-m", "flytekitplugins_safedist.ranks.forkserver", str(theirs.fileno())],
-                env={**environment, **SAFE_IMPORT_ENVIRONMENT},
+                env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Its own session: Ctrl-C in a terminal goes to the agent alone, which then stops ranks in order.
@@ -132,14 +130,13 @@ class RankServer:
         return memory.anonymous(self._pid)
 
     def enter(self, directory: Path, environment: Mapping[str, str]) -> None:
-        """Give ranks to come this process's working directory, and the code archive it imports from.
+        """Make the server the place where this job's modules are imported, however and wherever it was started.
 
         Args:
-            directory: the working directory.
-            environment: this process's variables; those of :mod:`.importer` are looked at.
+            directory: the working directory, of ranks to come as well.
+            environment: all variables under which modules are imported; those of :mod:`.importer` say from where.
         """
-        code = {name: environment[name] for name in (envvars.CODE_TREE, envvars.CODE_DEST) if name in environment}
-        self._ask("enter", {"directory": str(directory), "variables": code}, timeout=30.0)
+        self._ask("enter", {"directory": str(directory), "environment": dict(environment)}, timeout=30.0)
 
     def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
         """Start ranks; returns their process ids, in the same order."""

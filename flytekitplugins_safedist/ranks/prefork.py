@@ -33,15 +33,14 @@ def prepare(environment: Mapping[str, str]) -> None:
         return
     if preload.unsafe_to_fork("starting this process") is not None:
         return
-    several = environment.get(envvars.NPROC_PER_NODE, "1") != "1"
-    defaults = {envvars.OMP_NUM_THREADS: "1"} if several else {}
     libraries = [
         *backends.create(backend).libraries,
         "flytekit",
         "flytekitplugins_safedist.plugin.task",
         "flytekitplugins_safedist.job.node_agent",
     ]
-    with _variables({**defaults, **environment, **preload.SAFE_IMPORT_ENVIRONMENT}):
+    # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
+    with _variables({**environment, envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
         unsafe = preload.preload(libraries, []).unsafe
     if unsafe is None:
         HERE.rank_server = RankServer.fork()

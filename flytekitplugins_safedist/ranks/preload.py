@@ -192,6 +192,16 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
         threadpoolctl.threadpool_limits(threads)
 
 
+def limit_openmp(environment: Mapping[str, str]) -> None:
+    """In the preloading process: give OpenMP, where it is loaded already, the number of threads that modules expect
+    under ``environment``. Starts none of them."""
+    threads = openmp_threads(environment)
+    if threads != 1:  # with one, what is loaded has it
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits({"openmp": threads})
+
+
 def blas_threads(environment: Mapping[str, str]) -> int:
     """How many threads OpenBLAS would have under ``environment`` (the order of variables is OpenBLAS's own)."""
     return _threads_by(environment, ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"))

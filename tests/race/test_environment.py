@@ -26,8 +26,9 @@ def told(warm, tmp_path, ranks_gate, monkeypatch):
     return run
 
 
-def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_somebody_says_otherwise(told):
-    found = told("two_ranks")
+@pytest.mark.parametrize("prefork", [True, False])
+def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_somebody_says_otherwise(told, prefork):
+    found = told("two_ranks", prefork=prefork)
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("1", "1")
 
 
@@ -42,8 +43,10 @@ def test_the_pods_word_beats_the_default(told):
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("2", "2")
 
 
-def test_the_tasks_word_beats_the_pods_and_safedists(told):
-    found = told("with_variables_of_its_own", OMP_NUM_THREADS="2", TRITON_CACHE_DIR="/pods", TEST_POD="the pod's")
+@pytest.mark.parametrize("prefork", [True, False])
+def test_the_tasks_word_beats_the_pods_and_safedists(told, prefork):
+    pod = {"OMP_NUM_THREADS": "2", "TRITON_CACHE_DIR": "/pods", "TEST_POD": "the pod's"}
+    found = told("with_variables_of_its_own", prefork=prefork, **pod)
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("3", "3")
     assert found["TRITON_CACHE_DIR"] == "/mine"
     assert found["TEST_POD"] == "the task's"

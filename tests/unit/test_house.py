@@ -67,6 +67,7 @@ ENVIRONMENT = {
     "container.entrypoint": "where code lies and temporary files go, for the task's command",
     "container.task_command": "takes out what Flyte says to this command alone",
     "job.process_state": "what torch reads in the agent; put back when the job is over",
+    "ranks.forkserver": "what modules read when they are imported for all ranks",
     "ranks.prefork": "what libraries read when they are imported; put back",
     "ranks.preload": "hides who this process is from modules that are imported; put back",
     "ranks.worker": "a rank's whole environment, before anything of the user's runs",

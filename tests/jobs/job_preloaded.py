@@ -1,0 +1,28 @@
+"""Tasks that tell what their module found as it was imported, and whether their rank was forked from that."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import scipy.linalg  # a library that starts as many threads as its variables allow
+import torch
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch
+
+READ = {
+    name: os.environ.get(name)
+    for name in ("MY", "HIS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK")
+}
+THREADS = torch.get_num_threads()
+
+
+@task(
+    task_config=SafeTorch(nproc_per_node=2, environment={"HIS": "y", "OMP_NUM_THREADS": "2"}), environment={"MY": "x"}
+)
+def found() -> str:
+    forked = "flytekitplugins_safedist.ranks.forkserver" in sys.modules
+    found = {"at import": READ, "threads": THREADS, "forked": forked, "norm": float(scipy.linalg.norm([3.0, 4.0]))}
+    return json.dumps({**found, "in the rank": {name: os.environ.get(name) for name in READ}})
