@@ -138,9 +138,11 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     held.enter_context(ends.replaced_when_undecided(job.place, logger.info))
     held.enter_context(job.voice)
     held.enter_context(running)
-    scratched = held.enter_context(_scratch(root, settings, execution=job.flyte.execution_id[2], attempt=job.attempt))
-    # Orders hold every rank's environment, and with it the task's secrets: they never stay.
-    running.guard([scratched.job.path if settings.scratch.keep == "never" else scratched.job.orders])
+    scratched = held.enter_context(_scratch(root, settings))
+    # Orders hold every rank's environment, and with it the task's secrets: they never stay. Nor does a link.
+    made = scratched.job
+    goes = [made.path if settings.scratch.keep == "never" else made.orders]
+    running.guard(goes if made.short == made.path else [made.short, *goes])
     remote = job.flyte.mode == "TASK_EXECUTION"
     limits = limits_from({**job.environment, **dict(settings.environment)}) if remote else None
     order = _job_order(job.task, inputs, job.flyte, scratched.job, settings.timeouts.upload, limits=limits)
@@ -224,14 +226,16 @@ def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: Sc
 
 
 @contextmanager
-def _scratch(root: Path, settings: Resolved, *, execution: str, attempt: int) -> Iterator[Scratched]:
+def _scratch(root: Path, settings: Resolved) -> Iterator[Scratched]:
     _check_room(root, settings.size_limit)
-    job = scratch.make_job(root, execution=execution, attempt=attempt)
+    job = scratch.make_job(root)
     scratched = Scratched(job)
     try:
         yield scratched
     finally:
         mode = settings.scratch.keep
+        if job.short != job.path:
+            scratch.remove(job.short)
         if mode == "always" or (mode == "on_failure" and not scratched.succeeded):
             scratch.remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
             logger.info(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")

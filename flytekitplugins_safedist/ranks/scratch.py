@@ -2,13 +2,16 @@
 
 Layout, all of it mode 0700::
 
-    <root>/safedist-<execution>-a<attempt>-<random>/
+    <root>/safedist-<random>/
         round-0/rank-3/        what current_rank().scratch names
             tmp/               TMPDIR
             flyte/             flytekit's local sandbox and working directory
             cache/<name>/      compile caches (caches.py)
         logs/round-0-rank-3.log
         orders/                what the agent hands to ranks, and what they hand back
+
+Names are short because sockets are made below TMPDIR (``short_paths.py``); below a long root, TMPDIR goes through a
+short link to the job's directory.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -28,21 +30,29 @@ from pathlib import Path
 from ..config.caches import CACHES
 from ..envvars import TMPDIR
 from ..errors import ScratchError
+from . import short_paths
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LONGEST_TMP = Path("round-999") / "rank-9999" / "tmp"
 
 
 @dataclass(frozen=True)
 class RankScratch:
-    """The directories of one rank in one round."""
+    """The directories of one rank in one round.
+
+    Attributes:
+        path: of its own directory.
+        short: the same, short enough for sockets below its TMPDIR.
+    """
 
     path: Path
+    short: Path
 
     @property
     def tmp(self) -> Path:
         """The rank's TMPDIR."""
-        return self.path / "tmp"
+        return self.short / "tmp"
 
     @property
     def flyte(self) -> Path:
@@ -66,9 +76,15 @@ class RankScratch:
 
 @dataclass(frozen=True)
 class JobScratch:
-    """The directory of one job on this node."""
+    """The directory of one job on this node.
+
+    Attributes:
+        path: of the directory.
+        short: the same, or a link to it where paths below it are too long for sockets.
+    """
 
     path: Path
+    short: Path
 
     @property
     def orders(self) -> Path:
@@ -82,30 +98,35 @@ class JobScratch:
 
     def rank(self, round_: int, rank: int) -> RankScratch:
         """The directories of a rank; they exist after :func:`make_rank`."""
-        return RankScratch(self.path / f"round-{round_}" / f"rank-{rank}")
+        below = Path(f"round-{round_}") / f"rank-{rank}"
+        return RankScratch(self.path / below, self.short / below)
 
     def log(self, round_: int, rank: int) -> Path:
         """The file that holds all that a rank printed."""
         return self.logs / f"round-{round_}-rank-{rank}.log"
 
 
-def make_job(root: Path, *, execution: str, attempt: int) -> JobScratch:
+def make_job(root: Path) -> JobScratch:
     """Make a job directory that no other job, attempt or process has (the kernel's mkdir decides).
 
     Raises:
-        ScratchError: ``root`` cannot be written.
+        ScratchError: ``root`` cannot be written, or is too long for sockets and no link to it can be made.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", execution)[:60] or "local"
+    root = root.absolute()  # a rank's TMPDIR holds wherever it goes
     try:
-        job = JobScratch(Path(tempfile.mkdtemp(prefix=f"safedist-{name}-a{attempt}-", dir=root)))
+        path = Path(tempfile.mkdtemp(prefix="safedist-", dir=root))
     except OSError as error:
         raise _cannot_write(root, error) from error
     try:
+        job = JobScratch(path, short_paths.of(path, below=_LONGEST_TMP))
         job.orders.mkdir(mode=0o700)
         job.logs.mkdir(mode=0o700)
     except OSError as error:
-        remove(job.path)
+        remove(path)
         raise _cannot_write(root, error) from error
+    except ScratchError:
+        remove(path)
+        raise
     return job
 
 

@@ -122,7 +122,7 @@ def make_scratch_as_nobody(place: str) -> str:
 
     os.seteuid(65534)
     try:
-        scratch.make_job(Path(place), execution="x", attempt=0)
+        scratch.make_job(Path(place))
     except ScratchError as error:
         return str(error)
     finally:

@@ -30,7 +30,7 @@ def test_a_failure_that_may_be_an_echo_has_its_time_before_the_ranks_are_ended(s
 
 @pytest.mark.parametrize(("keep", "left"), [("never", {"round-1"}), ("on_failure", {"round-0", "round-1"})])
 def test_what_ranks_of_earlier_rounds_wrote_goes_before_the_next_unless_it_is_to_be_kept(tmp_path, keep, left) -> None:
-    job = make_job(tmp_path, execution="x", attempt=0)
+    job = make_job(tmp_path)
     for round_ in range(2):
         make_rank(job, round_, 0)
     said: list[str] = []

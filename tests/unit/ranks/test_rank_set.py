@@ -59,7 +59,7 @@ class Processes:
 
 @pytest.fixture
 def job(tmp_path: Path) -> JobScratch:
-    return make_job(tmp_path, execution="x", attempt=0)
+    return make_job(tmp_path)
 
 
 def contexts(job: JobScratch) -> list[RankContext]:

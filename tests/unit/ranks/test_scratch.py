@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flytekitplugins_safedist.config.caches import CACHES
+from flytekitplugins_safedist.config.cluster import SCRATCH_MOUNT
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import scratch
 from flytekitplugins_safedist.ranks.scratch import JobScratch, RankScratch, Usage
@@ -67,12 +66,13 @@ def test_a_tree_of_any_depth_is_measured_and_removed(tmp_path):
 
 
 def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path) -> None:
-    job = scratch.make_job(tmp_path, execution="f123", attempt=2)
+    job = scratch.make_job(tmp_path)
     rank = scratch.make_rank(job, 1, 3)
     assert job.path.parent == tmp_path
-    assert job.path.name.startswith("safedist-f123-a2-")
+    assert job.path.name.startswith("safedist-")
     assert rank.path == job.path / "round-1" / "rank-3"
-    assert (rank.tmp, rank.flyte, rank.caches) == (rank.path / "tmp", rank.path / "flyte", rank.path / "cache")
+    assert (rank.flyte, rank.caches) == (rank.path / "flyte", rank.path / "cache")
+    assert rank.tmp.resolve() == rank.path / "tmp"
     assert (job.orders, job.logs) == (job.path / "orders", job.path / "logs")
     assert job.log(1, 3) == job.path / "logs" / "round-1-rank-3.log"
     made = {path.relative_to(job.path).as_posix() for path in job.path.rglob("*")}
@@ -84,7 +84,7 @@ def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path)
 def test_a_permissive_umask_does_not_open_scratch_to_others(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        job = scratch.make_job(tmp_path, execution="x", attempt=0)
+        job = scratch.make_job(tmp_path)
         scratch.make_rank(job, 0, 0)
     finally:
         os.umask(before)
@@ -93,12 +93,12 @@ def test_a_permissive_umask_does_not_open_scratch_to_others(tmp_path: Path) -> N
 
 def test_many_jobs_of_the_same_name_made_at_once_never_share_a_directory(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        jobs = list(pool.map(lambda _: scratch.make_job(tmp_path, execution="same", attempt=0), range(64)))
+        jobs = list(pool.map(lambda _: scratch.make_job(tmp_path), range(64)))
     assert len({job.path for job in jobs}) == 64
 
 
 def test_ranks_of_one_round_can_be_made_at_once_and_a_rank_is_made_once(tmp_path: Path) -> None:
-    job = scratch.make_job(tmp_path, execution="x", attempt=0)
+    job = scratch.make_job(tmp_path)
     with ThreadPoolExecutor(16) as pool:
         ranks = list(pool.map(lambda rank: scratch.make_rank(job, 0, rank), range(32)))
     assert [rank.path.name for rank in ranks] == [f"rank-{rank}" for rank in range(32)]
@@ -109,19 +109,62 @@ def test_ranks_of_one_round_can_be_made_at_once_and_a_rank_is_made_once(tmp_path
 
 
 def test_rounds_and_attempts_have_directories_of_their_own(tmp_path: Path) -> None:
-    job = scratch.make_job(tmp_path, execution="x", attempt=0)
+    job = scratch.make_job(tmp_path)
     assert scratch.make_rank(job, 0, 1).path != scratch.make_rank(job, 1, 1).path
-    assert "-a3-" in scratch.make_job(tmp_path, execution="x", attempt=3).path.name
 
 
-@given(st.text(max_size=200))
-def test_any_execution_name_becomes_one_safe_directory_below_the_root(execution: str) -> None:
-    with tempfile.TemporaryDirectory() as root:
-        job = scratch.make_job(Path(root), execution=execution, attempt=0)
-        assert job.path.parent == Path(root)
-        assert job.path.name.isascii()
-        assert len(job.path.name) < 100
-        assert [path.name for path in Path(root).iterdir()] == [job.path.name]
+def longest_socket(job: JobScratch) -> int:
+    """Bytes of the longest path that a library makes a socket at, in the round and rank with the longest names."""
+    return len(str(job.rank(999, 9999).tmp)) + max(
+        len("/pymp-xxxxxxxx/listener-xxxxxxxx"), len("/torch-shm-dir-XXXXXX/manager.sock")
+    )
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def test_sockets_fit_below_a_pods_default_root_without_a_link(short_tmp: Path) -> None:
+    root = short_tmp / ("x" * (len(SCRATCH_MOUNT) - len(str(short_tmp)) - 1))
+    root.mkdir()
+    assert len(str(root)) == len(SCRATCH_MOUNT)
+    job = scratch.make_job(root)
+    assert job.short == job.path
+    assert longest_socket(job) <= 107
+
+
+@pytest.mark.parametrize("length", [40, 60, 100, 200])
+def test_sockets_fit_below_a_root_of_any_length(short_tmp: Path, length: int) -> None:
+    root = short_tmp / ("x" * (length - len(str(short_tmp)) - 1))
+    root.mkdir()
+    job = scratch.make_job(root)
+    rank = scratch.make_rank(job, 0, 0)
+    assert longest_socket(job) <= 107
+    assert rank.tmp.resolve() == (job.path / "round-0" / "rank-0" / "tmp").resolve()
+    if job.short != job.path:
+        assert scratch.remove(job.short) is None
+        assert rank.path.is_dir(), "only the link goes"
+
+
+def test_a_root_that_cannot_fit_is_refused_with_the_numbers_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / ("x" * 100)
+    root.mkdir()
+
+    def no_links(self: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "symlink_to", no_links)
+    with pytest.raises(ScratchError, match="too long for sockets") as caught:
+        scratch.make_job(root)
+    assert caught.value.seen == f"{len(str(root))} bytes"
+    assert str(caught.value.expected).startswith("at most 25 bytes")
+    assert "/dev/shm: Read-only file system" in caught.value.where["tried for a link"]
+    assert list(root.iterdir()) == []
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
@@ -131,7 +174,7 @@ HINT = "set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this 
 def test_a_root_that_this_user_may_not_write_is_named_with_the_way_out(unprivileged: Path) -> None:
     unprivileged.chmod(0o555)
     with pytest.raises(ScratchError) as caught:
-        scratch.make_job(unprivileged, execution="x", attempt=0)
+        scratch.make_job(unprivileged)
     unprivileged.chmod(0o755)
     assert str(caught.value) == (
         f"the scratch directory cannot be made [path={unprivileged}] (seen: EACCES: Permission denied; "
@@ -143,10 +186,10 @@ def test_a_root_that_is_missing_or_a_file_is_named_with_the_reason(tmp_path: Pat
     with pytest.raises(
         ScratchError, match=r"the scratch directory cannot be made \[path=.*/missing\] \(seen: ENOENT: No such file"
     ):
-        scratch.make_job(tmp_path / "missing", execution="x", attempt=0)
+        scratch.make_job(tmp_path / "missing")
     (tmp_path / "file").touch()
     with pytest.raises(ScratchError, match=r"seen: ENOTDIR: Not a directory"):
-        scratch.make_job(tmp_path / "file", execution="x", attempt=0)
+        scratch.make_job(tmp_path / "file")
 
 
 def test_a_job_directory_that_cannot_be_completed_leaves_nothing_behind(
@@ -164,7 +207,7 @@ def test_a_job_directory_that_cannot_be_completed_leaves_nothing_behind(
 
     monkeypatch.setattr(Path, "mkdir", full_after_one)
     with pytest.raises(ScratchError, match="ENOSPC: No space left on device"):
-        scratch.make_job(tmp_path, execution="x", attempt=0)
+        scratch.make_job(tmp_path)
     monkeypatch.undo()
     assert made == ["orders"]
     assert list(tmp_path.iterdir()) == []
@@ -243,7 +286,7 @@ def test_bytes_are_those_on_disk_links_not_followed(tmp_path: Path) -> None:
 
 
 def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
-    job = scratch.make_job(tmp_path, execution="x", attempt=0)
+    job = scratch.make_job(tmp_path)
     for round_, rank, size in ((0, 0, 1 << 20), (1, 0, 1 << 16), (1, 1, 1 << 18)):
         (scratch.make_rank(job, round_, rank).tmp / "data").write_bytes(os.urandom(size))
     job.log(1, 2).write_bytes(b"x" * (1 << 19))
@@ -291,11 +334,13 @@ def test_sizes_are_written_for_people(size: int, text: str) -> None:
 
 
 def test_directories_are_values_that_compare() -> None:
-    assert JobScratch(Path("/s")).rank(0, 1) == RankScratch(Path("/s/round-0/rank-1"))
+    assert JobScratch(Path("/s"), Path("/t")).rank(0, 1) == RankScratch(
+        Path("/s/round-0/rank-1"), Path("/t/round-0/rank-1")
+    )
 
 
 def test_earlier_rounds_make_room_for_the_next(tmp_path):
-    job = scratch.make_job(tmp_path, execution="e", attempt=0)
+    job = scratch.make_job(tmp_path)
     for round_ in (0, 1, 10):
         made = scratch.make_rank(job, round_, 0)
         (made.tmp / "file").write_text("text")

@@ -1,0 +1,68 @@
+"""Ranks that let processes of their own work for them: DataLoader workers, and queues of tensors."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.multiprocessing
+from flytekit import task
+from torch.utils.data import DataLoader, Dataset
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+
+DEADLINE = 100.0
+"""Seconds for a batch: a worker that cannot hand its tensors over is then an error, and not a hang."""
+
+
+class Squares(Dataset[torch.Tensor]):
+    """Eight tensors."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((100,), float(index**2))
+
+
+def loaded(**options: object) -> list[float]:
+    """What two epochs of a loader bring."""
+    loader = DataLoader(Squares(), batch_size=2, timeout=DEADLINE, **options)
+    return [batch[:, 0].sum().item() for _ in range(2) for batch in loader]
+
+
+def put(queue: torch.multiprocessing.Queue, received: torch.multiprocessing.Event) -> None:
+    """In another process, which keeps the tensor until the rank has it: it hands the memory over when asked."""
+    queue.put(torch.arange(5.0))
+    received.wait(DEADLINE)
+
+
+def through_a_queue() -> float:
+    """A tensor from another process."""
+    context = torch.multiprocessing.get_context("fork")
+    queue, received = context.Queue(), context.Event()
+    process = context.Process(target=put, args=(queue, received))
+    process.start()
+    total = queue.get(timeout=DEADLINE).sum().item()
+    received.set()
+    process.join()
+    return float(total)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def load() -> dict[str, list[float]]:
+    """Batches of every kind of worker."""
+    sharing = torch.multiprocessing.get_sharing_strategy()
+    found = {
+        "fork": loaded(num_workers=2),
+        "persistent": loaded(num_workers=2, persistent_workers=True),
+        "queue": [through_a_queue()],
+    }
+    if current_rank().rank == 0:  # each worker imports torch: once is enough
+        found["spawn"] = loaded(num_workers=1, multiprocessing_context="spawn")
+        found["forkserver"] = loaded(num_workers=1, multiprocessing_context="forkserver")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # by torch_shm_manager, which has a socket of its own
+    found["by file system"] = loaded(num_workers=2)
+    torch.multiprocessing.set_sharing_strategy(sharing)
+    assert os.environ["TMPDIR"].endswith(f"rank-{current_rank().rank}/tmp")
+    return found

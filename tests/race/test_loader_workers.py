@@ -1,0 +1,36 @@
+"""Processes that a rank starts hand tensors to it, wherever its scratch is: sockets below TMPDIR have short paths."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.config.cluster import SCRATCH_MOUNT
+
+EPOCHS = [1.0, 13.0, 41.0, 85.0] * 2
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A scratch root of so many bytes."""
+    top = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
+    path = top / ("x" * (request.param - len(str(top)) - 1))
+    path.mkdir()
+    yield path
+    shutil.rmtree(top)
+
+
+@pytest.mark.parametrize("root", [len(SCRATCH_MOUNT), 180], indirect=True, ids=["as long as a pod's default", "long"])
+def test_workers_of_every_kind_hand_their_tensors_over(warm, tmp_path, root) -> None:
+    before = set(Path("/tmp").glob("safedist-*"))
+    ended = warm.run("job_workers:load", tmp_path / "job", environment={"SAFEDIST_SCRATCH_ROOT": str(root)})
+    assert ended.code == 0, ended.err
+    kinds = ("fork", "persistent", "spawn", "forkserver", "by file system")
+    assert ended.value == {"queue": [10.0], **dict.fromkeys(kinds, EPOCHS)}
+    assert list(root.iterdir()) == []
+    links = set(Path("/tmp").glob("safedist-*")) - before
+    assert [link for link in links if link.is_symlink() and link.readlink().is_relative_to(root)] == []
