@@ -135,7 +135,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = _own_frames_cut(error)
-        _leave_outcome(order, Status.RAISED, seconds, record(error, shown))
+        _leave_outcome(order, Status.RAISED, seconds, record(error, shown, world_size=order.context.world_size))
         if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
             print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
@@ -254,8 +254,8 @@ def _reserved(path: Path) -> Path:
     return path.with_suffix(".reserved")
 
 
-def record(error: BaseException, shown: str) -> Raised:
-    """An exception as text, with its traceback as it is to be ``shown``."""
+def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
+    """An exception as text, with its traceback as it is to be ``shown``, of one of ``world_size`` ranks."""
     name = type(error).__qualname__
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
@@ -274,7 +274,7 @@ def record(error: BaseException, shown: str) -> Raised:
         fault=_fault(error),
         repeats=isinstance(error, _REPEATING) or not FULL_ERRNOS.isdisjoint(errnos),
         errnos=errnos,
-        consequence=speaks_of_lost_peer(qualified, message),
+        consequence=world_size > 1 and speaks_of_lost_peer(qualified, message),
         code=_own_code(error),
     )
 

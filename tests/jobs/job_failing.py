@@ -43,6 +43,8 @@ def fail(how: str) -> None:
         raise ValueError("語" * 40_000 + '"' * 40_000 + " is the reason")
     if how == "surrogate":
         raise FileNotFoundError("no caf\udce9.txt")
+    if how == "a service's connection":
+        raise RuntimeError("feature store: connection refused")
     if how == "recoverable":
         raise FlyteRecoverableException("try me again")
     if how == "recoverable subclass":

@@ -90,6 +90,15 @@ def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, 
     assert bool(re.search(high_water, str(ended.error))) == (how == "SIGKILL")
 
 
+def test_a_connection_that_is_no_peers_is_the_users_own_failure(warm, tmp_path):
+    ended = warm.run(
+        "job_failing:one_fails", tmp_path / "job", kind="execute", environment={"TEST_HOW": "a service's connection"}
+    )
+    error = error_document(ended).error
+    assert (error.kind, error.code) == (errors_pb2.ContainerError.NON_RECOVERABLE, "USER:RuntimeError")
+    assert "raised RuntimeError: feature store: connection refused" in error.message.splitlines()[0]
+
+
 def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm, tmp_path):
     ended = warm.run("job_failing:one_returns_early", tmp_path / "job", kind="execute")
     error = error_document(ended).error

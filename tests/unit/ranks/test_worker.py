@@ -159,8 +159,10 @@ def test_a_suppressed_context_is_no_cause() -> None:
 
 
 def test_a_lost_peer_is_marked_as_a_consequence() -> None:
-    assert recorded(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")).consequence
-    assert not recorded(RuntimeError("shapes do not match")).consequence
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+    assert worker.record(lost, "", world_size=2).consequence
+    assert not worker.record(lost, "", world_size=1).consequence, "it has no peers"
+    assert not worker.record(RuntimeError("shapes do not match"), "", world_size=2).consequence
 
 
 def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:
