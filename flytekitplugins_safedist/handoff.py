@@ -27,7 +27,8 @@ class Handoff:
         verdict_prefix: where this attempt's verdict goes, which is never overwritten. The same way.
         open_rendezvous: node 0's ``RendezvousSession``, to be closed after the upload. From the task to the entrypoint,
             once (``job.exit_order``).
-        last_words: the sentence that the log is to end with. From the task to the entrypoint, once (``lastwords``).
+        last_words: why the job failed, and how the log's last line begins. From the task to the entrypoint,
+            once (``lastwords``).
         rank: the ``RankContext`` of a rank, for the user's function (``ranks.context``).
         page: what that rank shares with its agent, a ``RankPage``; with it.
         at_end: what to call when the user's function has returned; from ``checkpoints()`` in it to the rank.
@@ -42,7 +43,7 @@ class Handoff:
     upload_seconds: float | None = None
     verdict_prefix: str | None = None
     open_rendezvous: Any = None
-    last_words: str | None = None
+    last_words: tuple[str, str] | None = None
     rank: Any = None
     page: Any = None
     at_end: list[Callable[[], object]] = field(default_factory=list)

@@ -1,30 +1,50 @@
-"""The one sentence that a node's log is to end with, when its job has failed.
+"""What a failed process leaves where it is looked for first: the last line of its log, and the termination message.
 
 What comes after a failure (flytekit's own report of it, tracebacks, the log's tail) is long, and Kubernetes shows the
-last lines only: ``terminationMessagePolicy: FallbackToLogsOnError`` takes 2048 bytes, 80 lines at most.
+last lines only: ``terminationMessagePolicy: FallbackToLogsOnError`` takes 2048 bytes, 80 lines at most. And where the
+kubelet calls a container OOMKilled, for one rank of it that was, Flyte reads no ``error.pb``, whatever the exit code:
+the termination message is all that it shows.
 """
 
 from __future__ import annotations
 
+from . import termination
+from .errors import SafedistError
 from .handoff import HERE
 
 LIMIT = 1000
-"""Characters of a sentence: all of it must fit into the end of a log that is shown."""
+"""Characters of the last line: all of it must fit into the end of a log that is shown."""
+
+FAILED = "the job failed: "
 
 
-def keep(error: BaseException) -> None:
-    """Remember the first line of *error* for the end of this process's log; the latest one counts."""
-    HERE.last_words = sentence_of(error)
+def keep(error: BaseException | str, prefix: str = FAILED) -> None:
+    """Remember *error*, its cause in the first line, for the end of this process; the latest one counts.
+
+    Args:
+        error: why the job failed, or this process ends.
+        prefix: what the last line of the log says before that.
+    """
+    HERE.last_words = (prefix, error if isinstance(error, str) else text_of(error))
 
 
-def sentence_of(error: BaseException) -> str:
-    """The first line of *error*, with its type."""
-    first = next(iter(str(error).strip().splitlines()), "")
-    sentence = f"{type(error).__name__}: {first}"
-    return sentence if len(sentence) <= LIMIT else f"{sentence[:LIMIT]}..."
+def text_of(error: BaseException) -> str:
+    """What an error says; ours begin with the cause, others with their type."""
+    return str(error) if isinstance(error, SafedistError) else f"{type(error).__name__}: {error}"
 
 
 def take() -> str | None:
-    """The sentence, once; None when nothing failed."""
-    sentence: str | None = HERE.take("last_words")
-    return sentence
+    """The last line of the log, once, and leave all of it as the container's termination message; None when nothing
+    failed."""
+    kept: tuple[str, str] | None = HERE.take("last_words")
+    if kept is None:
+        return None
+    prefix, text = kept
+    termination.say(text)
+    return first_line(prefix + text)
+
+
+def first_line(text: str) -> str:
+    """Of *text*, with the cause in it."""
+    line = next(iter(text.strip().splitlines()), "")
+    return line if len(line) <= LIMIT else f"{line[:LIMIT]}..."

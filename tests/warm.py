@@ -26,7 +26,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flytekitplugins_safedist import envvars
+from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import prefork, preload
@@ -170,7 +170,7 @@ def _call(case: dict[str, Any]) -> int:
         runpy.run_path(module, run_name=name)
         return 0
     if case["kind"] == "execute":
-        return _pyflyte_execute(module, name, Path(case["files"]), case["arguments"])
+        _pyflyte_execute(module, name, Path(case["files"]), case["arguments"])
     function = getattr(importlib.import_module(module), name)
     try:
         value = function(**case["inputs"])
@@ -182,18 +182,16 @@ def _call(case: dict[str, Any]) -> int:
     return 0
 
 
-def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> int:
-    """``pyflyte-execute`` in this process, and leaving afterwards: the last step of ``safedist-execute``."""
-    from flytekitplugins_safedist import log
-    from flytekitplugins_safedist.container.task_command import execute_and_leave
-
-    log.install()  # as safedist-execute does first
+def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> NoReturn:
+    """``safedist-execute -- pyflyte-execute`` in this process, which Kubernetes lends a file for its last word."""
+    termination.PATH = str(files / "termination-log")
+    Path(termination.PATH).touch()
     inputs = files / "inputs.pb"
     inputs.write_bytes(b"")  # an empty LiteralMap
     resolver = "flytekit.core.python_auto_container.default_task_resolver"
     arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
     arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, *further, "--"]
-    return execute_and_leave(["pyflyte-execute", *arguments, "task-module", module, "task-name", name])
+    entrypoint.main(["--", "pyflyte-execute", *arguments, "task-module", module, "task-name", name])
 
 
 if __name__ == "__main__":

@@ -72,15 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             logger.error(f"{type(error).__name__}: {error}")
         given = sys.argv[1:] if arguments is None else arguments
         code = stopping.EXIT_UNDECIDED if stopping.told() else early.settle(error, given)
-        if code != 0:
-            termination.say(lastwords.sentence_of(error))
+        termination.say(lastwords.text_of(error))
     except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
         if not stopping.told():
             _show_infrastructure(error)
         code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else EXIT_FAILED
     storage_clients.close()
-    _say_last_words(code)
+    _say_last_words()
     stopping.leave(code)
 
 
@@ -105,18 +104,16 @@ def _exit_code(leaving: SystemExit) -> int:
 
 def _show_infrastructure(error: BaseException) -> None:
     traceback.print_exc()
-    termination.say(lastwords.sentence_of(error))
-    logger.error(f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}")
+    text = f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}"
+    termination.say(lastwords.first_line(text))  # what could not be uploaded follows
+    logger.error(text)
 
 
-def _say_last_words(code: int) -> None:
-    sentence = lastwords.take()
-    if sentence is None:
-        return
-    # Not through the log, which users may route elsewhere: Kubernetes shows the end of standard error.
-    print(f"{log.PREFIX}the job failed: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
-    if code != 0:
-        termination.say(sentence)
+def _say_last_words() -> None:
+    line = lastwords.take()
+    if line is not None:
+        # Not through the log, which users may route elsewhere: Kubernetes shows the end of standard error.
+        print(f"{log.PREFIX}{line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _run(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from .. import envvars, stopping, topology
+from .. import envvars, lastwords, stopping, topology
 from ..compat import flytekit as flytekit_inside
 from ..errors import RankFailedError, SafedistError
 from ..flyte import error_document, uploads
@@ -84,6 +84,7 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
 
     def told(error: Exception) -> str:
         value = getattr(error, "value", error)
+        lastwords.keep(value)
         if isinstance(value, RankFailedError):
             return str(value)  # the frames that matter are the rank's, and in its text
         if isinstance(value, SafedistError):

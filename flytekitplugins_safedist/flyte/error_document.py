@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import stopping
+from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def upload(failure: SystemFailure, access: Any, output_prefix: str) -> None:
     """
     from flytekit.core.constants import ERROR_FILE_NAME
 
+    lastwords.keep(failure.message)
     text = document(failure, flytekit_inside.worker_name()).SerializeToString()
     with tempfile.TemporaryDirectory(prefix="safedist-error-") as directory:
         (Path(directory) / ERROR_FILE_NAME).write_bytes(text)

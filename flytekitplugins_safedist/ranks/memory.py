@@ -155,6 +155,9 @@ def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int]) ->
     kills = killed(now, before)
     if kills is not None:
         text += f" Since the ranks started, the kernel's out-of-memory killer has ended {kills} process(es) here."
+    if kills and now.limit is not None:
+        mem = f'mem="{-(-now.limit * 3 // 2 // 2**30)}Gi"'
+        text += f" To give it half as much again: requests=Resources({mem}, ...), limits=Resources({mem}, ...)."
     return text
 
 

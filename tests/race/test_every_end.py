@@ -186,7 +186,10 @@ ELSEWHERE = {
 }
 """By row: the file and the test that asserts it."""
 
-UPLOADS_NOTHING = "nothing can be uploaded"
+UPLOADS_NOTHING = (
+    "nothing can be uploaded: the store is down, the pod is told to stop before the task is loaded, "
+    "the rank server cannot be started"
+)
 
 
 def test_every_row_of_the_readmes_tables_is_asserted():
@@ -217,11 +220,27 @@ def test_an_end_uploads_what_its_row_says_and_exits_0(warm, tmp_path, ranks_gate
     error = uploaded_error(ended)
     assert (error.code, PAYS[error.kind, error.origin]) == (code.split()[0], CODES[row][2])
     assert text in error.message
+    assert said_at_last(ended) == error.message.splitlines()[0]
+
+
+def said_at_last(ended: Ended) -> str:
+    """The last line of a failed pod's log, which is the first of its termination message: all of that is the verdict's
+    first lines, for where a rank was killed for want of memory the kubelet says OOMKilled of the container, and Flyte
+    reads no verdict."""
+    message = (ended.files / "termination-log").read_bytes()
+    assert message
+    assert len(message) <= 4096
+    first, *_ = message.decode().splitlines()
+    if ended.uploaded == ["error.pb"]:
+        assert f"{uploaded_error(ended).message}\n".startswith(message.decode().rstrip())
+    assert f"[safedist] the job failed: {first}".startswith(ended.err.splitlines()[-1].removesuffix("..."))
+    return first
 
 
 def test_where_nothing_can_be_uploaded_the_pod_exits_with_another_status(warm, tmp_path):
     (tmp_path / "file").write_text("in the way")
     place = ("--output-prefix", str(tmp_path / "file" / "outputs"))
     ended = one_pod("job_failing:one_fails", "raise", *place)(warm, tmp_path, None)  # type: ignore[arg-type]
-    assert ended.code != 0
-    assert "the pod exits non-zero" in CODES[UPLOADS_NOTHING][2]
+    assert ended.code == 137
+    assert "the pod exits [137]" in CODES[UPLOADS_NOTHING][2]
+    assert "infrastructure failure, for Flyte to retry: FlyteUpload" in (ended.files / "termination-log").read_text()

@@ -15,9 +15,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     # what needs nothing: values that are handed on in a process; how packages show their names; a container's last word
     ("handoff", "lazy", "termination"),
     # the process itself: its variables, its errors, its signals, its log
-    ("envvars", "errors", "lastwords", "log", "stopping"),
-    # what is private to torch and flytekit
-    ("compat",),
+    ("envvars", "errors", "log", "stopping"),
+    # what is private to torch and flytekit; what a failed process says last
+    ("compat", "lastwords"),
     # race-free file-system operations, used by staging and scratch as well as by users
     ("fs",),
     # values: what the user writes, what the operator says, what Flyte says

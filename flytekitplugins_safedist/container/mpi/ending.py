@@ -30,5 +30,5 @@ def settle(error: SafedistError, agent: Sequence[str]) -> int:
         storage_clients.close()
         if is_uploaded:
             return 0
-    termination.say(lastwords.sentence_of(error))
+    termination.say(lastwords.text_of(error))
     return stopping.EXIT_UNDECIDED
