@@ -1,9 +1,10 @@
 """Ranks' output, live in the node's log: whole lines, each with its rank.
 
 Ranks write to files (so a rank never blocks on a slow reader, and its last words survive it); one thread here follows
-all of them and passes on every complete line of the ranks that are to be shown. What is passed on, or not to be shown,
-and not among a file's last bytes any more, goes back to the disk: the file becomes a hole there, and a rank that prints
-for weeks does not fill the disk.
+all of them and passes on every complete line of the ranks that are to be shown, and at times how far a progress
+bar is, which overwrites itself with ``\\r`` and is a line only in the end. What is passed on, or not to be shown, and
+not among a file's last bytes any more, goes back to the disk: the file becomes a hole there, and a rank that prints for
+weeks does not fill the disk.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 POLL_SECONDS = 0.1
+BAR_SECONDS = 5.0
+"""Between two looks at a progress bar. Of one rank, the node's first that is shown: they all go the same way."""
+
 _MAX_LINE = 64 * 1024
 _TAIL_BYTES = 256 * 1024
 _BLOCK = 256 * 1024
@@ -45,19 +50,32 @@ class _Followed:
     freed: int = 0
     """Bytes given back to the disk."""
     partial: bytes = b""
+    bar_due: float | None = None
+    """When the half line is shown, for it overwrites itself; None: it is an ordinary one."""
+    bar: bytes = b""
+    """How it was shown last."""
 
 
 class LogFollower:
     """Follows the log files of one round; the last lines are passed on before ``stop`` returns."""
 
-    def __init__(self, logs: Sequence[tuple[str | None, Path]], write: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        logs: Sequence[tuple[str | None, Path]],
+        write: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             logs: prefix and file of each rank; None in place of the prefix of a rank that is not shown.
             write: takes one block of text made of whole lines.
+            clock: tells seconds.
         """
         self._files = [_Followed(path, prefix) for prefix, path in logs]
+        self._bars_of = next((followed for followed in self._files if followed.prefix is not None), None)
         self._write = write
+        self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="safedist rank logs", daemon=True)
 
@@ -108,14 +126,30 @@ class LogFollower:
             return False
         text = _read_block(followed)
         *lines, followed.partial = (followed.partial + text).split(b"\n")
+        if lines:
+            followed.bar_due = None
+        bar = self._bar(followed)
         if len(followed.partial) > _MAX_LINE:
             lines.append(followed.partial)
             followed.partial = b""
-        if lines:
-            self._write("".join(self._shown(followed, line) for line in lines))
-            followed.passed = followed.offset - len(followed.partial)
-            _free(followed)
+        if lines or bar:
+            self._write("".join(self._shown(followed, line) for line in [*lines, *bar]))
+        followed.passed = followed.offset - len(followed.partial)
+        _free(followed)
         return bool(text)
+
+    def _bar(self, followed: _Followed) -> list[bytes]:
+        """Where a progress bar is now, if it is time to show it. What it has overwritten is forgotten."""
+        if b"\r" in followed.partial:
+            overwritten = followed.partial.rstrip(b"\r").rfind(b"\r") + 1
+            followed.partial = followed.partial[overwritten:]
+            if followed.bar_due is None:
+                followed.bar_due = self._clock() + BAR_SECONDS
+        if followed is not self._bars_of or followed.bar_due is None or self._clock() < followed.bar_due:
+            return []
+        followed.bar_due = self._clock() + BAR_SECONDS
+        before, followed.bar = followed.bar, followed.partial
+        return [followed.bar] if followed.bar.strip() and followed.bar != before else []
 
     @staticmethod
     def _shown(followed: _Followed, line: bytes) -> str:

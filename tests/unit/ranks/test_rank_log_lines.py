@@ -345,3 +345,79 @@ def test_a_traceback_with_any_message_is_recognised_in_the_log_it_was_printed_to
 
 def test_lines_are_followed_often_enough_to_be_live() -> None:
     assert log_lines.POLL_SECONDS <= 0.5
+
+
+class Followed:
+    """Two ranks' logs, followed with a clock of the test's own; a third has marks by which a look is known."""
+
+    def __init__(self, directory: Path) -> None:
+        self.zero, self.one, self.marks = directory / "0", directory / "1", directory / "marks"
+        self.shown, self.now = Log(), 0.0
+        self._marks = 0
+        logs = [("0 ", self.zero), ("1 ", self.one), ("", self.marks)]
+        self.follower = LogFollower(logs, self.shown, clock=lambda: self.now)
+        self.follower.start()
+
+    def look(self) -> str:
+        """Once the follower has looked at all logs from now on: what it has shown of rank 0."""
+        for _ in range(2):  # the first look may have begun before now
+            self._marks += 1
+            append(self.marks, b"mark %d\n" % self._marks)
+            self.shown.wait_for(f"mark {self._marks}\n")
+        return "".join(line for line in self.shown.text.splitlines(keepends=True) if line.startswith("0 "))
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(tmp_path)
+    yield followed
+    followed.follower.stop()
+
+
+def test_where_a_progress_bar_is_shows_every_few_seconds(followed: Followed) -> None:
+    append(followed.zero, b"\r 10%|#")
+    assert followed.look() == ""
+    followed.now = log_lines.BAR_SECONDS
+    append(followed.zero, b"\r 20%|##\r 30%|###")
+    assert followed.look() == "0  30%|###\n"
+    append(followed.zero, b"\r 40%|####")
+    assert followed.look() == "0  30%|###\n"
+    followed.now *= 2
+    assert followed.look() == "0  30%|###\n0  40%|####\n"
+    append(followed.zero, b"\r100%|##########\nepoch 1\n")
+    assert followed.look().endswith("0  40%|####\n0 100%|##########\n0 epoch 1\n")
+
+
+def test_a_progress_bar_that_stands_still_is_shown_once_and_a_short_one_at_its_end_only(followed: Followed) -> None:
+    append(followed.zero, b"\r 10%|#\r100%|##########\n\r 50%|#####")
+    assert followed.look() == "0 100%|##########\n"
+    for seconds in (1, 2, 3):
+        followed.now = seconds * log_lines.BAR_SECONDS
+        assert followed.look() == "0 100%|##########\n0  50%|#####\n"
+
+
+def test_a_half_line_that_is_no_progress_bar_waits_for_its_end_however_long(followed: Followed) -> None:
+    append(followed.zero, b"loss ")
+    followed.look()
+    followed.now = 1000.0
+    assert followed.look() == ""
+
+
+def test_the_progress_bars_of_one_rank_are_enough(followed: Followed) -> None:
+    append(followed.zero, b"\r 10%|#")
+    append(followed.one, b"\r 10%|#")
+    followed.look()
+    followed.now = 2 * log_lines.BAR_SECONDS
+    followed.look()
+    assert "1 " not in followed.shown.text
+    append(followed.one, b"\r100%|##########\n")
+    followed.look()
+    assert followed.shown.text.count("1 100%|##########\n") == 1
+
+
+def test_a_progress_bar_of_megabytes_is_one_line_in_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    append(log, b"".join(b"\r%6d|######" % step for step in range(100_000)) + b"\n")
+    with following(("0 ", log)) as shown:
+        shown.wait_for("\n")
+    assert shown.text == "0  99999|######\n"
