@@ -27,7 +27,7 @@ from ..flyte import error_document
 from ..handoff import HERE
 from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
-from ..ranks import prefork
+from ..ranks import payload, prefork
 from . import overrides
 from .serialization import SerializesToKubeflow, plan_task
 
@@ -98,9 +98,9 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one
-        # path. What execute() gets as arguments is only looked at by flytekit's log line.
-        HERE.inputs.set(literal_map)
-        return dict(literal_map.literals)
+        # path. What execute() gets as arguments is only looked at by flytekit's log line, which prints it.
+        HERE.inputs.set(payload.mended(literal_map))
+        return dict.fromkeys(literal_map.literals, "converted by each rank")
 
     def execute(self, **kwargs: Any) -> Any:
         """Run the function on every rank; rank 0's outputs are the task's.

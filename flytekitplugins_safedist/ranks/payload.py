@@ -26,7 +26,7 @@ from .main_module import MainModule
 if TYPE_CHECKING:
     from flytekit import FlyteContext
     from flytekit.core.python_function_task import PythonFunctionTask
-    from flytekit.models.literals import LiteralMap
+    from flytekit.models.literals import Literal, LiteralMap
 
 MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
@@ -178,7 +178,39 @@ def read_literals(path: Path) -> LiteralMap:
 
     message = literals_pb2.LiteralMap()
     message.ParseFromString(path.read_bytes())
-    return LiteralMap.from_flyte_idl(message)
+    return mended(LiteralMap.from_flyte_idl(message))
+
+
+def mended(literals: LiteralMap) -> LiteralMap:
+    """The same literals, which flytekit can write again.
+
+    An error that it reads from a protobuf (``err`` of a workflow's ``on_failure`` handler, as a pod gets it) stays a
+    protobuf (1.16, ``Scalar.from_flyte_idl``), which its own ``to_flyte_idl`` and ``str`` then fail at.
+    """
+    from flytekit.models.literals import LiteralMap
+
+    return LiteralMap({name: _mended(literal) for name, literal in literals.literals.items()})
+
+
+def _mended(literal: Literal) -> Literal:
+    from flytekit.models.literals import Literal, LiteralCollection, Scalar, Union
+    from flytekit.models.types import Error
+
+    scalar, collection = literal.scalar, literal.collection
+    if collection is not None:
+        collection = LiteralCollection([_mended(each) for each in collection.literals])
+    if scalar is not None and scalar.union is not None:
+        scalar = Scalar(union=Union(_mended(scalar.union.value), scalar.union.stored_type))
+    elif scalar is not None and scalar.error is not None:
+        scalar = Scalar(error=Error(failed_node_id=scalar.error.failed_node_id, message=scalar.error.message))
+    return Literal(
+        scalar=scalar,
+        collection=collection,
+        map=mended(literal.map) if literal.map is not None else None,
+        hash=literal.hash,
+        metadata=literal.metadata,
+        offloaded_metadata=literal.offloaded_metadata,
+    )
 
 
 def native_inputs(order: JobOrder, task: PythonFunctionTask[Any], ctx: FlyteContext) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flytekit import Deck, current_context, map_task, task, workflow
 from flytekit.types.directory import FlyteDirectory
+from flytekit.types.error import FlyteError
 from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
@@ -166,6 +167,23 @@ def cached(x: int) -> int:
 
 def call_cached() -> list[int]:
     return [cached(x=1), cached(x=1)]
+
+
+@task(task_config=TWO)
+def cleanup(err: FlyteError | None = None) -> tuple[str, FlyteError | None]:
+    """What a workflow calls when it has failed."""
+    say(f"rank {current_rank().rank} cleans up after {err and err.message}")
+    return err.failed_node_id if err is not None else "nothing", err
+
+
+@task(task_config=TWO)
+def breaks() -> None:
+    raise ValueError("not today")
+
+
+@workflow(on_failure=cleanup)
+def breaks_and_cleans_up() -> None:
+    breaks()
 
 
 @task(task_config=TWO)

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flyteidl.core import literals_pb2
+from flytekit.models.literals import Literal, LiteralMap, Scalar, Union
+from flytekit.models.types import Error, LiteralType, SimpleType, TypeStructure
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.errors import ConfigError, RankFailedError
@@ -131,6 +134,27 @@ def test_secrets_and_the_execution_are_known_in_ranks(call):
 )
 def test_tasks_work_in_every_shape(call, name, inputs, value):
     assert call(name, inputs=inputs).value == value
+
+
+def test_a_task_handles_the_failure_of_its_workflow(call, ranks_gate):
+    """In a pod, where the error is read from a protobuf, as Flyte hands it over."""
+    failed = Literal(scalar=Scalar(error=Error(failed_node_id="n7", message="not today")))
+    declared = LiteralType(simple=SimpleType.ERROR, structure=TypeStructure(tag="FlyteError"))
+    given = LiteralMap({"err": Literal(scalar=Scalar(union=Union(failed, declared)))}).to_flyte_idl()
+    inputs = ranks_gate.said.with_name("inputs.pb")
+    inputs.write_bytes(given.SerializeToString())
+    ended = call("cleanup", kind="execute", arguments=["--inputs", str(inputs)])
+    assert ended.uploaded == ["outputs.pb"], ended.err
+    assert sorted(ranks_gate.heard(2)) == [f"rank {rank} cleans up after not today" for rank in (0, 1)]
+    made = literals_pb2.LiteralMap.FromString((ended.files / "outputs" / "outputs.pb").read_bytes()).literals
+    assert made["o0"].scalar.primitive.string_value == "n7"
+    assert made["o1"].scalar.union.value.scalar.error.message == "not today"
+
+
+def test_a_task_handles_the_failure_of_its_workflow_in_a_local_run_too(call, ranks_gate):
+    ended = call("breaks_and_cleans_up")
+    assert "ValueError: not today" in str(ended.error)
+    assert len(ranks_gate.heard(2)) == 2
 
 
 def test_a_task_of_the_main_module_works_unless_what_it_holds_cannot_be_pickled(warm, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from flyteidl.core import literals_pb2
 from flytekit import FlyteContextManager, task
 from flytekit.core.type_engine import TypeEngine
 from flytekit.deck import Deck
@@ -358,6 +359,28 @@ def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
     with task_context.entered(task_context.take(), path.parent):
         payload.write_outputs(of, {}, returned, path)
     return payload.read_literals(path)
+
+
+SCALARS = [field.name for field in literals_pb2.Scalar.DESCRIPTOR.fields]
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+def test_every_literal_that_flyte_has_is_read_and_written_again(tmp_path: Path, kind: str) -> None:
+    one = literals_pb2.Literal()
+    getattr(one.scalar, kind).SetInParent()
+    several = literals_pb2.LiteralMap(literals={"plain": one})
+    several.literals["maybe"].scalar.union.value.CopyFrom(one)
+    several.literals["maybe"].scalar.union.type.simple = 1
+    several.literals["listed"].collection.literals.append(one)
+    several.literals["named"].map.literals["a"].CopyFrom(several.literals["maybe"])
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(several.SerializeToString())
+    read = payload.read_literals(first)
+    payload.write_literals(read, second)
+    assert sorted(read.literals) == ["listed", "maybe", "named", "plain"]
+    assert payload.read_literals(second) == read
+    written = literals_pb2.LiteralMap.FromString(second.read_bytes())
+    assert written.literals["named"].map.literals["a"].scalar.union.value.scalar.WhichOneof("value") == kind
 
 
 def test_outputs_are_written_under_their_declared_names(tmp_path: Path) -> None:
