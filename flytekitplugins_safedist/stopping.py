@@ -39,6 +39,9 @@ no rank server. Flyte takes it of a lone pod for the platform's, and starts anot
 0 takes one of the task's ``retries`` (v1.16, ``flytek8s/pod_helper.go``, DemystifyFailure). Nobody else who reads it
 tells it from another that is not 0 (docs/kubeflow.md)."""
 
+end_now = os._exit
+"""Kept from before any module of the user's is imported, where ``os._exit`` is an error."""
+
 _listening = False
 _told = False
 _told_at = 0.0
@@ -128,7 +131,7 @@ def end_within(seconds: float) -> None:
 
 def end() -> NoReturn:
     """End now, without a word to anybody: the rank server sees it, and clears up after this process."""
-    os._exit(_undecided() if _verdict is None else _verdict)
+    end_now(_undecided() if _verdict is None else _verdict)
 
 
 def _undecided() -> int:

@@ -160,8 +160,11 @@ def _fetched(inputs_path: str, ctx: Any) -> str:
 
 def _loaded(load_task: Callable[[], Any]) -> Any:
     """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
+    from ..ranks import users_code
+
     try:
-        return load_task()
+        with users_code.importing():
+            return load_task()
     except Exception as error:
         from ..job import arrival
 

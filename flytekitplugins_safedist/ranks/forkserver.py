@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import stopping
 from ..errors import IncompatibleVersionError
 from . import importer, preload, process_tree, replicas, scratch, worker
 from .preload import Preloaded
@@ -142,7 +143,7 @@ class _Server:
         if self.agent_is_gone():
             # Here and now: an exception would go through the import, which may catch it and go on.
             self.clean_up()
-            os._exit(0)
+            stopping.end_now(0)
         if time.monotonic() < self.suspicious_until:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
 

@@ -23,6 +23,7 @@ from typing import Any
 from .. import envvars
 from ..compat import flytekit as flytekit_inside
 from ..errors import IncompatibleVersionError
+from . import users_code
 
 SAFE_IMPORT_ENVIRONMENT = {
     # OpenBLAS starts its threads when it is loaded, unless it has just one. Ranks get their own number back.
@@ -221,7 +222,8 @@ def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
 
 def _import(name: str) -> str | None:
     try:
-        importlib.import_module(name)
+        with users_code.importing():
+            importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         return f"importing {name} there failed with {type(error).__name__}: {error}"
     try:

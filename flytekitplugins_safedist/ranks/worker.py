@@ -16,11 +16,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, TypeVar
 
 from .. import log
 from ..compat import flytekit as flytekit_inside
@@ -33,14 +32,11 @@ from ..errors import (
     SafedistError,
 )
 from ..flyte import storage_clients, task_context, uploads
-from . import context, importer, payload, preload, process_tree, replicas, shared_page
+from . import context, importer, payload, preload, process_tree, replicas, shared_page, users_code
 from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
 from .scratch import FULL_ERRNOS
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 EXIT_FAILED = 1
 EXIT_LOST_PARENT = 75
@@ -152,7 +148,8 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     job = payload.JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
-    task = _called(payload.load_task, job)
+    with users_code.importing():
+        task = payload.load_task(job)
     uploads.be_patient(job.upload_timeout)
     place = order.context
     with task_context.entered(
@@ -160,37 +157,19 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     ) as ctx:
         phase_ended("import")
         order.file.unlink(missing_ok=True)
-        inputs = _called(payload.native_inputs, job, task, ctx)
+        with users_code.without_children():
+            inputs = payload.native_inputs(job, task, ctx)
         phase_ended("inputs")
-        returned = _called(task.task_function, **inputs)
+        with users_code.without_children():
+            returned = task.task_function(**inputs)
         flytekit_inside.no_warning_is_an_error()
         # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
         context.finish()
         phase_ended("function")
         if place.rank == 0:
-            _called(payload.write_outputs, task, inputs, returned, order.result, job.limits)
+            with users_code.without_children():
+                payload.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
-
-
-def _called(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call what runs the user's code. A child which that forks, and which returns from it or raises, is not the rank:
-    it ends here with the status that a script would have, and runs nothing that is the rank's to do."""
-    rank, status = os.getpid(), EXIT_FAILED
-    try:
-        returned = function(*args, **kwargs)
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        raise
-    except BaseException as error:
-        if os.getpid() != rank:
-            traceback.print_exception(error)
-        raise
-    else:
-        status = 0
-        return returned
-    finally:
-        if os.getpid() != rank:
-            os._exit(status & 0xFF)
 
 
 def _die_with(parent: int) -> None:

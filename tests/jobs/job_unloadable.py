@@ -1,16 +1,40 @@
-"""Tasks of several nodes, in a module that some of them cannot import: those whose ``$TEST_BROKEN`` is set."""
+"""Tasks in a module that some processes cannot import: those whose ``$TEST_BROKEN`` is set, or a job's ranks alone."""
 
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
 from tests.procs import say, wait_for_word
 
-if os.environ.get("TEST_BROKEN"):
-    import no_such_module_here  # noqa: F401
+
+def broken(how: str) -> None:
+    if how == "yes":
+        import no_such_module_here  # noqa: F401
+    if how == "sys.exit":
+        sys.exit(0)
+    if how == "os._exit":
+        os._exit(0)
+    if how == "swallowed":
+        with suppress(BaseException):
+            os._exit(0)
+    if how == "KeyboardInterrupt":
+        raise KeyboardInterrupt
+    if how == "in a child":
+        child = os.fork()
+        if child == 0:
+            sys.exit("in the child")
+        assert os.waitpid(child, 0) == (child, 256)
+
+
+broken(os.environ.get("TEST_BROKEN", ""))
+if os.environ.get("TEST_AGENT_WAS_HERE"):
+    broken(os.environ.get("TEST_BROKEN_LATER", ""))
+os.environ["TEST_AGENT_WAS_HERE"] = "yes"
 
 TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=6, rendezvous=90, upload=60)
 
@@ -29,4 +53,9 @@ def fixed() -> str:
 
 @task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
 def ranged() -> str:
+    return ran()
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, timeouts=TIMEOUTS))
+def alone() -> str:
     return ran()

@@ -105,6 +105,19 @@ def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
     assert MISSING in uploaded_error(first).message
 
 
+@pytest.mark.parametrize("nodes", ["node 0", "node 1", "both"])
+@pytest.mark.parametrize(("how", "said"), [("sys.exit", "SystemExit: 0"), ("os._exit", "os._exit(0)")])
+def test_a_module_that_ends_its_process_at_import_ends_the_job(warm, tmp_path, how, said, nodes):
+    job = Job(warm, tmp_path, "fixed")
+    broken: list[dict[str, str] | None] = [
+        {"TEST_BROKEN": how} if nodes in (f"node {node}", "both") else None for node in range(2)
+    ]
+    first, second = ended(job.start(0, broken[0]), job.start(1, broken[1]))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert f"importing the task's module would have ended this process by {said}" in uploaded_error(first).message
+
+
 def test_a_task_that_node_1_does_not_have_ends_the_job(warm, tmp_path):
     job = Job(warm, tmp_path, "fixed")
     first, second = ended(job.start(0), job.start(1, task="no_such_task"))
