@@ -92,7 +92,19 @@ class Problem:
     repair: str
 
     def __str__(self) -> str:
-        return f"{self.field}={self.value!r} {self.reason} ({self.repair})"
+        return f"{self.field}={_shown(self.value)} {self.reason} ({self.repair})"
+
+
+def _shown(value: object) -> str:
+    """A user's value in a line of text: as much as one reads, and whatever its own ``__repr__`` does."""
+    try:
+        text = repr(value)
+    except Exception:  # anyone's code; and Python refuses to print numbers of some thousand digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+_MOST_SHOWN = 500
 
 
 class ConfigError(SafedistError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
@@ -17,6 +18,10 @@ from .quantities import size_in_bytes
 
 Keep = Literal["never", "on_failure", "always"]
 KEEP: tuple[Keep, ...] = ("never", "on_failure", "always")
+MOST_COUNTED = 2**31 - 1
+"""An int32, which counts are in Kubernetes' objects."""
+MOST_SECONDS = MOST_COUNTED // 1000
+"""poll() counts milliseconds in an int."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ def scratch_problems(value: object) -> Iterator[Problem]:
     if not isinstance(value, Scratch):
         yield Problem("scratch", value, "is not a Scratch", "use Scratch(path=..., keep=..., size_limit=...)")
         return
-    if value.path is not None and not (isinstance(value.path, str) and PurePosixPath(value.path).is_absolute()):
+    if value.path is not None and not is_absolute(value.path):
         yield Problem("scratch.path", value.path, "is not an absolute path", "use one that exists in the task's pod")
     if value.keep not in KEEP:
         yield not_among("scratch.keep", value.keep, KEEP)
@@ -115,6 +120,9 @@ def timeout_problems(value: object) -> Iterator[Problem]:
         seconds = getattr(value, field.name)
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
             yield Problem(f"timeouts.{field.name}", seconds, "is not a time to wait", "use seconds, more than 0")
+        elif seconds > MOST_SECONDS:
+            reason = "is longer than the kernel can wait at once"
+            yield Problem(f"timeouts.{field.name}", seconds, reason, f"use at most {MOST_SECONDS} s, about 24 days")
 
 
 def log_problems(value: object) -> Iterator[Problem]:
@@ -122,16 +130,11 @@ def log_problems(value: object) -> Iterator[Problem]:
     if not isinstance(value, Logs):
         yield Problem("logs", value, "is not a Logs", "use Logs(show=..., tail_lines=..., prefix=...)")
         return
-    if value.show is not None and (
-        not isinstance(value.show, (tuple, list, set, frozenset, range))
-        or not all(is_count(rank, least=0) for rank in value.show)
-    ):
+    if not are_ranks(value.show):
         yield Problem("logs.show", value.show, "is not a list of ranks", "use ranks such as (0,), or None for all")
     if not is_count(value.tail_lines, least=0):
         yield Problem("logs.tail_lines", value.tail_lines, "is not a number of lines", "use 0 or more")
-    try:
-        value.prefix.format(rank=0, local_rank=0, node_rank=0)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+    if not _can_be_filled_in(value.prefix):
         yield Problem("logs.prefix", value.prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")
 
 
@@ -141,26 +144,67 @@ def environment_problems(value: object) -> Iterator[Problem]:
         yield Problem("environment", value, "is not a mapping", 'use {"NAME": "value"}')
         return
     for name, text in value.items():
-        # Values may be secrets: the message names the variable and the type, never the text.
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Problem("environment", name, "is not a name of a variable", "use letters, digits and _")
-        elif not isinstance(text, str):
-            yield Problem(f"environment[{name!r}]", type(text).__name__, "is not text", "use a str")
-        elif not _can_be_given(text):
-            yield Problem(
-                f"environment[{name!r}]", "str", "cannot be the value of a variable", "remove NUL and lone surrogates"
-            )
+        if (unusable := problem_of_variable("environment", name, text)) is not None:
+            yield unusable
         elif name in IDENTITY:
             yield Problem(
                 "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
             )
-        elif (problem := reserved.problem_of(name, "environment")) is not None:
+        elif (problem := reserved.problem_of(name, "environment", text)) is not None:
             yield problem
+        elif name in reserved.OF_THE_POD:
+            reason = "is read before there is a rank, which alone has these variables"
+            yield Problem("environment", name, reason, "set it in @task(environment={...})")
+
+
+def problem_of_variable(where: str, name: object, text: object, *, further: str = "") -> Problem | None:
+    """Why this cannot be a variable. Values may be secrets: they are never shown, only their type is.
+
+    Args:
+        where: the argument that sets it, for the message.
+        name, text: of the variable.
+        further: characters that names may have besides letters, digits and ``_``.
+    """
+    if not isinstance(name, str) or not re.fullmatch(rf"[{further}A-Za-z_][{further}A-Za-z0-9_]*", name):
+        return Problem(where, name, "is not a name of a variable", "use letters, digits and _")
+    if not isinstance(text, str):
+        return Problem(f"{where}[{name!r}]", type(text).__name__, "is not text", "use a str")
+    if not can_be_given(text):
+        reason = "cannot be the value of a variable"
+        return Problem(f"{where}[{name!r}]", "str", reason, "remove NUL and lone surrogates")
+    return None
 
 
 def is_count(value: object, *, least: int) -> bool:
-    """Whether it is a number, at least ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Whether it is a number, at least ``least``, that a job's message and Kubernetes can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_COUNTED
+
+
+def is_absolute(path: object) -> bool:
+    """Whether it is text that can be a path from the root."""
+    return isinstance(path, str) and can_be_given(path) and PurePosixPath(path).is_absolute()
+
+
+def are_ranks(show: object) -> bool:
+    """Whether it is what ``Logs(show=...)`` takes."""
+    if isinstance(show, range):
+        return all(is_count(rank, least=0) for rank in (*show[:1], *show[-1:]))
+    return show is None or (
+        isinstance(show, (tuple, list, set, frozenset)) and all(is_count(rank, least=0) for rank in show)
+    )
+
+
+def _can_be_filled_in(prefix: object) -> bool:
+    """Whether each rank can have it before its lines. A width of millions would be filled in as well, in memory."""
+    try:
+        text: str = prefix  # type: ignore[assignment]  # else TypeError
+        specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(text)]
+        if any(re.search(r"\d{4}|[{]", spec) for spec in specs):
+            return False
+        text.format(rank=0, local_rank=0, node_rank=0)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return False
+    return True
 
 
 def not_among(name: str, value: object, allowed: Iterable[str]) -> Problem:
@@ -168,7 +212,10 @@ def not_among(name: str, value: object, allowed: Iterable[str]) -> Problem:
     return Problem(name, value, "is unknown", "use one of: " + ", ".join(repr(choice) for choice in allowed))
 
 
-def _can_be_given(text: str) -> bool:
+def can_be_given(text: object) -> bool:
+    """Whether it is text that a process can be given."""
+    if not isinstance(text, str):
+        return False
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

@@ -10,14 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ConfigError, Problem
 from .cluster import Kubeflow
+from .fields import (
+    MOST_COUNTED,
+    are_ranks,
+    environment_problems,
+    is_count,
+    log_problems,
+    not_among,
+    scratch_problems,
+    timeout_problems,
+)
 from .fields import Logs as Logs  # noqa: PLC0414  (where a config is written)
 from .fields import Scratch as Scratch  # noqa: PLC0414  (where a config is written)
 from .fields import Timeouts as Timeouts  # noqa: PLC0414  (where a config is written)
-from .fields import environment_problems, is_count, log_problems, not_among, scratch_problems, timeout_problems
 from .moved import NO_CLUSTER_GIVEN, ReadsMovedFields, takes_moved_fields
 from .quantities import size_in_bytes
 
@@ -181,7 +190,9 @@ def parse_nodes(nodes: object) -> tuple[int, int] | None:
     """``3`` or ``"3"`` as (3, 3), ``"2:4"`` as (2, 4); None for anything else."""
     if isinstance(nodes, bool) or not isinstance(nodes, (int, str)):
         return None
-    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", str(nodes))
+    if isinstance(nodes, int):
+        return (nodes, nodes) if 1 <= nodes <= 999_999 else None
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", nodes)
     if match is None:
         return None
     low = int(match[1])
@@ -209,10 +220,26 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     yield from scratch_problems(config.scratch)
     yield from timeout_problems(config.timeouts)
     yield from log_problems(config.logs)
+    yield from _shown_problems(config)
     yield from environment_problems(config.environment)
     cluster: object = config.cluster
     if not isinstance(cluster, Kubeflow):
         yield Problem("cluster", cluster, "is not a Kubeflow", "use Kubeflow(operator=..., worker=..., ...)")
+
+
+def _shown_problems(config: SafeDistributed) -> Iterator[Problem]:
+    """Ranks to show that the job will not have. Without ``nproc_per_node`` they follow the GPUs of a pod, which a call
+    may change."""
+    nodes, nproc = parse_nodes(config.nodes), config.nproc_per_node
+    logs: object = config.logs
+    if nodes is None or not is_count(nproc, least=1) or not isinstance(logs, Logs) or not are_ranks(logs.show):
+        return
+    world = nodes[1] * int(str(nproc))
+    show: Any = logs.show
+    if show and max((show[0], show[-1]) if isinstance(show, range) else show) >= world:
+        yield Problem(
+            "logs.show", logs.show, f"names a rank that is not there: {world} in all", f"use 0 to {world - 1}"
+        )
 
 
 def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
@@ -243,4 +270,10 @@ def _replacement_problems(config: SafeDistributed) -> Iterator[Problem]:
     elif isinstance(limit, int) and limit <= replacements:
         reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
         repair = f"lower it to {limit - 1}, or raise backoff_limit to {replacements + 1}"
+        yield Problem("max_replacements", replacements, reason, repair)
+    nodes = (parse_nodes(config.nodes) or (0, 0))[1]
+    if limit is None and is_count(replacements, least=0) and replacements * nodes >= MOST_COUNTED:
+        # The job's own backoff limit is made of them.
+        reason = f"with {nodes} nodes is more restarts of pods than an operator can count"
+        repair = f"lower it to {MOST_COUNTED // nodes - 1}"
         yield Problem("max_replacements", replacements, reason, repair)

@@ -19,6 +19,7 @@ _DECIMAL = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 1
 _POWER = {suffix: power for power, suffix in _DECIMAL.items()}
 _NANO = Fraction(1, 10**9)
 _MOST = 2**63 - 1
+_DIGITS = 1000
 
 
 def size_in_bytes(quantity: object) -> int | None:
@@ -62,8 +63,11 @@ def canonical_list(resources: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _parse(quantity: object) -> tuple[Fraction, str]:
+    # Python itself refuses to convert numbers of some thousand digits.
+    if isinstance(quantity, int) and abs(quantity) > _MOST:
+        raise RenderError("this is more than Kubernetes can hold", expected=f"at most {_MOST}")
     text = str(int(quantity)) if isinstance(quantity, float) and quantity.is_integer() else str(quantity)
-    found = _FORM.fullmatch(text.strip())
+    found = _FORM.fullmatch(text.strip()) if len(text) <= _DIGITS else None
     if found is None:
         raise RenderError("this is not a Kubernetes quantity", seen=repr(quantity), expected="e.g. 2, 500m or 64Gi")
     sign, digits, suffix = found[1], found[2], found[3] or ""

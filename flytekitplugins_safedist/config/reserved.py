@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from .. import envvars as names
 from ..errors import Problem
 
@@ -31,19 +33,42 @@ IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZ
 """Families of such variables."""
 
 
-def problem_of(name: str, where: str) -> Problem | None:
-    """Why a user may not set the variable ``name``, or None. Its value may be a secret, and is not looked at.
+OF_THE_POD = frozenset(
+    {
+        *(names.ENDPOINT, names.SCRATCH_ROOT, names.CODE_STORE, names.CODE_MAX_BYTES, names.CODE_MAX_FILES),
+        *(names.CODE_MAX_RATIO, names.CODE_KEEP_BYTES, names.CODE_KEEP_SECONDS, names.CODE_TIMEOUT),
+    }
+)
+"""What a user may set for the whole pod, and a rank alone has no use for."""
+
+
+def problem_of(name: str, where: str, value: object = None) -> Problem | None:
+    """Why a user may not set the variable ``name``, or None. Its value may be a secret, and is not shown.
 
     Args:
         name: of the variable.
         where: the argument that sets it, for the message.
+        value: what it is set to, where that is known.
     """
     if name in PINNED:
         repair = f"set {name.removeprefix('SAFEDIST_').lower()} in the task config"
         return Problem(where, name, "is decided by the task config", repair)
+    if name == names.GRACE:
+        repair = "set terminationGracePeriodSeconds in the pod template"
+        return Problem(where, name, "only says what the pod has", repair)
     if name in INTERNAL:
         return Problem(where, name, "is set by safedist for its own ranks and agents", "remove it")
     if name in IDENTITY or name.startswith(IDENTITY_PREFIXES):
-        repair = f"remove it; to move the meeting point of the nodes set {names.ENDPOINT}=HOST:PORT"
+        to_move = f"@task(environment={{{names.ENDPOINT!r}: 'HOST:PORT'}})"
+        repair = f"remove it; to move the meeting point of the nodes: {to_move}"
         return Problem(where, name, "says who a node or rank is, which differs in each", repair)
+    if name == names.ENDPOINT and isinstance(value, str) and not _is_endpoint(value):
+        return Problem(where, name, "is not where nodes can meet", "write HOST:PORT")
     return None
+
+
+def _is_endpoint(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(re.fullmatch(r"[^\s:/]+|\[[0-9A-Fa-f:.%]+\]", host) and re.fullmatch("[0-9]{1,5}", port)) and (
+        0 < int(port) < 65536
+    )

@@ -5,22 +5,26 @@ Yields :class:`~flytekitplugins_safedist.errors.Problem` values, which the calle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from .. import envvars
 from ..errors import Problem
 from . import grace_period
+from .amounts import problems_of_amounts
+from .classes import ROLES, has_class, is_size, of_their_classes
 from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
+from .fields import can_be_given, is_absolute, is_count, problem_of_variable
 from .gpus import TaskArguments, problems_of_gpus
-from .quantities import size_in_bytes
 from .reserved import problem_of
 
 if TYPE_CHECKING:
     from .options import Timeouts
 
 _POSITIVE = "must be a whole number, 1 or more"
-_ROLES = {"master": "Master", "worker": "Worker", "launcher": "Launcher"}
 SCRATCH_VOLUME = "safedist-scratch"
 _SHARED_MEMORY_VOLUME = "flyte-shared-memory"  # flytekit.core.resources, construct_extended_resources
 CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
@@ -28,26 +32,32 @@ CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
 
 
 def problems_of_job(
-    shape: Kubeflow, arguments: TaskArguments, *, min_nodes: int, max_nodes: int, nproc_per_node: object
+    shape: object, arguments: TaskArguments, *, min_nodes: int, max_nodes: int, nproc_per_node: object
 ) -> Iterator[Problem]:
-    """Check *shape* against the size of the job and what the task asks for."""
+    """Check *shape* against the size of the job and what the task asks for.
+
+    A size of 0 is one that could not be read: what depends on it is left out, and all else is looked at.
+    """
+    shape, arguments, problems = of_their_classes(shape, arguments)
+    yield from problems
     if shape.operator not in OPERATORS:
         repair = "use " + " or ".join(repr(name) for name in OPERATORS)
         yield Problem("cluster.operator", shape.operator, "is not an operator that Flyte has a plugin for", repair)
-        return
+        shape, min_nodes, max_nodes = replace(shape, operator=OPERATORS[0]), 0, 0
     yield from _size(shape, min_nodes, max_nodes)
     yield from _roles(shape, min_nodes, max_nodes)
     yield from _run_policy(shape, max_nodes)
     yield from _shared_memory(shape, arguments)
     yield from _scratch(shape.scratch_volume, arguments)
-    yield from _environment(arguments)
+    yield from _environment(shape, arguments, max_nodes)
     yield from _pod_template(shape, arguments, max_nodes)
+    yield from problems_of_amounts(shape, arguments)
     yield from problems_of_gpus(arguments, shape, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
 
 
 def warnings_of_job(shape: Kubeflow, arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
     """What works, and gives something up: one sentence each."""
-    for name in _ROLES:
+    for name in ROLES:
         policy = getattr(getattr(shape, name), "restart_policy", None)
         restart = getattr(policy, "name", None)
         if restart == "NEVER":
@@ -77,17 +87,12 @@ def warnings_of_template(arguments: TaskArguments, timeouts: Timeouts) -> Iterat
         )
 
 
-def problems_of_environment(environment: Iterable[str], where: str) -> Iterator[Problem]:
+def problems_of_environment(environment: Mapping[str, object], where: str) -> Iterator[Problem]:
     """Variables that say who a rank or node is, or what was decided at registration, are not the user's to set."""
-    for name in environment:
-        problem = problem_of(name, where)
+    for name, value in environment.items():
+        problem = problem_of(name, where, value)
         if problem is not None:
             yield problem
-
-
-def _is_size(value: object) -> bool:
-    """*value* is text for Kubernetes, such as ``"200Gi"``, and at least one byte."""
-    return isinstance(value, str) and bool(size_in_bytes(value))
 
 
 def _size(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
@@ -108,15 +113,11 @@ def _size(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
 
 def _roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
     allowed = _allowed_roles(shape, min_nodes, max_nodes)
-    for name, class_name in _ROLES.items():
+    for name in ROLES:
         role = getattr(shape, name)
         if role is None:
             continue
-        if type(role).__name__ != class_name:
-            yield Problem(
-                f"cluster.{name}", role, f"is not a {class_name}", f"import {class_name} from kfpytorch or kfmpi"
-            )
-        elif name not in allowed:
+        if name not in allowed:
             have = " and ".join(allowed) or "no roles: it is an ordinary pod"
             job = "elastic" if min_nodes != max_nodes else f"{max_nodes}-node"
             reason = f"has no effect: this {job} {shape.operator} job has {have}"
@@ -128,6 +129,8 @@ def _roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]
 
 
 def _allowed_roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> tuple[str, ...]:
+    if not max_nodes:
+        return tuple(ROLES)
     if max_nodes == 1 and not shape.one_node_job:
         return ()
     if shape.operator == "mpi":
@@ -137,17 +140,21 @@ def _allowed_roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> tuple[str
     return ("master",) if max_nodes == 1 else ("master", "worker")
 
 
-def _replicas(name: str, shape: Kubeflow, min_nodes: int, max_nodes: int) -> int:
+def _replicas(name: str, shape: Kubeflow, min_nodes: int, max_nodes: int) -> int | None:
+    if not max_nodes:
+        return None
     if name != "worker":
         return 1
     return max_nodes if shape.operator == "mpi" or min_nodes != max_nodes else max_nodes - 1
 
 
-def _role(name: str, role: Any, replicas: int) -> Iterator[Problem]:
+def _role(name: str, role: Any, replicas: int | None) -> Iterator[Problem]:
     count = getattr(role, "replicas", None)
-    if count is not None and count != replicas:
+    if None not in (count, replicas) and count != replicas:
         reason = f"contradicts nodes, which makes {replicas}"
         yield Problem(f"cluster.{name}.replicas", count, reason, "leave replicas out; nodes decides")
+    if role.image is not None and not can_be_given(role.image):
+        yield Problem(f"cluster.{name}.image", role.image, "is not the name of an image", "use a str")
     command = getattr(role, "command", None)
     if command:
         reason = "would replace the command that stages the code and starts the agent"
@@ -155,7 +162,7 @@ def _role(name: str, role: Any, replicas: int) -> Iterator[Problem]:
             f"cluster.{name}.command", command, reason, "drop it; put preparations into the image or an init container"
         )
     policy = role.restart_policy
-    if policy is not None and type(policy).__name__ != "RestartPolicy":
+    if policy is not None and not has_class(policy, "RestartPolicy"):
         repair = "use RestartPolicy of kfpytorch or kfmpi"
         yield Problem(f"cluster.{name}.restart_policy", policy, "is not a RestartPolicy", repair)
 
@@ -164,20 +171,17 @@ def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
     policy = shape.run_policy
     if policy is None:
         return
-    if type(policy).__name__ != "RunPolicy":
-        yield Problem("cluster.run_policy", policy, "is not a RunPolicy", "import RunPolicy from kfpytorch or kfmpi")
-        return
     if max_nodes == 1 and not shape.one_node_job:
         reason = "has no effect: nodes=1 is an ordinary pod, not a job"
         yield Problem(
             "cluster.run_policy", "set", reason, "use timeout= and retries= of @task, or Kubeflow(one_node_job=True)"
         )
     clean = policy.clean_pod_policy
-    if clean is not None and type(clean).__name__ != "CleanPodPolicy":
+    if clean is not None and not has_class(clean, "CleanPodPolicy"):
         yield Problem("cluster.run_policy.clean_pod_policy", clean, "is not a CleanPodPolicy", "use that class")
     for name in ("ttl_seconds_after_finished", "active_deadline_seconds", "backoff_limit"):
         value = getattr(policy, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and not is_count(value, least=1):
             # The backend treats 0 as "not set" (kfoperators/common, ParseRunPolicy), so 0 would mean "no limit".
             repair = (
                 "leave it out for no limit" if name != "ttl_seconds_after_finished" else "leave it out to keep the job"
@@ -187,7 +191,7 @@ def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
 
 def _shared_memory(shape: Kubeflow, arguments: TaskArguments) -> Iterator[Problem]:
     value = shape.shared_memory
-    if not isinstance(value, bool) and not _is_size(value):
+    if not isinstance(value, bool) and not is_size(value):
         yield Problem("cluster.shared_memory", value, "is not True, False or a quantity", "write e.g. '64Gi'")
     if not arguments.shared_memory:
         return
@@ -204,13 +208,15 @@ def _scratch(volume: ScratchVolume | None, arguments: TaskArguments) -> Iterator
         return
     if volume.medium not in MEDIUMS:
         yield Problem("cluster.scratch_volume.medium", volume.medium, "is unknown", "use 'disk' or 'memory'")
-    if volume.size_limit is not None and not _is_size(volume.size_limit):
+    if volume.size_limit is not None and not is_size(volume.size_limit):
         yield Problem("cluster.scratch_volume.size_limit", volume.size_limit, "is not a quantity", "write e.g. '200Gi'")
     if volume.claim is not None and (volume.medium != "disk" or volume.size_limit is not None):
         reason = "brings its own medium and size"
         yield Problem("cluster.scratch_volume.claim", volume.claim, reason, "drop medium and size_limit, or the claim")
-    path = PurePosixPath(volume.mount_path)
-    if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
+    if volume.claim is not None and not (isinstance(volume.claim, str) and volume.claim):
+        yield Problem("cluster.scratch_volume.claim", volume.claim, "is not a name", "name a PersistentVolumeClaim")
+    path = PurePosixPath(volume.mount_path if is_absolute(volume.mount_path) else "/")
+    if ".." in path.parts or ":" in str(path) or path == PurePosixPath("/"):
         reason = "is not an absolute path below /"
         yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, "use e.g. '/scratch'")
     elif str(path) in mounted_paths(arguments):
@@ -219,10 +225,24 @@ def _scratch(volume: ScratchVolume | None, arguments: TaskArguments) -> Iterator
         yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, repair)
 
 
-def _environment(arguments: TaskArguments) -> Iterator[Problem]:
-    yield from problems_of_environment(arguments.environment or (), "@task environment")
+def _environment(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
+    given = arguments.environment or {}
+    # Kubernetes takes more names than a shell does.
+    unusable = {
+        name: problem_of_variable("@task environment", name, text, further="-.") for name, text in given.items()
+    }
+    yield from filter(None, unusable.values())
+    usable = {name: text for name, text in given.items() if unusable[name] is None}
+    yield from problems_of_environment(usable, "@task environment")
+    yield from problems_of_environment(_template_environment(arguments), "pod_template env")
+    if max_nodes == 1 and not shape.one_node_job and envvars.ENDPOINT in {*usable, *_template_environment(arguments)}:
+        reason = "says where nodes meet, and one node meets none"
+        yield Problem("@task environment", envvars.ENDPOINT, reason, "remove it")
+
+
+def _template_environment(arguments: TaskArguments) -> dict[str, object]:
     listed = getattr(arguments.primary_container(), "env", None) or ()
-    yield from problems_of_environment([variable.name for variable in listed], "pod_template env")
+    return {variable.name: variable.value for variable in listed}
 
 
 def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
@@ -230,6 +250,9 @@ def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> 
     if template is None or template.pod_spec is None:
         return
     containers = template.pod_spec.containers or ()
+    names = Counter(container.name for container in [*containers, *(template.pod_spec.init_containers or ())])
+    for name in [name for name, count in names.items() if count > 1]:
+        yield Problem("pod_template container", name, f"is the name of {names[name]} containers", "give each its own")
     taken = CONTAINER_NAMES[shape.operator]
     is_job = max_nodes > 1 or shape.one_node_job
     for container in containers:
@@ -246,11 +269,11 @@ def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> 
 
 
 def problems_of_template(shape: Kubeflow, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
-    """Check the pod template of *asks* alone."""
+    """Check a pod template alone, from which all that is needed can be read."""
     yield from _scratch(shape.scratch_volume, arguments)
-    listed = getattr(arguments.primary_container(), "env", None) or ()
-    yield from problems_of_environment([variable.name for variable in listed], "pod_template env")
+    yield from problems_of_environment(_template_environment(arguments), "pod_template env")
     yield from _pod_template(shape, arguments, max_nodes)
+    yield from problems_of_amounts(Kubeflow(), TaskArguments(pod_template=arguments.pod_template))
 
 
 def mounted_paths(arguments: TaskArguments) -> frozenset[str]:

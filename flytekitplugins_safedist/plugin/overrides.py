@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..config.cluster import SHARED_MEMORY_MOUNT
+from ..config.amounts import problems_of_amounts
+from ..config.classes import of_their_classes, problem_of_template
+from ..config.cluster import SHARED_MEMORY_MOUNT, Kubeflow
 from ..config.gpus import TaskArguments
 from ..config.validate import mounted_paths, problems_of_template, warnings_of_template
 from ..errors import ConfigError, Problem
@@ -65,6 +67,10 @@ def _resources(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator
     given = [name for name in ("requests", "limits", "resources") if overrides.get(name) is not None]
     if not given:
         return
+    asked: Any = {name: overrides[name] for name in given}
+    _, readable, problems = of_their_classes(Kubeflow(), TaskArguments(**asked))
+    yield from problems
+    yield from problems_of_amounts(Kubeflow(), readable)
     ranks, fixed = _ranks_and_fixed(serialized)
     if ranks and ranks == fixed:
         field = "worker" if ranks == ["worker"] else " and ".join(ranks)
@@ -99,6 +105,9 @@ def _names_gpu(resources: Any) -> bool:
 
 def _pod_template(serialized: Serialized, arguments: TaskArguments, overrides: Mapping[str, Any]) -> Iterator[Problem]:
     template = overrides["pod_template"]
+    if (unreadable := problem_of_template(template)) is not None:
+        yield unreadable
+        return
     theirs = replace(arguments, pod_template=template)
     yield from problems_of_template(serialized.shape, theirs, max_nodes=serialized.resolved.max_nodes)
     brings = overrides.get("shared_memory") or shared_memory(serialized.shape, arguments)

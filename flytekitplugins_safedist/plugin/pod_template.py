@@ -46,7 +46,7 @@ def merged_template(shape: Kubeflow, resolved: Resolved, arguments: TaskArgument
             primary.env = [*(primary.env or ()), where]
     if _is_limited_by_pod(shape.scratch_volume, resolved):
         primary.env = [*(primary.env or ()), _ephemeral_storage()]
-    _set_grace(template.pod_spec, primary, resolved, arguments)
+    _set_grace(template.pod_spec, primary, resolved)
     if resolved.max_nodes > 1:
         _be_replaced_soon(template.pod_spec)
     _name_ports(primary)
@@ -60,16 +60,15 @@ LOST_AFTER_SECONDS = 30
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def _set_grace(spec: Any, primary: Any, resolved: Resolved, arguments: TaskArguments) -> None:
+def _set_grace(spec: Any, primary: Any, resolved: Resolved) -> None:
     """Time between SIGTERM and SIGKILL, from our own waits unless the user's template says it; and what it is, for the
     pod: nothing else tells it."""
     from kubernetes.client import V1EnvVar
 
     if spec.termination_grace_period_seconds is None:
         spec.termination_grace_period_seconds = grace_period.needed(resolved.timeouts)
-    if envvars.GRACE not in (arguments.environment or {}):
-        grace = V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))
-        primary.env = [*(variable for variable in primary.env or () if variable.name != envvars.GRACE), grace]
+    grace = V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))
+    primary.env = [*(primary.env or ()), grace]
 
 
 def _be_replaced_soon(spec: Any) -> None:

@@ -7,16 +7,17 @@ Both of flytekit's ways are ours. Every task has a pod template, so the containe
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
+from ..config.classes import of_their_classes, problems_of_function
 from ..config.cluster import Kubeflow
 from ..config.gpus import TaskArguments, gpus_requested
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
 from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from .jobspec import JobSpec, command, distribution_of, plan_job
 from .pod_template import merged_template, shared_memory
 
@@ -50,7 +51,12 @@ class Serialized:
 
 
 def plan_task(
-    config: SafeDistributed, kwargs: Mapping[str, Any], *, where: Mapping[str, object], dynamic: bool = False
+    config: SafeDistributed,
+    kwargs: Mapping[str, Any],
+    *,
+    where: Mapping[str, object],
+    function: Callable[..., Any],
+    dynamic: bool = False,
 ) -> tuple[Resolved, Serialized]:
     """Check *config* against the arguments of ``@task``, and decide everything that registration needs.
 
@@ -58,14 +64,14 @@ def plan_task(
         ConfigError: everything that is wrong, at once.
     """
     arguments = TaskArguments.from_kwargs(kwargs)
-    nodes = parse_nodes(config.nodes)
-    low, high = nodes or (1, 1)
-    problems: Iterable[Problem] = ()
-    shape = config.cluster if isinstance(config.cluster, Kubeflow) else Kubeflow()  # resolve says so
-    if nodes is not None:  # else the size is the problem, and the shape depends on it
-        nproc = config.nproc_per_node
-        problems = problems_of_job(shape, arguments, min_nodes=low, max_nodes=high, nproc_per_node=nproc)
-    requested = gpus_requested(arguments, shape, nodes=(low, high))
+    shape = config.cluster
+    low, high = parse_nodes(config.nodes) or (0, 0)
+    problems = [
+        *problems_of_function(function),
+        *problems_of_job(shape, arguments, min_nodes=low, max_nodes=high, nproc_per_node=config.nproc_per_node),
+    ]
+    readable, asks, _ = of_their_classes(shape, arguments)
+    requested = gpus_requested(asks, readable, nodes=(low, high))
     resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
     return resolved, Serialized(shape, resolved, arguments, plan_job(shape, resolved, arguments))
 
@@ -151,7 +157,7 @@ class SerializesToKubeflow(_Base):
         Raises:
             ConfigError: the registration itself (``--env``) sets a variable that is not the user's to set.
         """
-        problems = list(problems_of_environment(settings.env or (), "--env"))
+        problems = list(problems_of_environment(settings.env or {}, "--env"))
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)

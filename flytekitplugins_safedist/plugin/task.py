@@ -71,6 +71,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             task_config,
             kwargs,
             where={"task": f"{task_function.__module__}.{task_function.__name__}"},
+            function=task_function,
             dynamic=kwargs.get("execution_mode") == self.ExecutionBehavior.DYNAMIC,
         )
         arguments = kwargs | self.serialized.task_arguments()

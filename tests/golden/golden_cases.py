@@ -161,7 +161,10 @@ CASES: dict[str, Case] = {
         lambda: make(
             SafeHorovod(
                 nodes=3,
-                cluster=Kubeflow(master=PT.Master(requests=Resources(mem="400Gi")), worker=PT.Worker(replicas=2)),
+                cluster=Kubeflow(
+                    master=PT.Master(requests=Resources(mem="400Gi"), limits=Resources(mem="400Gi")),
+                    worker=PT.Worker(replicas=2),
+                ),
             ),
             **GPU8,
         ),

@@ -103,6 +103,13 @@ A_SCRATCH: Any = Scratch
 A_TIMEOUTS: Any = Timeouts
 SOME_LOGS: Any = Logs
 
+A_RANGE: Any = range(3)
+SHOWN_OF_TWO = "logs.show={} names a rank that is not there: 2 in all (use 0 to 1)"
+ENDPOINT_OF_RANKS = (
+    "environment='SAFEDIST_ENDPOINT' is read before there is a rank, which alone has these variables (set it in "
+    "@task(environment={...}))"
+)
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
@@ -129,7 +136,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             {"scratch": A_SCRATCH(path=value)},
             f"scratch.path={value!r} is not an absolute path (use one that exists in the task's pod)",
         )
-        for value in ("scratch", "", "./x", "~/x", 3, b"/x")
+        for value in ("scratch", "", "./x", "~/x", 3, b"/x", "/a\0b", "/\ud800")
     ),
     *(
         (
@@ -172,13 +179,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for name in ("start", "rendezvous", "stop", "exit", "upload")
         for value in (0, -1.5, float("inf"), float("nan"), "60", True, None)
     ),
+    (
+        {"timeouts": Timeouts(rendezvous=1e10)},
+        "timeouts.rendezvous=10000000000.0 is longer than the kernel can wait at once (use at most 2147483 s, about "
+        "24 days)",
+    ),
     ({"logs": "all"}, "logs='all' is not a Logs (use Logs(show=..., tail_lines=..., prefix=...))"),
     *(
         (
             {"logs": SOME_LOGS(show=value)},
             f"logs.show={value!r} is not a list of ranks (use ranks such as (0,), or None for all)",
         )
-        for value in (0, "0", (-1,), ("0",), (True,), {0: 1})
+        for value in (0, "0", (-1,), ("0",), (True,), {0: 1}, range(-1, 2), range(10**12))
     ),
     *(
         ({"logs": SOME_LOGS(tail_lines=value)}, f"logs.tail_lines={value!r} is not a number of lines (use 0 or more)")
@@ -189,7 +201,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             {"logs": SOME_LOGS(prefix=value)},
             f"logs.prefix={value!r} cannot be filled in (use {{rank}}, {{local_rank}}, {{node_rank}})",
         )
-        for value in ("{host} ", "{0}", "{", "{rank:zz}", "{rank[0]}", "{rank.x}", None, 5)
+        for value in (
+            "{host} ",
+            "{0}",
+            "{",
+            "{rank:zz}",
+            "{rank[0]}",
+            "{rank.x}",
+            "{rank:>1000000000}",
+            "{rank:{rank}}",
+            None,
+            5,
+        )
     ),
     ({"environment": ["A=1"]}, 'environment=[\'A=1\'] is not a mapping (use {"NAME": "value"})'),
     *(
@@ -209,7 +232,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         (
             {"environment": {name: "1"}},
             f"environment={name!r} says who a node or rank is, which differs in each (remove it; to move the meeting "
-            "point of the nodes set SAFEDIST_ENDPOINT=HOST:PORT)",
+            "point of the nodes: @task(environment={'SAFEDIST_ENDPOINT': 'HOST:PORT'}))",
         )
         for name in ("PET_NODE_RANK", "NODE_RANK", "OMPI_COMM_WORLD_RANK")
     ),
@@ -221,7 +244,48 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"environment": {"SAFEDIST_AGENT_STORE": "h:1"}},
         "environment='SAFEDIST_AGENT_STORE' is set by safedist for its own ranks and agents (remove it)",
     ),
+    *(
+        (
+            {"environment": {name: "1"}},
+            f"environment={name!r} is read before there is a rank, which alone has these variables (set it in "
+            "@task(environment={...}))",
+        )
+        for name in ("SAFEDIST_SCRATCH_ROOT", "SAFEDIST_CODE_STORE")
+    ),
+    ({"environment": {"SAFEDIST_ENDPOINT": "h:1"}}, ENDPOINT_OF_RANKS),
+    (
+        {"nodes": 10, "max_replacements": 300_000_000},
+        "max_replacements=300000000 with 10 nodes is more restarts of pods than an operator can count "
+        "(lower it to 214748363)",
+    ),
+    ({"nproc_per_node": 2, "logs": Logs(show=(0, 5))}, SHOWN_OF_TWO.format("(0, 5)")),
+    ({"nproc_per_node": 1, "nodes": "1:2", "logs": Logs(show=A_RANGE)}, SHOWN_OF_TWO.format("range(0, 3)")),
 ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"nodes": 10**5000}, "nodes"),
+        ({"max_restarts": 10**5000}, "max_restarts"),
+        ({"scratch": Scratch(size_limit=10**5000)}, "scratch.size_limit"),
+        ({"scratch": Scratch(size_limit="9" * 5000)}, "scratch.size_limit"),
+    ],
+)
+def test_a_number_too_long_for_python_to_print_is_refused_in_a_line_that_can_be_read(
+    fields: dict[str, Any], field: str
+) -> None:
+    error = refused(SafeTorch(**fields))
+    assert [problem.field for problem in error.problems] == [field]
+    assert len(str(error)) < 700
+
+
+def test_a_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
+    class Hidden:
+        def __repr__(self) -> str:
+            raise RuntimeError("not shown")
+
+    assert str(refused(SafeTorch(logs=Hidden()))).startswith("1 problem: logs=<Hidden> is not a Logs")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message[:60] for _, message in REFUSED])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +13,14 @@ from flytekit.core.pod_template import PodTemplate
 from flytekit.extras.accelerators import A100, T4, V5E
 from flytekitplugins import kfmpi
 from flytekitplugins import kfpytorch as kf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch, ScratchVolume
+from flytekitplugins_safedist import Kubeflow, Logs, SafeHorovod, SafeTorch, ScratchVolume
+from flytekitplugins_safedist.config.gpus import TaskArguments
 from flytekitplugins_safedist.errors import ConfigError
+from flytekitplugins_safedist.plugin.serialization import plan_task
 
 
 def train(x: int) -> int:
@@ -258,6 +264,184 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "nproc_per_node=None cannot be derived from 3 slices: a process sees one MIG slice",
     ),
 }
+
+REFUSED |= {
+    "scratch volume as text": (
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume="200Gi"))),  # type: ignore[arg-type]
+        "cluster.scratch_volume='200Gi' is not a ScratchVolume (use ScratchVolume(size_limit=...), or None",
+    ),
+    "scratch mounted nowhere": (
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path=None)))),  # type: ignore[arg-type]
+        "cluster.scratch_volume.mount_path=None is not an absolute path below /",
+    ),
+    "NUL in the mount path": (
+        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path="/a\0b")))),
+        "cluster.scratch_volume.mount_path='/a\\x00b' is not an absolute path below /",
+    ),
+    "pod template as dict": (
+        lambda: declare(SafeTorch(), pod_template={}),
+        "pod_template={} is not a PodTemplate (use PodTemplate(pod_spec=V1PodSpec(...)))",
+    ),
+    "pod spec as dict": (
+        lambda: declare(SafeTorch(), pod_template=PodTemplate(pod_spec={"containers": []})),
+        "pod_template.pod_spec='dict' cannot be read: AttributeError",
+    ),
+    "two containers of one name": (
+        lambda: declare(SafeTorch(), pod_template=with_containers("primary", "side", "side")),
+        "pod_template container='side' is the name of 2 containers (give each its own)",
+    ),
+    "an init container of the same name": (
+        lambda: declare(
+            SafeTorch(), pod_template=with_containers("a", init_containers=[V1Container(name="a", image="i:1")])
+        ),
+        "pod_template container='a' is the name of 2 containers",
+    ),
+    "backoff beyond counting": (
+        run_policy(backoff_limit=2**40),
+        "cluster.run_policy.backoff_limit=1099511627776 must be a whole number, 1 or more",
+    ),
+    "one-node job as text": (
+        lambda: declare(SafeTorch(cluster=Kubeflow(one_node_job="no"))),  # type: ignore[arg-type]
+        "cluster.one_node_job='no' is not True or False",
+    ),
+    "memory that is no amount": (
+        lambda: declare(SafeTorch(), requests=Resources(mem="lots")),
+        "requests.mem='lots' is not an amount that Kubernetes can read (write e.g. '2', '500m' or '64Gi')",
+    ),
+    "memory of a role": (
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(limits=Resources(mem="64 GB"))))),
+        "cluster.worker.limits.mem='64 GB' is not an amount that Kubernetes can read",
+    ),
+    "memory of the template": (
+        lambda: declare(
+            SafeTorch(), pod_template=template(resources=V1ResourceRequirements(requests={"memory": "lots"}))
+        ),
+        "pod_template primary requests.memory='lots' is not an amount that Kubernetes can read",
+    ),
+    "request above its limit": (
+        lambda: declare(SafeTorch(), requests=Resources(mem="8Gi"), limits=Resources(mem="4096Mi")),
+        "requests.mem='8Gi' is above limits.mem='4096Mi' (raise the limit, or lower the request)",
+    ),
+    "pair above itself": (
+        lambda: declare(SafeTorch(), resources=Resources(cpu=("2", "500m"))),
+        "resources.cpu[0]='2' is above resources.cpu[1]='500m'",
+    ),
+    "role's request above the task's limit": (
+        lambda: declare(
+            SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(requests=Resources(cpu="16")))),
+            limits=Resources(cpu="8"),
+        ),
+        "cluster.worker.requests.cpu='16' is above limits.cpu='8'",
+    ),
+    "a pair as request": (
+        lambda: declare(SafeTorch(), requests=Resources(cpu=("1", "2"))),
+        "holds a pair of request and limit, which only resources= takes",
+    ),
+    "resources twice": (
+        lambda: declare(SafeTorch(), requests=Resources(cpu="1"), resources=Resources(cpu="1")),
+        "is given beside requests or limits, which say the same",
+    ),
+    "requests as text": (
+        lambda: declare(SafeTorch(), requests="4 GPUs"),
+        'requests=\'4 GPUs\' is not a Resources (use Resources(cpu="8", mem="32Gi"))',
+    ),
+    "requests of a role as number": (
+        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(requests=5)))),
+        "cluster.worker.requests=5 is not a Resources",
+    ),
+    "accelerator as text": (
+        lambda: declare(SafeTorch(), accelerator="T4"),
+        "accelerator='T4' is not an accelerator (use one of flytekit.extras.accelerators)",
+    ),
+    "the task's shared memory as number": (
+        lambda: declare(SafeTorch(), shared_memory=5),
+        "@task shared_memory=5 is not True or a quantity",
+    ),
+    "the task's environment as list": (
+        lambda: declare(SafeTorch(), environment=["A=1"]),
+        "@task environment='list' is not a mapping",
+    ),
+    "a number as variable": (
+        lambda: declare(SafeTorch(), environment={"A": 1}),
+        "@task environment['A']='int' is not text (use a str)",
+    ),
+    "an endpoint without a port": (
+        lambda: declare(SafeTorch(nodes=2), environment={"SAFEDIST_ENDPOINT": "garbage"}),
+        "@task environment='SAFEDIST_ENDPOINT' is not where nodes can meet (write HOST:PORT)",
+    ),
+    "an endpoint in the template": (
+        lambda: declare(
+            SafeTorch(nodes=2), pod_template=template(env=[V1EnvVar(name="SAFEDIST_ENDPOINT", value="h:99999")])
+        ),
+        "pod_template env='SAFEDIST_ENDPOINT' is not where nodes can meet (write HOST:PORT)",
+    ),
+    "an endpoint for one node": (
+        lambda: declare(SafeTorch(), environment={"SAFEDIST_ENDPOINT": "h:1"}),
+        "@task environment='SAFEDIST_ENDPOINT' says where nodes meet, and one node meets none (remove it)",
+    ),
+    "the grace period as variable": (
+        lambda: declare(SafeTorch(), environment={"SAFEDIST_GRACE_SECONDS": "300"}),
+        "@task environment='SAFEDIST_GRACE_SECONDS' only says what the pod has (set terminationGracePeriodSeconds in "
+        "the pod template)",
+    ),
+    "a generator function": (
+        lambda: task(task_config=SafeTorch())(yields),
+        "function='yields' is a generator: a call of it runs nothing, and what it yields is no output",
+    ),
+}
+
+
+def yields(x: int) -> Iterator[int]:
+    yield x
+
+
+def test_a_size_that_cannot_be_read_hides_nothing_else() -> None:
+    worker = kf.Worker(replicas=7, restart_policy="no", requests=Resources(mem="x"))
+    shape = Kubeflow(operator="slurm", shared_memory="x", run_policy={}, worker=worker)
+
+    with pytest.raises(ConfigError) as caught:
+        declare(SafeHorovod(nodes=0, cluster=shape), requests=Resources(gpu="0.5"), pod_template=5)
+
+    assert {problem.field for problem in caught.value.problems} == {
+        *("nodes", "cluster.operator", "cluster.shared_memory", "cluster.run_policy", "cluster.worker.restart_policy"),
+        *("cluster.worker.requests.mem", "requests.gpu", "pod_template"),
+    }
+
+
+ANYTHING: Any = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from(
+        [10**5000, 1e400, float("nan"), "", "\0", "9" * 5000, "1Gi", "2:4", (), [], {}, {"A": 1}, {1}, b"x"]
+    ),
+    st.sampled_from([Resources(cpu="1"), kf.Worker(), kf.RunPolicy(), Logs(), Kubeflow, len, object(), template()]),
+)
+FIELDS = [*(f"config.{field.name}" for field in dataclasses.fields(SafeTorch))]
+FIELDS += [f"cluster.{field.name}" for field in dataclasses.fields(Kubeflow)]
+FIELDS += [f"volume.{field.name}" for field in dataclasses.fields(ScratchVolume)]
+FIELDS += [f"worker.{field.name}" for field in dataclasses.fields(kf.Worker)]
+FIELDS += [f"policy.{field.name}" for field in dataclasses.fields(kf.RunPolicy)]
+FIELDS += [f"task.{name}" for name in TaskArguments.__dataclass_fields__]
+
+
+@settings(max_examples=400)
+@given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=3))
+def test_whatever_stands_in_a_field_it_is_taken_or_refused_and_nothing_else_is_raised(fields: dict[str, Any]) -> None:
+    given: dict[str, dict[str, Any]] = {
+        part: {} for part in ("config", "cluster", "volume", "worker", "policy", "task")
+    }
+    for name, value in fields.items():
+        part, _, field = name.partition(".")
+        given[part][field] = value
+    cluster = {"scratch_volume": ScratchVolume(**given["volume"])}
+    if given["worker"]:
+        cluster["worker"] = kf.Worker(**given["worker"])
+    if given["policy"]:
+        cluster["run_policy"] = kf.RunPolicy(**given["policy"])
+    config = {"nodes": 2, "cluster": Kubeflow(**{**cluster, **given["cluster"]}), **given["config"]}
+    with contextlib.suppress(ConfigError):
+        plan_task(SafeTorch(**config), given["task"], where={}, function=train)
 
 
 @pytest.mark.parametrize("case", REFUSED)

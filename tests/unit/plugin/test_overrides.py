@@ -113,6 +113,13 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
         {"requests": Resources(gpu="4")},
         "GPUs stand in the worker role of an MPIJob",
     ),
+    "memory that is no amount": (make(SafeTorch()), {"requests": Resources(mem="lots")}, "requests.mem='lots'"),
+    "a request above its limit": (
+        make(SafeTorch()),
+        {"requests": Resources(mem="8Gi"), "limits": Resources(mem="4Gi")},
+        "requests.mem='8Gi' is above limits.mem='4Gi'",
+    ),
+    "a pod template as dict": (make(SafeTorch()), {"pod_template": {}}, "is not a PodTemplate"),
     "resources that a role names": (
         make(SafeTorch(nodes="2:4", cluster=Kubeflow(worker=kfpytorch.Worker(requests=Resources(cpu="8"))))),
         {"limits": Resources(cpu="16")},
