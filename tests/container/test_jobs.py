@@ -41,3 +41,9 @@ def test_a_job_of_any_shape_gives_what_one_machine_gives(
         f"{node * ranks + local} is {local} on node {node}" for node in range(nodes) for local in range(ranks)
     ]
     assert all("waiting until node 0 has uploaded" in pod.log for pod in ended[1:])
+
+
+def test_a_dataloaders_workers_hand_their_tensors_over_in_the_default_scratch(job: Callable[..., Job]) -> None:
+    running = job("torch_loader", steps=20)
+    assert [pod.code for pod in running.run()] == [0, 0]
+    assert running.output == {"total": 2 * sum(range(20))}

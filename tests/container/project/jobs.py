@@ -209,3 +209,19 @@ def horovod_mpi(steps: int) -> str:
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS, cluster=Kubeflow(operator="mpi")))
 def torch_mpi(steps: int) -> str:
     return with_torch(steps)
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def torch_loader(steps: int) -> str:
+    """Batches that a DataLoader's workers hand over, in each rank."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    dist.init_process_group("gloo")
+    data = TensorDataset(torch.arange(float(steps)))
+    loader = DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True, timeout=100)
+    total = torch.stack([batch.sum() for (batch,) in loader]).sum()
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return json.dumps({"total": total.item()})
