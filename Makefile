@@ -88,10 +88,11 @@ corners: $(DEV_STAMP)
 matrix: $(DEV_STAMP)
 	$(BIN)/nox -s matrix
 
-## make lint            ruff: rules and formatting
+## make lint            ruff: rules and formatting; import-linter: imports point downward
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@if [ -x $(BIN)/lint-imports ]; then $(BIN)/lint-imports --no-cache --config pyproject.toml; else echo "make: import-linter needs Python 3.11: left out"; fi
 
 ## make types           mypy, strict
 types: $(DEV_STAMP)
