@@ -18,6 +18,7 @@ from ..config.gpus import TaskArguments, gpus_requested
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
 from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
 from ..errors import ConfigError
+from .images import warning_of_image
 from .jobspec import JobSpec, command, distribution_of, plan_job
 from .pod_template import merged_template, shared_memory
 
@@ -133,14 +134,14 @@ class SerializesToKubeflow(_Base):
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
-        self._warn()
         container = self._get_container(settings).to_flyte_idl().SerializeToString(deterministic=True)
         asked = (container, settings.image_config, id(self.pod_template))
         if self._pod_asked != asked:
             self._pod_asked, self._pod = asked, super().get_k8s_pod(settings)
+        self._warn(warning_of_image(self._pod.pod_spec["containers"][0].get("image"), self.serialized.job.custom))
         return self._pod
 
-    def _warn(self) -> None:
+    def _warn(self, of_image: str | None) -> None:
         """When a task is registered, and not in its pods: say what its config gives up."""
         from flytekit.loggers import logger
 
@@ -148,7 +149,7 @@ class SerializesToKubeflow(_Base):
             return
         self._warned, known = True, self.serialized
         arguments = replace(known.arguments, pod_template=self._users_template)
-        for warning in warnings_of_job(known.shape, arguments, known.resolved.timeouts):
+        for warning in filter(None, [*warnings_of_job(known.shape, arguments, known.resolved.timeouts), of_image]):
             logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:

@@ -115,7 +115,7 @@ def _add_doctor(commands: Any) -> None:
 def _render(options: argparse.Namespace) -> int:
     from .render import Cluster, Execution, build, created, read_node, read_platform, with_pod_templates
     from .render.load import load_task, template_of
-    from .render.notes import notes_of, unknown_template
+    from .render.notes import notes_of, unknown_template, unusable_image
     from .render.summary import summarise
 
     task = load_task(options.file, options.task)
@@ -146,7 +146,8 @@ def _render(options: argparse.Namespace) -> int:
         _print_yaml(shown)
     if not options.check:
         return 0
-    return _check([built.manifest, *further], options.crds, also=unknown_template(template, cluster))
+    also = [*unknown_template(template, cluster), *unusable_image(task, template)]
+    return _check([built.manifest, *further], options.crds, also=also)
 
 
 def _migrate(options: argparse.Namespace) -> int:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flytekit import ImageSpec, Resources
+from flytekit.configuration import Image, ImageConfig
+from flytekit.configuration.default_images import DefaultImages
 from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
+from flytekitplugins import kfpytorch as kf
 from golden_cases import FAST, GPU8, MPI, make, template_of
 
 from flytekitplugins_safedist.config.cluster import Kubeflow
 from flytekitplugins_safedist.config.options import SafeHorovod, SafeTorch
 from flytekitplugins_safedist.config.quantities import canonical
 from flytekitplugins_safedist.errors import RenderError
+from flytekitplugins_safedist.plugin.images import warning_of_image
 from flytekitplugins_safedist.tools.cli import main
 from flytekitplugins_safedist.tools.render import Cluster, build, pods, read_platform
 from flytekitplugins_safedist.tools.render.load import template_of as template_to_show
@@ -147,6 +153,70 @@ def test_looking_builds_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     (master, *_) = pods(build(template_to_show(task)).manifest)
 
     assert training(master)["image"] == image.image_name()
+
+
+DEFAULTS = [
+    DefaultImages.default_image(),
+    "cr.flyte.org/flyteorg/flytekit:py3.12-latest",
+    "ghcr.io/flyteorg/flytekit:py3.11-1.16.31",
+]
+NO_COMMAND = "no safedist-execute, the command of every pod"
+
+
+def of_image(image: str) -> Any:
+    name, _, tag = image.rpartition(":")
+    return replace(FAST, image_config=ImageConfig(default_image=Image(name="default", fqn=name, tag=tag)))
+
+
+@pytest.mark.parametrize("image", DEFAULTS)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_flytekits_default_image_is_warned_of_when_it_is_shown_and_registered(
+    image: str, nodes: int, warnings: list[str]
+) -> None:
+    task = make(SafeTorch(nodes=nodes))
+
+    notes = notes_of(task, template_of(task, of_image(image)), Cluster())
+
+    assert [NO_COMMAND in note and image in note for note in notes] == [True]
+    assert [one for one in warnings if NO_COMMAND in one] == [f"{task.name}: {notes[0]}"]
+
+
+@pytest.mark.parametrize("image", ["registry.example/train:1", "registry.example/my-flyteorg/flytekit-train:1"])
+def test_an_image_of_ones_own_is_not_warned_of(image: str, warnings: list[str]) -> None:
+    task = make(SafeTorch())
+
+    assert notes_of(task, template_of(task, of_image(image)), Cluster()) == []
+    assert warnings == []
+
+
+def test_no_image_at_all_is_warned_of() -> None:
+    assert NO_COMMAND in str(warning_of_image(None, None))
+    assert NO_COMMAND in str(warning_of_image("flyteorg/flytekit", None))
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is warned of by flytekit's log."""
+    said: list[str] = []
+    monkeypatch.setattr(logging.getLogger("flytekit"), "warning", lambda text, *more: said.append(text % more))
+    return said
+
+
+def test_check_finds_an_image_that_cannot_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "checked_image.py"
+    file.write_text(TASK_FILE.replace(', pod_template_name="gpu-template"', ""))
+
+    assert main(["render", str(file), "train", "--check"]) == 1
+    assert NO_COMMAND in capsys.readouterr().err
+    assert main(["render", str(file), "train", "--check", "--image", "registry.example/train:1"]) == 0
+
+
+def test_roles_that_all_have_an_image_need_none_of_the_task() -> None:
+    own = {"master": kf.Master(image="m:1"), "worker": kf.Worker(image="w:1")}
+    for roles, warned in ((own, False), ({"master": own["master"]}, True)):
+        task = make(SafeTorch(nodes=2, cluster=Kubeflow(**roles)))
+        notes = notes_of(task, template_of(task, of_image(DEFAULTS[0])), Cluster())
+        assert any(NO_COMMAND in note for note in notes) == warned
 
 
 def test_resources_of_a_template_that_the_tasks_own_replace_are_named() -> None:

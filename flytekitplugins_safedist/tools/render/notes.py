@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...plugin.images import warning_of_image
 from .platform import Cluster
 
 
 def notes_of(task: Any, template: Any, cluster: Cluster) -> list[str]:
     """Sentences for people about one of our tasks and the ``TaskTemplate`` that it is registered as."""
-    return [*unknown_template(template, cluster), *_lost_resources(task), *_fixed_by_roles(task)]
+    return [
+        *unknown_template(template, cluster),
+        *unusable_image(task, template),
+        *_lost_resources(task),
+        *_fixed_by_roles(task),
+    ]
 
 
 def unknown_template(template: Any, cluster: Cluster) -> list[str]:
@@ -22,6 +28,15 @@ def unknown_template(template: Any, cluster: Cluster) -> list[str]:
         f"the cluster's PodTemplate {name!r}, on which the backend lays these pods, is not known here: give its YAML "
         "with --pod-template FILE"
     ]
+
+
+def unusable_image(task: Any, template: Any) -> list[str]:
+    """An image in which no pod of the task can begin."""
+    from google.protobuf.json_format import MessageToDict
+
+    (container, *_) = MessageToDict(template.k8s_pod.pod_spec)["containers"]
+    warning = warning_of_image(container.get("image"), task.serialized.job.custom)
+    return [] if warning is None else [warning]
 
 
 def _lost_resources(task: Any) -> Iterator[str]:
