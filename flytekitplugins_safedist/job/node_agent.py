@@ -158,7 +158,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         self.report.rounds += 1
-        self.report.result = None
+        self.report.result, self.report.decks = None, ()
         started = ranks.start(fork=self.plan.fork)
         self._preemption.begin(Agreement(ranks.pages, self._handler.jobs.agreement(group.round), say=self._say))
         return started
@@ -228,6 +228,7 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         return self._decided(ranks, cause)
 
     def _decided(self, ranks: Ranks, cause: RankOutcome) -> RunResult:
+        self.report.decks = ranks.decks()
         decision = self._job.settle(cause, str(ranks.usage(self.plan.scratch)), ranks.returned())
         torch_inside.allow_restarts(self, 1 if decision.action is Action.RESTART else 0)
         return RunResult(state=WorkerState.FAILED)

@@ -51,3 +51,5 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     result: Path | None = None
     verdict: Verdict | None = None
+    decks: tuple[dict[str, str], ...] = ()
+    """Of a rank that failed."""

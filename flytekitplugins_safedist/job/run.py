@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
@@ -198,7 +198,7 @@ def _result(attended: _Attended) -> Done | Elsewhere | Verdict:
     if not attended.uploads:
         return Elsewhere()
     if report.verdict is not None:
-        return report.verdict
+        return replace(report.verdict, decks=report.decks)
     if report.result is None:
         raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
     return Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))

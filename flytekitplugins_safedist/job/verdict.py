@@ -107,6 +107,7 @@ class Verdict:
         code: its stable name (:class:`Code`).
         error: what the user reads.
         time_ns: when the root cause happened, in nanoseconds since the epoch.
+        decks: name and HTML of those that a failed rank left.
     """
 
     kind: Kind
@@ -114,6 +115,7 @@ class Verdict:
     code: str
     error: SafedistError
     time_ns: int
+    decks: tuple[dict[str, str], ...] = ()
 
 
 def is_infrastructure(error: SafedistError) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flytekit import FlyteContext, FlyteContextManager
@@ -120,7 +120,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         ctx = FlyteContextManager.current_context()
         inputs = dispatched if dispatched is not None else self._to_literals(ctx, kwargs)
         result = self._run(ctx, inputs)
-        self._take_decks(ctx, result)
+        self._take_decks(ctx, result.decks)
         if dispatched is not None:
             return result.outputs
         return self._to_native(ctx, result.outputs)
@@ -150,6 +150,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
                 # nothing uploaded, and without a word.
                 raise SystemExit(0)
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
+        self._take_decks(ctx, result.decks)
         if result.origin is Origin.SYSTEM:
             raise _leave_for_retry(result) if remote else result.error
         if result.kind is Kind.RECOVERABLE:
@@ -168,10 +169,10 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             return next(iter(values.values()))
         return tuple(values[name] for name in types)
 
-    def _take_decks(self, ctx: FlyteContext, result: run.Done) -> None:
+    def _take_decks(self, ctx: FlyteContext, decks: Sequence[dict[str, str]]) -> None:
         if not self.enable_deck:
             return
-        for deck in result.decks:
+        for deck in decks:
             Deck(deck["name"], deck["html"])
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.

@@ -8,10 +8,11 @@ converts for itself. The function travels as a module and a name wherever it can
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,7 +238,6 @@ def write_outputs(
     """
     from flytekit import FlyteContextManager
     from flytekit.core.context_manager import ExecutionState
-    from flytekit.deck.deck import TimeLineDeck
 
     ctx = FlyteContextManager.current_context()
     # As in a pod, also when run locally: flytekit then copies files to the raw output prefix instead of pointing into
@@ -248,12 +248,7 @@ def write_outputs(
         if limits is not None:
             _refuse_what_flyte_would(literals, limits, upload_ctx, path)
         flytekit_inside.write_decks(task, inputs, native, upload_ctx)
-    decks = [
-        {"name": deck.name, "html": deck.html}
-        for deck in ctx.user_space_params.decks
-        if not isinstance(deck, TimeLineDeck)
-    ]
-    decks_path(path).write_text(json.dumps(decks))
+    leave_decks(ctx, path)
     write_literals(literals, path)
 
 
@@ -273,12 +268,37 @@ def _refuse_what_flyte_would(literals: LiteralMap, limits: OutputLimits, ctx: Fl
     raise refusal(large, limits, kept=kept)
 
 
+def leave_decks(ctx: FlyteContext, path: Path) -> None:
+    """Leave what this rank's decks say, of a result that is at *path* or never will be, for the agent; whole or not."""
+    from flytekit.deck.deck import TimeLineDeck
+
+    decks = ctx.user_space_params.decks
+    told = [{"name": deck.name, "html": deck.html} for deck in decks if not isinstance(deck, TimeLineDeck)]
+    making = decks_path(path).with_suffix(".making")
+    making.write_text(json.dumps(told))
+    making.rename(decks_path(path))
+
+
+@contextlib.contextmanager
+def decks_left(ctx: FlyteContext, path: Path) -> Iterator[None]:
+    """Inside, whatever is raised: a failed task keeps its decks, as a plain one does."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # a full disk, an html that is no text: what failed first is the cause
+            leave_decks(ctx, path)
+        raise
+
+
 def decks_path(result: Path) -> Path:
     """Where the decks of a result lie."""
     return result.with_suffix(".decks.json")
 
 
 def read_decks(result: Path) -> list[dict[str, str]]:
-    """Name and HTML of each deck of rank 0."""
-    decks: list[dict[str, str]] = json.loads(decks_path(result).read_text())
+    """Name and HTML of each deck of the rank whose result that is, or would be; none where it left none."""
+    try:
+        decks: list[dict[str, str]] = json.loads(decks_path(result).read_text())
+    except FileNotFoundError:
+        return []
     return decks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
-from . import log_lines, memory, scratch, shared_page, worker
+from . import log_lines, memory, payload, scratch, shared_page, worker
 from .forkserver_client import EndedRank, RankServer, Start
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
 from .scratch import JobScratch
@@ -254,6 +254,10 @@ class Ranks:
     def result(self) -> Path:
         """Where rank 0 left its outputs; only on node 0."""
         return self._members[0].order.result
+
+    def decks(self) -> tuple[dict[str, str], ...]:
+        """Of the first rank here that left some as it failed: one that is told to end with the others leaves none."""
+        return next((tuple(left) for each in self._members if (left := payload.read_decks(each.order.result))), ())
 
     def _outcome(self, member: _Member) -> RankOutcome | None:
         try:

@@ -157,18 +157,19 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     ) as ctx:
         phase_ended("import")
         order.file.unlink(missing_ok=True)
-        with users_code.without_children():
-            inputs = payload.native_inputs(job, task, ctx)
-        phase_ended("inputs")
-        with users_code.without_children():
-            returned = task.task_function(**inputs)
-        flytekit_inside.no_warning_is_an_error()
-        # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
-        context.finish()
-        phase_ended("function")
-        if place.rank == 0:
+        with payload.decks_left(ctx, order.result):
             with users_code.without_children():
-                payload.write_outputs(task, inputs, returned, order.result, job.limits)
+                inputs = payload.native_inputs(job, task, ctx)
+            phase_ended("inputs")
+            with users_code.without_children():
+                returned = task.task_function(**inputs)
+            flytekit_inside.no_warning_is_an_error()
+            # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
+            context.finish()
+            phase_ended("function")
+            if place.rank == 0:
+                with users_code.without_children():
+                    payload.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
 
 

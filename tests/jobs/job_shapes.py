@@ -128,6 +128,13 @@ def with_deck() -> int:
     return 1
 
 
+@task(task_config=TWO, enable_deck=True)
+def with_deck_and_failing() -> None:
+    me = current_rank()
+    Deck("report", f"<b>written by rank {me.rank}</b>").append("<i>later</i>")
+    raise ValueError(f"rank {me.rank} could not finish")
+
+
 @task(task_config=TWO)
 def with_checkpoint() -> str:
     """Every rank reads the previous attempt's checkpoint, rank 0 writes this one's."""

@@ -103,6 +103,13 @@ def test_the_deck_of_rank_0_is_uploaded_and_no_other(call):
     assert "written by rank 1" not in page
 
 
+def test_the_deck_of_a_failed_task_is_uploaded(call):
+    ended = call("with_deck_and_failing", kind="execute")
+    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
+    page = (ended.files / "outputs" / "deck.html").read_text()
+    assert "later" in page
+
+
 def test_checkpoints_of_the_last_attempt_are_read_and_this_one_s_written(call, ranks_gate, tmp_path):
     (tmp_path / "before").write_bytes(b"step 10")
     ended = call(
