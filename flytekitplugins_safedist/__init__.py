@@ -48,6 +48,7 @@ _ERRORS = (
     "MpiLaunchError",
     "NoSpaceError",
     "NodeLostError",
+    "NoTerminalError",
     "NotInTaskError",
     "NotReplacedError",
     "OutputTooLargeError",

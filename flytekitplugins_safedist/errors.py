@@ -139,6 +139,10 @@ class NotInTaskError(SafedistError):
     """Something that exists only inside a rank was asked for outside one."""
 
 
+class NoTerminalError(SafedistError):
+    """``breakpoint()`` was called in a rank of a job that was not started at a terminal."""
+
+
 class PayloadError(SafedistError):
     """The task function, its inputs or its result cannot be moved between the agent and its ranks."""
 

@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from .. import envvars, stopping
 from ..compat import torch as torch_inside
 from ..errors import GroupClosedError, JobInterruptedError, SafedistError
-from ..ranks import scratch
+from ..ranks import debugger, scratch
 from ..ranks.backends import RankBackend, RoundGroup
 from ..ranks.context import RankContext
 from ..ranks.disk_limit import DiskWatch
@@ -154,7 +154,9 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
         self._begin_round(group)
         contexts = [self._context(group, local_rank) for local_rank in range(group.nproc_per_node)]
         environments = [self._environment(group, context) for context in contexts]
-        orders = plan_orders(contexts, environments, self.plan.scratch, self.plan.job_order)
+        orders = plan_orders(
+            contexts, environments, self.plan.scratch, self.plan.job_order, terminal=debugger.terminal()
+        )
         ranks = Ranks(self._server, orders, self.plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         self.report.rounds += 1

@@ -11,7 +11,12 @@ from .worker import RankOrder
 
 
 def plan_orders(
-    contexts: Sequence[RankContext], environments: Sequence[Mapping[str, str]], job: JobScratch, job_order: Path
+    contexts: Sequence[RankContext],
+    environments: Sequence[Mapping[str, str]],
+    job: JobScratch,
+    job_order: Path,
+    *,
+    terminal: str = "",
 ) -> list[RankOrder]:
     """What each rank of a round is told. Pure."""
     orders = []
@@ -26,6 +31,7 @@ def plan_orders(
                 page=job.orders / f"{name}.page",
                 outcome=job.orders / f"{name}.outcome.json",
                 result=job.orders / f"{name}.result.pb",
+                terminal=terminal,
             )
         )
     return orders

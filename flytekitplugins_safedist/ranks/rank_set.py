@@ -181,6 +181,9 @@ class Ranks:
         """
         if self._start_deadline is None or time.monotonic() < self._start_deadline:
             return None
+        if any(page.debugs for page in self.pages):  # and once more when the person has gone on
+            self._start_deadline = time.monotonic() + self._settings.timeouts.start
+            return None
         self._start_deadline = None
         waiting = [member for member in self._members if member.running and member.order.file.exists()]
         waiting = [member for member in waiting if member.outcome is None]

@@ -21,6 +21,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +38,7 @@ _NO_STEP = _STEP_MASK
 """Written instead of a step: no rank takes part, or the call was given up."""
 
 _PREEMPTED, _CALL, _ANSWER = 0, 1, 2
-_FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT = 8, 9, 10, 11, 12
+_FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS = 8, 9, 10, 11, 12, 13
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 LATEST_STEP = _STEP_MASK - 2
@@ -124,6 +126,11 @@ class AgentPage:
         """Whether the rank would do something about a preemption: it saves by steps, or looks at the flag itself."""
         return bool(self._words[_LISTENS]) and not self._words[_LEFT]
 
+    @property
+    def debugs(self) -> bool:
+        """Whether a person is asked in the rank's debugger: no deadline of the agent's counts then."""
+        return bool(self._words[_DEBUGS])
+
     def finished(self, call: int, *, urgent: bool) -> bool:
         """Whether nothing more is to be expected of the rank for this call, which has been answered.
 
@@ -199,6 +206,15 @@ class RankPage:
     def leave(self) -> None:
         """The rank's function has returned or raised: nobody need wait for this rank any more."""
         self._words[_LEFT] = 1
+
+    @contextmanager
+    def debugging(self) -> Iterator[None]:
+        """Inside, a person is asked in this rank's debugger."""
+        self._words[_DEBUGS] = 1
+        try:
+            yield
+        finally:
+            self._words[_DEBUGS] = 0
 
     def _floor(self, step: int) -> int:
         if not 0 <= step <= LATEST_STEP:

@@ -27,12 +27,13 @@ from ..errors import (
     ConfigError,
     IncompatibleVersionError,
     MissingDependencyError,
+    NoTerminalError,
     NotInTaskError,
     PayloadError,
     SafedistError,
 )
 from ..flyte import storage_clients, task_context, uploads
-from . import context, importer, payload, preload, process_tree, replicas, shared_page, users_code
+from . import context, debugger, importer, payload, preload, process_tree, replicas, shared_page, users_code
 from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
 from .preload import Preloaded
@@ -51,6 +52,7 @@ _REPEATING = (
     IncompatibleVersionError,
     MissingDependencyError,
     NotInTaskError,
+    NoTerminalError,
     PayloadError,
 )
 
@@ -67,6 +69,7 @@ class RankOrder:
         page: the few words of memory that it shares with its agent.
         outcome: where the rank leaves its :class:`~flytekitplugins_safedist.ranks.outcome.RankOutcome`.
         result: where rank 0 leaves its outputs.
+        terminal: at which the job was started, for ``breakpoint()``; "": none.
     """
 
     context: RankContext
@@ -76,6 +79,7 @@ class RankOrder:
     page: Path
     outcome: Path
     result: Path
+    terminal: str = ""
 
     @property
     def file(self) -> Path:
@@ -93,7 +97,7 @@ class RankOrder:
         data = json.loads(text)
         rank_context = RankContext(**{**data["context"], "scratch": Path(data["context"]["scratch"])})
         paths = {name: Path(data[name]) for name in ("job", "log", "page", "outcome", "result")}
-        return cls(context=rank_context, environment=data["environment"], **paths)
+        return cls(context=rank_context, environment=data["environment"], terminal=data["terminal"], **paths)
 
 
 def reserve_outcome(path: Path) -> None:
@@ -125,6 +129,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     faulthandler.register(signal.SIGUSR1, file=2)
     shared = shared_page.open_page(order.page)
     context.enter(order.context, shared)
+    debugger.Breakpoints(order.terminal, order.context, shared).install()
     seconds: dict[str, float] = {}
     try:
         _work(order, seconds)

@@ -8,7 +8,7 @@ import time
 
 from flytekit import task
 
-from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist import SafeTorch, current_rank
 
 if os.environ.get("TEST_HOW") == "import" and any("forkserver" in argument for argument in sys.orig_argv):
     print("imported again", flush=True)
@@ -19,6 +19,26 @@ if os.environ.get("TEST_HOW") == "import" and any("forkserver" in argument for a
 def waits() -> None:
     print("here", flush=True)
     time.sleep(600)
+
+
+def own_debugger() -> None:
+    print("own debugger")
+
+
+def _break() -> None:
+    number = 42
+    breakpoint()
+    print(f"rank {current_rank().rank} has {number}")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def breaks() -> None:
+    _break()
+
+
+@task(task_config=SafeTorch())
+def breaks_alone() -> None:
+    _break()
 
 
 if __name__ == "__main__":

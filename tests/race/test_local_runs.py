@@ -50,3 +50,33 @@ def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
     assert after("imported again", ended) == ENDED
     assert ended.code == 130
     assert ended.left == ended.scratch == []
+
+
+def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
+    typed = [(["(Pdb) "], "p number * 2\n"), (["\r\n84\r\n", "(Pdb) "], "number = 7\n"), (["(Pdb) "], "c\n")]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, [sys.executable, JOB, "breaks"]).wait()
+    assert "rank 0 has 7" in ended.out
+    assert "rank 1 has 42" in ended.out
+    assert "[rank 1] [safedist] warning: breakpoint() is rank 0's: this rank goes on" in ended.out
+    assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.out
+
+
+def test_ctrl_c_in_the_debugger_ends_the_job_with_one_line(warm, tmp_path):
+    typed = [(["(Pdb) "], CTRL_C)]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, [PYFLYTE, "run", JOB, "breaks_alone"]).wait()
+    assert after("(Pdb)", ended) == ENDED
+    assert (ended.code, ended.left, ended.scratch) == (130, [], [])
+
+
+@pytest.mark.parametrize("task", ["breaks", "breaks_alone"])
+def test_breakpoint_without_a_terminal_is_an_error_that_says_so(warm, tmp_path, task):
+    ended = warm.run(f"job_local:{task}", tmp_path / "job")
+    assert "NoTerminalError: breakpoint() was called where there is no terminal" in str(ended.error)
+    assert "Next step: run the task locally, on a terminal" in str(ended.error)
+    assert "BdbQuit" not in str(ended.error)
+
+
+def test_a_debugger_of_the_users_own_needs_no_terminal(warm, tmp_path):
+    more = {"PYTHONBREAKPOINT": "job_local.own_debugger"}
+    ended = warm.run("job_local:breaks_alone", tmp_path / "job", environment=more)
+    assert "own debugger" in ended.out

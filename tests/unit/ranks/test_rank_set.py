@@ -21,6 +21,7 @@ from flytekitplugins_safedist.ranks.orders import plan_orders
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
 from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
+from flytekitplugins_safedist.ranks.shared_page import open_page
 from tests.procs import until
 
 LATER_NS = 8_000_000_000_000_000_000
@@ -184,6 +185,18 @@ def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
         order.file.unlink()
     assert ranks.late() is None
     assert processes.signalled == []
+    ranks.stop()
+
+
+def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(job):
+    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
+    orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
+    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
+    ranks.start(fork=False)
+    with open_page(orders[0].page).debugging():
+        assert ranks.late() is None
+        assert ranks.late() is None
+    assert ranks.late() is not None
     ranks.stop()
 
 
