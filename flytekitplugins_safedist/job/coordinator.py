@@ -153,6 +153,13 @@ class JobCoordinator:
             return bool(self._handler.jobs.left(self._handler.round))
         return False
 
+    def timed_out(self) -> bool:
+        """Whether this round has failed, so far as nodes have said, because a collective timed out."""
+        with suppress(RendezvousError):
+            found = self._handler.jobs.root_cause(self._handler.round)
+            return found is not None and RankOutcome.from_json(found.text).timed_out
+        return False
+
     def say_who_left(self) -> None:
         """For this node's log: why the round that it leaves is over, where nodes left it."""
         for node, why in self._handler.jobs.left(self._handler.round).items():

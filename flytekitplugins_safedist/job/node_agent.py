@@ -196,6 +196,8 @@ class NodeAgent(SimpleElasticAgent):  # type: ignore[misc]  # torch is untyped t
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:  # torch < 2.6 passes is_restart
         ranks = self._ranks
+        if ranks is not None and not ranks.failed and self._job.timed_out():
+            ranks.note_stacks()  # for this node's log: a rank here may be the one that others have waited for
         self._end_round(signal.SIGTERM)
         if ranks is not None:
             # Another node asked for a new round, or this one did: say how it ended here before it is forgotten.

@@ -63,6 +63,8 @@ class Code(str, Enum):
     """The kernel killed a rank for want of memory."""
     PEERS_LOST = "USER:PeersLost"
     """Every rank that failed had only lost another one, and none of those is known to have failed."""
+    COLLECTIVE_TIMEOUT = "USER:CollectiveTimeout"
+    """Ranks waited in vain for others that were there."""
     STOPPED = "SYSTEM:Stopped"
     """The pod was told to stop: drained, preempted, evicted; or Ctrl-C."""
     NODE_LOST = "SYSTEM:NodeLost"
@@ -160,6 +162,8 @@ def judge(
         ).with_code(code)
     elif code == Code.PEERS_LOST.value:
         error = RankFailedError(f"{_echo(returned)}\n\n{text}", hint=_ECHO_HINT[bool(returned)]).with_code(code)
+    elif code == Code.COLLECTIVE_TIMEOUT.value:
+        error = RankFailedError(f"{_TIMED_OUT}. {text}", hint=_TIMED_OUT_HINT).with_code(code)
     elif origin is Origin.SYSTEM:
         error = RankKilledError(text)
     else:
@@ -168,6 +172,8 @@ def judge(
 
 
 def _judged(cause: RankOutcome, returned: Sequence[int]) -> tuple[Kind, Origin, str]:
+    if cause.timed_out and not returned:
+        return Kind.RECOVERABLE, Origin.USER, Code.COLLECTIVE_TIMEOUT.value
     # SIGABRT is an echo where somebody was gone; else native code of this rank's may have given up by itself.
     if is_consequence(cause) and (cause.raised is not None or returned):
         return Kind.RECOVERABLE, Origin.USER, Code.PEERS_LOST.value
@@ -210,6 +216,14 @@ _ECHO_HINT = {
     "torch's Join), or end the function with a barrier",
     False: "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts",
 }
+
+
+_TIMED_OUT = "a collective timed out: most likely ranks called different collectives"
+_TIMED_OUT_HINT = (
+    "compare where the ranks were (stacks are in the nodes' logs): all have to call the same collectives in the "
+    "same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same one, raise "
+    "init_process_group(timeout=...), or look at the network between the nodes"
+)
 
 
 def _signal_of(cause: RankOutcome) -> int:

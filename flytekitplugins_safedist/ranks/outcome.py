@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -87,6 +88,8 @@ class RankOutcome:
         log_tail: the last lines it printed.
         memory: what is known of memory on its node, where it was killed.
         out_of_memory: whether the kernel has killed processes there for want of memory while the ranks ran.
+        timed_out: whether a collective operation of it waited in vain for ranks that were there.
+        others: where the other ranks of its node stood when it had failed for that; as text.
         seconds: how long each phase took, by name ("start", "inputs", "function", "outputs").
     """
 
@@ -103,10 +106,12 @@ class RankOutcome:
     log_tail: tuple[str, ...] = ()
     memory: str = ""
     out_of_memory: bool = False
+    timed_out: bool = False
+    others: str = ""
     seconds: dict[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("host", "memory"):
+        for name in ("host", "memory", "others"):
             object.__setattr__(self, name, encodable(getattr(self, name)))
         object.__setattr__(self, "log_tail", tuple(map(encodable, self.log_tail)))
         object.__setattr__(self, "seconds", {encodable(phase): spent for phase, spent in self.seconds.items()})
@@ -127,7 +132,8 @@ class RankOutcome:
         if raised is not None:
             raised = replace(raised, message=short(raised.message), traceback=short(raised.traceback))
         per_line = max(80, limit // max(1, len(self.log_tail)))
-        return replace(self, raised=raised, log_tail=tuple(line[:per_line] for line in self.log_tail))
+        lines = tuple(line[:per_line] for line in self.log_tail)
+        return replace(self, raised=raised, log_tail=lines, others=short(self.others))
 
     def fitting(self, limit: int, dump: Callable[[RankOutcome], str]) -> RankOutcome:
         """The same record, its texts cut as far as it takes for ``dump(record)`` to have at most ``limit`` bytes.
@@ -176,12 +182,18 @@ def _order(outcome: RankOutcome) -> tuple[int, int, int]:
 
 
 def echo(outcome: RankOutcome) -> int:
-    """How far this failure is from a cause: 0 where it speaks for itself, 1 for an abort, which may be the echo of a
-    lost peer or the cause of one, and 2 for an exception that says that a peer was lost.
+    """How far this failure is from a cause: 0 where it speaks for itself, 1 for a collective that timed out (2 where no
+    other rank of its node was elsewhere then), 3 for an abort, which may be the echo of a lost peer or the cause of
+    one, and 4 for an exception that says that a peer was lost.
 
-    Not by time alone: the peers of a rank that aborts raise before its end is seen.
+    Not by time alone: the peers of a rank that aborts raise before its end is seen. An abort that others had to wait
+    for would have ended the round long before their time was up.
     """
-    return 0 if not is_consequence(outcome) else 2 if outcome.raised is not None else 1
+    if not is_consequence(outcome):
+        return 0
+    if outcome.timed_out:
+        return 1 if outcome.others else 2
+    return 4 if outcome.raised is not None else 3
 
 
 def is_consequence(outcome: RankOutcome) -> bool:
@@ -212,6 +224,18 @@ def speaks_of_lost_peer(type_name: str, message: str) -> bool:
         return True
     text = message.lower()
     return short == "RuntimeError" and any(part in text for part in _LOST_PEER_TEXTS)
+
+
+# gloo; torch's store, where ranks meet for a new group; NCCL's watchdog, which ends its process.
+_TIMED_OUT = re.compile(
+    r"gloo/.*Timed out waiting \d+ ?ms for |^wait timeout after \d+ ?ms, keys: |"
+    "Watchdog caught collective operation timeout"
+)
+
+
+def speaks_of_timeout(text: str) -> bool:
+    """Whether a failed collective, or the log of a rank that aborted, says that its time was up, and no more."""
+    return _TIMED_OUT.search(text) is not None
 
 
 _SIGNAL_REASONS = {
@@ -263,6 +287,8 @@ def describe(outcome: RankOutcome) -> str:
         text = f"{place} was killed by {reason}"
     else:
         text = f"{place} ended with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
+    if outcome.others:
+        text += f"\n\n{outcome.others}"
     if outcome.memory:
         text += f"\n\n{outcome.memory}"
     if outcome.round > 0:

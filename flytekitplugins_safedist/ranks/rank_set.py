@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
-from . import log_lines, memory, payload, scratch, shared_page, worker
+from . import log_lines, memory, payload, scratch, shared_page, stacks, worker
 from .forkserver_client import EndedRank, RankServer, Start
-from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason
+from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason, speaks_of_timeout
 from .scratch import JobScratch
 from .shared_page import AgentPage
 from .worker import RankOrder
@@ -22,9 +22,6 @@ SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
 
 _KILL_PATIENCE_SECONDS = 30.0
-
-_STACKS_SECONDS = 1.0
-"""For ranks to write where they are before they are ended."""
 
 
 @dataclass
@@ -73,6 +70,7 @@ class Ranks:
         self._all_reported: float | None = None
         self._start_deadline: float | None = None
         self._memory_before = memory.cgroup()
+        self._stacks: dict[int, str] = {}
         self._follower = log_lines.LogFollower(_followed(orders, settings), show)
 
     def start(self, *, fork: bool) -> dict[int, int]:
@@ -191,7 +189,7 @@ class Ranks:
             return None
         # faulthandler writes every stack to the log; an interpreter that has not come so far is ended by it.
         self._server.signal([member.pid for member in waiting], signal.SIGUSR1, whole_group=False)
-        self.poll(wait=_STACKS_SECONDS)
+        self.poll(wait=stacks.WRITE_SECONDS)
         seconds = f"{self._settings.timeouts.start:g} s"
         listed = ", ".join(str(member.order.context.rank) for member in waiting)
         error = LaunchError(
@@ -205,8 +203,15 @@ class Ranks:
         outcome = replace(_bare_outcome(waiting[0], Status.RAISED, time.time_ns(), None), raised=raised)
         return self._told(waiting[0], outcome)
 
+    def note_stacks(self) -> None:
+        """Have the ranks that still run write where they are, before they are ended or lose the others."""
+        begun = [member for member in self._members if member.running and not member.order.file.exists()]
+        self._stacks = stacks.ask(self._server, {m.pid: m.order for m in begun if m.outcome is None})
+
     def settle(self) -> None:
         """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
+        if any(outcome.timed_out for outcome in self.outcomes()):
+            self.note_stacks()
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             failures = [m.outcome for m in self._members if m.outcome is not None and m.outcome.failed]
@@ -280,6 +285,8 @@ class Ranks:
         if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
             status = Status.STOPPED
         outcome = _bare_outcome(member, status, time_ns, code)
+        if code == -signal.SIGABRT:  # the word of NCCL's watchdog comes before long stacks
+            outcome = replace(outcome, timed_out=speaks_of_timeout("\n".join(log_lines.tail(member.order.log, 1000))))
         return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
 
     def _with_memory(self, outcome: RankOutcome) -> RankOutcome:
@@ -299,10 +306,12 @@ class Ranks:
         return self._told(member, outcome)
 
     def _told(self, member: _Member, outcome: RankOutcome) -> RankOutcome:
-        """With the last lines of the rank's log."""
+        """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self._settings.logs.tail_lines
         lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
+        if outcome.timed_out:
+            outcome = replace(outcome, others=stacks.told(self._stacks, [each.outcome for each in self._members]))
         return replace(outcome, log_tail=log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ())
 
     def usage(self, job: JobScratch) -> scratch.Usage:

@@ -35,7 +35,7 @@ from ..errors import (
 from ..flyte import storage_clients, task_context, uploads
 from . import context, debugger, importer, payload, preload, process_tree, replicas, shared_page, users_code
 from .context import RankContext
-from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer
+from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer, speaks_of_timeout
 from .preload import Preloaded
 from .scratch import FULL_ERRNOS
 
@@ -223,6 +223,7 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
         status=status,
         time_ns=time.time_ns(),
         raised=raised,
+        timed_out=raised is not None and raised.consequence and speaks_of_timeout(raised.message),
         seconds=seconds,
     )
     data = outcome.fitting(OUTCOME_BYTES, RankOutcome.to_json).to_json().encode()

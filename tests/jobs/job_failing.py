@@ -93,6 +93,36 @@ def one_returns_early() -> None:
         dist.all_reduce(torch.ones(4))
 
 
+def evaluates_alone() -> None:
+    signal.pause()
+
+
+def skips() -> None:
+    """Rank 1 does not take part in an allreduce, and is there all the time."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    dist.all_reduce(torch.ones(4), group=group)
+    if current_rank().rank == 1:
+        evaluates_alone()
+    dist.all_reduce(torch.ones(4), group=group)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_skips_a_collective() -> None:
+    skips()
+
+
+@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=QUICK))
+def one_node_skips_a_collective() -> None:
+    skips()
+
+
 @task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK))
 def one_fails_in_torch() -> None:
     """Rank 1 raises while the others are in an allreduce that can never end."""

@@ -103,6 +103,9 @@ ENDS: dict[str, dict[str, tuple[Make, str]]] = {
     "every rank that failed had only lost another one": {
         "USER:PeersLost": (one_pod("job_failing:one_returns_early"), "Rank(s) 1 had already returned"),
     },
+    "a collective times out though every rank is there: most likely ranks called different ones": {
+        "USER:CollectiveTimeout": (one_pod("job_failing:one_skips_a_collective"), "Where rank 1 was then"),
+    },
     "a rank does not begin the function in `Timeouts.start`": {
         "USER:RanksNotReady": (one_pod("job_late:never_begins"), "have not begun the task's function in time"),
     },

@@ -17,6 +17,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
 from tests.procs import Ended, Gate, Warm, alive, until, uploaded_output
+from tests.race.test_nodes import Job
 
 
 def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options: object) -> Ended:
@@ -106,6 +107,33 @@ def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm,
     assert "Rank(s) 1 had already returned from the task's function" in error.message.splitlines()[0]
     assert "rank 0 (local_rank 0) on node 0" in error.message
     assert ended.left == []
+
+
+def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path):
+    ended = warm.run("job_failing:one_skips_a_collective", tmp_path / "job", kind="execute")
+    error = error_document(ended).error
+    assert (error.kind, error.code) == (errors_pb2.ContainerError.RECOVERABLE, "USER:CollectiveTimeout")
+    assert "a collective timed out: most likely ranks called different collectives" in error.message.splitlines()[0]
+    assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
+    [where] = re.findall(r"Where rank (\d) was then:\n(.*)", error.message)
+    assert where[0] == "1"
+    assert where[1].endswith("in evaluates_alone")
+    assert re.search(r"\[rank 1\] .* in evaluates_alone", ended.out), "and in the log"
+    assert ended.left == []
+
+
+def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_was(warm, tmp_path):
+    class Failing(Job):
+        module = "job_failing"
+
+        def pod(self, node: int) -> dict[str, str]:
+            return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}
+
+    waited, skipped = Failing(warm, tmp_path / "job", "one_node_skips_a_collective", "").run()
+    error = error_document(waited).error
+    assert error.code == "USER:CollectiveTimeout"
+    assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
+    assert re.search(r"\[rank 1\] .* in evaluates_alone", skipped.out)
 
 
 @pytest.mark.parametrize("how", ["recoverable", "recoverable subclass"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "USER:PeersLost": (
         failed(of=raised("RuntimeError", consequence=True)),
         "none failed by itself, and no node was lost",
+    ),
+    "USER:CollectiveTimeout": (
+        replace(failed(of=raised("RuntimeError", consequence=True)), timed_out=True),
+        "most likely ranks called different collectives",
     ),
     "USER:RanksNotReady": (
         failed(of=raised("LaunchError", "not begun in time", fault=Fault.RECOVERABLE, code="USER:RanksNotReady")),

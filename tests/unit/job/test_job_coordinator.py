@@ -195,7 +195,7 @@ def test_the_first_failure_of_a_round_is_reported_as_it_is_and_no_second_one(pai
 
 def test_an_echo_is_reported_as_one(pair, job):
     job.report(ECHO, [])
-    assert pair[1].jobs.root_cause(pair[1].round).consequence == 2
+    assert pair[1].jobs.root_cause(pair[1].round).consequence == 4
 
 
 def test_the_next_round_is_reported_anew(pair, job):

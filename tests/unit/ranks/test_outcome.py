@@ -22,6 +22,7 @@ from flytekitplugins_safedist.ranks.outcome import (
     root_cause,
     signal_reason,
     speaks_of_lost_peer,
+    speaks_of_timeout,
 )
 from tests.outcomes import OUTCOMES, failed, outcome, raised
 
@@ -261,6 +262,29 @@ def test_collectives_that_lost_a_peer_are_recognised(type_: str, message: str) -
 )
 def test_what_a_user_program_raises_of_its_own_is_no_echo(type_: str, message: str) -> None:
     assert not speaks_of_lost_peer(type_, message)
+
+
+def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_lost_the_one_that_waited() -> None:
+    lost = failed(0, 1, of=raised(consequence=True))
+    waited = failed(1, 2, of=raised(consequence=True), timed_out=True)
+    knows = failed(2, 3, of=raised(consequence=True), timed_out=True, others="Where rank 3 was then")
+    assert root_cause([lost, waited]) is waited
+    assert root_cause([lost, waited, knows]) is knows
+    assert root_cause([lost, waited, knows, failed(3, 4)]).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "timed_out"),
+    [
+        ("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete", True),
+        ("wait timeout after 3000ms, keys: /default_pg/0//1//cpu//0/1", True),
+        ("...\n[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)\n...", True),
+        (f"[{PAIR}:553] Connection closed by peer [127.0.0.1]:31121", False),
+        ("Timed out waiting 30 ms for a shard", False),
+    ],
+)
+def test_a_time_out_is_told_from_a_lost_peer(text: str, timed_out: bool) -> None:
+    assert speaks_of_timeout(text) == timed_out
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

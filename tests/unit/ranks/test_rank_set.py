@@ -13,7 +13,7 @@ import pytest
 from flytekitplugins_safedist import SafeTorch, Timeouts
 from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.ranks import memory, worker
+from flytekitplugins_safedist.ranks import memory, stacks, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, Start
@@ -277,6 +277,30 @@ def test_an_echo_waits_for_the_failure_that_it_echoes(round_):
     processes.later = lambda: leave(orders[1], Status.RAISED, time_ns=2, raised=Raised("ValueError", "mine", ""))
     ranks.settle()
     assert root_cause(ranks.outcomes()).raised.message == "mine"
+
+
+def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(round_, monkeypatch):
+    """There is no NCCL here: its word is put into the log, as it stands before the stacks of the abort."""
+    ranks, processes, orders, _ = round_
+    said = "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)"
+    orders[0].log.write_text("\n".join([said, *["frame of its stack"] * 60]))
+    orders[1].log.write_text("Thread 1 (most recent call first):\n  what it printed before\n")
+    orders[1].file.unlink()
+    processes.to_come = [EndedRank(100, -signal.SIGABRT, 1)]
+    stack = ['  File "train.py", line 7 in evaluate', f'  File "{module.__file__}", line 1 in run']
+
+    def stacks_are_written(_: float) -> None:
+        assert processes.signalled == [((101,), signal.SIGUSR1, False)]
+        with orders[1].log.open("a") as log:
+            log.write("\n".join(["Thread 1 (most recent call first):", *stack, ""]))
+
+    monkeypatch.setattr(stacks.time, "sleep", stacks_are_written)
+    processes.later = lambda: processes.to_come.append(EndedRank(101, -signal.SIGABRT, 2))
+    ranks.poll()
+    ranks.settle()
+    cause = root_cause(ranks.outcomes())
+    assert (cause.rank, cause.timed_out) == (4, True)
+    assert cause.others == f"Where rank 5 was then:\n{stack[0]}"
 
 
 def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_):
