@@ -247,7 +247,8 @@ class Ranks:
 
     def outcomes(self) -> list[RankOutcome]:
         """How each rank ended, so far; failures with the last lines they logged."""
-        return [self._with_tail(member) for member in self._members if member.outcome is not None]
+        ended = [(member, member.outcome) for member in self._members if member.outcome is not None]
+        return [self._told(member, outcome) if outcome.failed else outcome for member, outcome in ended]
 
     def returned(self) -> list[int]:
         """Ranks that have succeeded so far."""
@@ -298,12 +299,6 @@ class Ranks:
         }
         short = bool(memory.killed(now, self._memory_before))
         return replace(outcome, memory=memory.told(now, self._memory_before, peaks), out_of_memory=short)
-
-    def _with_tail(self, member: _Member) -> RankOutcome:
-        outcome = member.outcome
-        if outcome is None or not outcome.failed:
-            return outcome  # type: ignore[return-value]  # callers pass members that have one
-        return self._told(member, outcome)
 
     def _told(self, member: _Member, outcome: RankOutcome) -> RankOutcome:
         """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""
