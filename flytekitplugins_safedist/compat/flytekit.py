@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,10 +25,7 @@ def stop_event_loops() -> None:
     Raises:
         IncompatibleVersionError: flytekit keeps them in another way.
     """
-    asyn = sys.modules.get("flytekit.utils.asyn")
-    if asyn is None:
-        return
-    runners: dict[str, Any] = lookup(lookup(asyn, "loop_manager", of="flytekit"), "_runner_map", of="flytekit")
+    runners = _runners()
     for name, runner in list(runners.items()):
         # The names as Python mangles them: they are private to the class.
         loop = lookup(runner, "_TaskRunner__loop", of="flytekit")
@@ -42,6 +40,31 @@ def stop_event_loops() -> None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_PATIENCE_SECONDS)
         del runners[name]
+
+
+def _runners() -> dict[str, Any]:
+    asyn = sys.modules.get("flytekit.utils.asyn")
+    if asyn is None:
+        return {}
+    runners: dict[str, Any] = lookup(lookup(asyn, "loop_manager", of="flytekit"), "_runner_map", of="flytekit")
+    return runners
+
+
+def forget_dead_loops() -> None:
+    """Have flytekit make new event loops in the place of those that do not answer any more."""
+    runners = _runners()
+    for name, runner in list(runners.items()):
+        if not answers(lookup(runner, "_TaskRunner__loop", of="flytekit")):
+            del runners[name]
+
+
+def answers(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether an event loop, in a thread of its own, does what it is asked."""
+    answered = threading.Event()
+    with contextlib.suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(answered.set)
+        return answered.wait(_PATIENCE_SECONDS)
+    return False
 
 
 def no_warning_is_an_error() -> None:

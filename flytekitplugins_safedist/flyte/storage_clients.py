@@ -14,6 +14,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
+from ..compat import flytekit as flytekit_inside
+
 PATIENCE_SECONDS = 2.0
 """How long closing may take in all: a store that hangs must not hold up a process that is done."""
 
@@ -29,6 +31,17 @@ def close(patience: float = PATIENCE_SECONDS) -> None:
         # Whatever goes wrong here, the process has done its work: nothing is left to be told.
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(closing, loop).result(max(0.0, deadline - time.monotonic()))
+
+
+def forget_dead_loops() -> None:
+    """Let flytekit and fsspec make new event loops in the place of those whose descriptors the user's code has closed:
+    they would wait for an answer of theirs for ever."""
+    flytekit_inside.forget_dead_loops()
+    asyn = sys.modules.get("fsspec.asyn")
+    if asyn is not None and asyn.loop[0] is not None and not flytekit_inside.answers(asyn.loop[0]):
+        asyn.loop[0] = asyn.iothread[0] = None
+        for kind in _kinds(asyn.AsyncFileSystem):
+            kind.clear_instance_cache()  # each instance keeps its loop
 
 
 def _open_clients() -> Iterator[tuple[asyncio.AbstractEventLoop, Coroutine[Any, Any, Any]]]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from .. import stopping
 from ..errors import PayloadError
+from . import descriptors
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -37,6 +40,18 @@ def without_children() -> Iterator[None]:
             stopping.end_now(status & 0xFF)
 
 
+def ask(question: Callable[[], T], otherwise: Callable[[], T], *, within: float) -> T:
+    """What the user's code answers, in a thread of its own; ``otherwise`` where it does not in time (seconds)."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no room for a thread
+        return question()
+    thread.join(within)
+    return answers[0] if answers else otherwise()
+
+
 class _Ended(BaseException):
     """In the place of ``os._exit``: unwinds the import."""
 
@@ -46,10 +61,11 @@ class _Ended(BaseException):
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside, the user's module is imported: what would end this process is an error. Native code is not held.
+    """Inside, the user's module is imported: what would end this process is an error, and what it closes of this
+    process is open again. Native code is not held.
 
     Raises:
-        PayloadError: the module would have ended this process.
+        PayloadError: the module would have ended this process, or has closed what cannot be had back.
     """
     process, thread, before = os.getpid(), threading.get_ident(), os._exit
     ended: list[BaseException] = []
@@ -64,7 +80,7 @@ def importing() -> Iterator[None]:
 
     os._exit = leave
     try:
-        with without_children():
+        with descriptors.kept(), without_children():
             yield
     except (Exception, stopping.ToldToStop):
         raise

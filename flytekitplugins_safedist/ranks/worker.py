@@ -45,6 +45,9 @@ OUTCOME_BYTES = 256 * 1024
 """Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
 be able to say so."""
 
+_TELL_SECONDS = 5.0
+"""For the user's exception to turn itself into text."""
+
 _REPEATING = (
     ImportError,
     SyntaxError,
@@ -169,6 +172,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
             with users_code.without_children():
                 returned = task.task_function(**inputs)
             flytekit_inside.no_warning_is_an_error()
+            storage_clients.forget_dead_loops()
             # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
             context.finish()
             phase_ended("function")
@@ -245,12 +249,8 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     name = type(error).__qualname__
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
-    try:
-        message = str(error)
-    except Exception as problem:  # the user's class; the rank must say how it ended all the same
-        message = f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
-    if isinstance(error, SystemExit):
-        message = f"the task function called sys.exit({error.code!r}) instead of returning a value"
+    silent = f"<no message: str() of it did not return within {_TELL_SECONDS:g} s>"
+    message = users_code.ask(lambda: _message(error), lambda: silent, within=_TELL_SECONDS)
     causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
     errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
     return Raised(
@@ -263,6 +263,15 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
         consequence=world_size > 1 and speaks_of_lost_peer(qualified, message),
         code=_own_code(error),
     )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the task function called sys.exit({error.code!r}) instead of returning a value"
+    try:
+        return str(error)
+    except Exception as problem:  # the user's class; the rank must say how it ended all the same
+        return f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
 
 
 def _own_code(error: BaseException) -> str:
@@ -303,7 +312,15 @@ def _own_frames_cut(error: BaseException) -> str:
             trace = trace.tb_next
         return trace
 
-    return "".join(traceback.format_exception(type(error), error, first_foreign(error.__traceback__)))
+    trace = first_foreign(error.__traceback__)
+
+    def without_text() -> str:
+        frames = "".join(traceback.format_tb(trace))
+        return f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n"
+
+    return users_code.ask(
+        lambda: "".join(traceback.format_exception(type(error), error, trace)), without_text, within=_TELL_SECONDS
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 
 from flytekit import task
 
@@ -35,3 +37,26 @@ def forks() -> list[int]:
 def forks_spawned() -> list[int]:
     """The same in a fresh interpreter."""
     return _goes_on_in_a_child()
+
+
+class Endless(Exception):
+    def __str__(self) -> str:
+        threading.Event().wait()
+        return "never"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def fails() -> None:
+    """Rank 1 ends with an exception that does not say what it is."""
+    if current_rank().rank == 0:
+        signal.pause()
+    if os.environ["TEST_HOW"] == "endless str":
+        raise Endless
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def closes_descriptors() -> str:
+    """Rank 0 closes all that it has not opened."""
+    if current_rank().rank == 0:
+        os.closerange(3, 1000)
+    return "closed"

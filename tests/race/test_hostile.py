@@ -48,3 +48,29 @@ def test_a_child_that_is_forked_at_import_and_comes_back_from_it_is_nobody(warm,
     ended = warm.run("job_unloadable:alone", tmp_path / "job", **options)
     assert uploaded_output(ended) == "ran"
     assert "preload" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("when", "kind", "prefork"),
+    [
+        pytest.param("TEST_BROKEN", "execute", True, id="everywhere, in a pod"),
+        pytest.param("TEST_BROKEN_LATER", "execute", True, id="in the ranks, in a pod"),
+        pytest.param("TEST_BROKEN", "call", False, id="everywhere, in a local run"),
+    ],
+)
+def test_descriptors_that_a_module_closes_at_import_keep_nobody_from_an_end(warm, tmp_path, when, kind, prefork):
+    options = {"kind": kind, "prefork": prefork, "environment": {when: "closerange"}}
+    ended = warm.run("job_unloadable:alone", tmp_path / "job", **options)
+    assert (uploaded_output(ended) if kind == "execute" else ended.value) == "ran"
+
+
+@pytest.mark.parametrize("kind", ["execute", "call"])
+def test_descriptors_that_the_function_closes_keep_nobody_from_an_end(warm, tmp_path, kind):
+    ended = warm.run("job_hostile:closes_descriptors", tmp_path / "job", kind=kind)
+    assert (uploaded_output(ended) if kind == "execute" else ended.value) == "closed"
+
+
+def test_an_exception_that_never_says_what_it_is_has_a_deadline(warm, tmp_path):
+    ended = warm.run("job_hostile:fails", tmp_path / "job", environment={"TEST_HOW": "endless str"})
+    assert "raised job_hostile.Endless: <no message: str() of it did not return within 5 s>" in str(ended.error)
+    assert "raise Endless" in str(ended.error)
