@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import CheckpointError, NotInTaskError
 from ..fs.context import current_identity
 from ..ranks import context
-from . import due, facts, modes, places, saves, trees
+from . import due, facts, leaving, modes, places, saves, trees
 from .crew import Crew, assemble
 from .finding import Found, find, sources
 from .saver import Saver
@@ -115,7 +115,7 @@ class Checkpoints:
         self._begun_step: int | None = None
         self.last_committed: int | None = None
         """The last step that this process knows to be in a committed save, its own or the one it resumed from."""
-        self._together = Together()
+        self._together = Together(leaving.Leaving(self._store))
         self._progress = due.StepProgress()
         context.at_end(self.wait)
 
@@ -281,6 +281,8 @@ class Checkpoints:
 
     def _sources(self) -> list[list[Store]]:
         first, *others = sources(self._facts, self._store, self._resume_from)
+        if leaving.waited_for(first):
+            first, *others = sources(self._facts, self._store, self._resume_from)
         return [[self._near, *first] if self._near is not None else first, *others]
 
     def _begin(self, step: int, state: MutableMapping[str, Any], crew: Crew, mode: modes.Mode) -> None:

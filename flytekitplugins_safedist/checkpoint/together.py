@@ -13,6 +13,7 @@ from types import TracebackType
 from ..errors import NotInTaskError
 from ..ranks import context
 from ..ranks.shared_page import AgreedSave, RankPage
+from .leaving import Leaving
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +22,14 @@ _LOOK_SECONDS = 0.05
 
 
 class Together:
-    """Whether all ranks save now."""
+    """Whether all ranks save now.
 
-    def __init__(self) -> None:
+    Args:
+        leaving: what tells the next attempt that this pod still saves.
+    """
+
+    def __init__(self, leaving: Leaving) -> None:
+        self._leaving = leaving
         self._page: RankPage | None = None
         self._begun = False
         self._asking = False
@@ -52,6 +58,7 @@ class Together:
         if not self._begun:
             self._begun = True
             self._page.take_part(step)
+            self._leaving.watch(self._page)
         self._agreed = self._page.at(step)
         return self._agreed is not None
 
@@ -92,8 +99,10 @@ class Together:
         """Whether there is anybody who could ask for what is held from now on."""
         if self._page is None:
             return False
-        self._begun = True
         self._page.hold(step)
+        if not self._begun:
+            self._begun = True
+            self._leaving.watch(self._page)
         return True
 
     def _save(self, agreed: AgreedSave, save: Callable[[bool], None], page: RankPage) -> None:
@@ -105,6 +114,8 @@ class Together:
             )
         finally:
             self._asking, self._is_over = False, agreed.urgent
+            if agreed.urgent:
+                self._leaving.over()
             page.finish(agreed.call)
 
 

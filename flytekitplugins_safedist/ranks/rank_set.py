@@ -94,6 +94,7 @@ class Ranks:
                 file.write_text(order.to_json())
                 worker.reserve_outcome(order.outcome)
                 self.pages.append(shared_page.make(order.page))
+                self.pages[-1].stays(self._settings.timeouts.preemption)
             except OSError as error:
                 raise ScratchError(
                     "the orders for a rank cannot be written",

@@ -37,7 +37,7 @@ _CALL_SHIFT = _STEP_BITS + 1
 _NO_STEP = _STEP_MASK
 """Written instead of a step: no rank takes part, or the call was given up."""
 
-_PREEMPTED, _CALL, _ANSWER = 0, 1, 2
+_PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS = 8, 9, 10, 11, 12, 13
 """Words of the agent, and of the rank, on cache lines of their own."""
 
@@ -96,6 +96,10 @@ class AgentPage:
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
+
+    def stays(self, seconds: float) -> None:
+        """How long the rank's node stays at most when it is told to stop. Said once, before the rank starts."""
+        self._words[_STAYS] = round(seconds * 1000)
 
     def preempt(self) -> None:
         """Tell the rank that a node of the job was told to stop."""
@@ -158,6 +162,11 @@ class RankPage:
         words = self._words
         words[_LISTENS] = 1
         return words[_PREEMPTED] == 1
+
+    @property
+    def preemption_seconds(self) -> float:
+        """``Timeouts.preemption``: how long a node that is told to stop stays for its ranks to save."""
+        return self._words[_STAYS] / 1000
 
     def take_part(self, step: int) -> None:
         """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist.checkpoint import checkpoints
 from flytekitplugins_safedist.ranks import context
 from tests.procs import say, wait_for_word
 
@@ -83,3 +85,22 @@ def by_hand() -> str:
         me.saved()
         context.page().stand_still()
     return f"round {me.round}"
+
+
+@task(task_config=SafeTorch(timeouts=replace(TIMEOUTS, preemption=float(os.environ.get("TEST_PREEMPTION", "60")))))
+def alone_by_checkpoints() -> str:
+    """One long step, in which the pod is told to stop; then one more, after which it saves."""
+    attempt = current_rank().attempt
+    ckpt = checkpoints(os.environ["TEST_KEPT"], every=None)
+    first = ckpt.resume(state := {"steps": 0})
+    say(f"attempt {attempt} begins with {first}")
+    if attempt:
+        return f"from {first}"
+    ckpt.step(0, state)
+    say("in a long step")
+    wait_for_word()
+    step = 0
+    while not ckpt.wanted(step := step + 1):
+        pass
+    ckpt.save(step, state)
+    return "nobody told this pod to stop"

@@ -5,11 +5,15 @@ Real agents and ranks, two nodes over loopback, as in test_nodes.
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.procs import TERM, Gate, Running, uploaded_output
+from flytekitplugins_safedist.checkpoint import leaving
+from tests.procs import DEADLINE, TERM, Gate, Running, uploaded_output
 from tests.race import test_elastic
 from tests.race.test_nodes import Job
 
@@ -91,6 +95,66 @@ def test_a_single_pod_saves_before_it_leaves(warm, tmp_path, ranks_gate: Gate):
     assert "outputs.pb" not in ended.uploaded
     assert ended.left == []
     assert ended.scratch == []
+
+
+class Overlapping:
+    """Two attempts of one pod: Flyte starts the second as soon as the first is being deleted."""
+
+    def __init__(self, warm, directory: Path, gate: Gate, **environment: str) -> None:
+        self.kept = directory / "kept"
+        self.kept.mkdir()
+        self._warm, self._directory = warm, directory
+        self._environment = {**gate.environment, "TEST_KEPT": str(self.kept), **environment}
+
+    def start(self, attempt: int) -> Running:
+        environment = {**self._environment, "FLYTE_ATTEMPT_NUMBER": str(attempt)}
+        call, files = "job_preempted:alone_by_checkpoints", self._directory / f"attempt-{attempt}"
+        return self._warm.start(call, files, environment=environment, kind="execute")
+
+    @property
+    def mark(self) -> Path:
+        return self.kept / leaving.MARK
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves_as_it_leaves(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Overlapping(warm, tmp_path, ranks_gate)
+    first = job.start(0)
+    assert ranks_gate.heard(2) == ["attempt 0 begins with 0", "in a long step"]
+    first.signal(TERM)
+    until(job.mark.exists)  # in the middle of the step: nothing is saved yet
+    second = job.start(1)
+    until(lambda: "waiting for the pod of the attempt before" in (second.files / "out").read_text())
+    ranks_gate.let_go(1)
+    assert "outputs.pb" not in first.wait().uploaded
+    (said,) = ranks_gate.heard(1)
+    assert int(said.removeprefix("attempt 1 begins with ")) > 1
+    assert second.wait().uploaded == ["outputs.pb"]
+    assert not job.mark.exists()
+
+
+def test_a_single_pod_that_is_killed_before_it_has_saved_is_waited_for_once(warm, tmp_path, ranks_gate: Gate):
+    job = Overlapping(warm, tmp_path, ranks_gate, TEST_PREEMPTION="3")
+    first = job.start(0)
+    ranks_gate.heard(2)
+    first.signal(TERM)
+    until(job.mark.exists)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = job.start(1)
+    assert ranks_gate.heard(1) == ["attempt 1 begins with 0"]
+    ended = second.wait()
+    assert ended.uploaded == ["outputs.pb"], ended.err
+    assert "it was killed before it could" in ended.out
+    assert not job.mark.exists(), "the attempt after this one need not wait as well"
 
 
 def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_gate: Gate):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.checkpoint import checkpoints, manifest
+from flytekitplugins_safedist.checkpoint.leaving import Leaving
+from flytekitplugins_safedist.checkpoint.stores import DirectoryStore
 from flytekitplugins_safedist.checkpoint.together import Together
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import shared_page
@@ -36,7 +38,7 @@ def stood_still(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_save_that_is_asked_for_is_taken_at_its_step_and_training_goes_on(agent, stood_still):
-    together, saved = Together(), []
+    together, saved = Together(Leaving(DirectoryStore(Path()))), []
     for step in range(4):
         if step == 1:
             answered(agent, 1, 2, urgent=False)
@@ -47,7 +49,7 @@ def test_a_save_that_is_asked_for_is_taken_at_its_step_and_training_goes_on(agen
 
 
 def test_an_urgent_save_is_the_last_thing_a_rank_does(agent, stood_still):
-    together, saved = Together(), []
+    together, saved = Together(Leaving(DirectoryStore(Path()))), []
     answered(agent, 1, 0, urgent=True)
     assert together.at(0, saved.append)
     assert (saved, stood_still) == ([True], ["still"])
@@ -58,13 +60,13 @@ def test_a_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_still, c
         raise OSError("the store is away")
 
     answered(agent, 1, 0, urgent=True)
-    assert Together().at(0, fail)
+    assert Together(Leaving(DirectoryStore(Path()))).at(0, fail)
     assert agent.finished(1, urgent=True)
     assert "the save that all ranks agreed on failed; an earlier one stays: OSError: the store is away" in caplog.text
 
 
 def test_a_held_state_is_saved_by_a_thread_while_the_rank_does_something_else(agent, stood_still):
-    together, saved = Together(), threading.Event()
+    together, saved = Together(Leaving(DirectoryStore(Path()))), threading.Event()
     together.at(3, print)
     with together.holding(3, lambda _: saved.set()):
         answered(agent, 1, 3, urgent=True)
@@ -74,7 +76,7 @@ def test_a_held_state_is_saved_by_a_thread_while_the_rank_does_something_else(ag
 
 
 def test_who_calls_at_the_end_of_holding_is_served_before_the_state_changes(agent, stood_still, monkeypatch):
-    together, saved = Together(), []
+    together, saved = Together(Leaving(DirectoryStore(Path()))), []
     monkeypatch.setattr(Together, "look", lambda *_: None)  # the thread comes too late
     with together.holding(3, lambda _: saved.append(3)):
         answered(agent, 1, 3, urgent=True)
@@ -82,20 +84,20 @@ def test_who_calls_at_the_end_of_holding_is_served_before_the_state_changes(agen
 
 
 def test_an_error_while_holding_is_not_held_up(agent, stood_still):
-    with pytest.raises(ValueError, match="mine"), Together().holding(3, print):
+    with pytest.raises(ValueError, match="mine"), Together(Leaving(DirectoryStore(Path()))).holding(3, print):
         raise ValueError("mine")
 
 
 def test_outside_a_task_nothing_is_agreed_on(monkeypatch):
     monkeypatch.setattr(HERE, "page", None)
-    together = Together()
+    together = Together(Leaving(DirectoryStore(Path())))
     assert not together.at(0, print)
     with together.holding(0, print):
         pass
 
 
 def test_a_save_is_asked_for_once_until_it_has_come(agent, stood_still):
-    together = Together()
+    together = Together(Leaving(DirectoryStore(Path())))
     together.ask()
     together.ask()
     assert agent.asked == 1

@@ -1,0 +1,115 @@
+"""The mark that a lone pod leaves at its place when it is told to stop, until what it saves then is committed.
+
+Flyte starts the next attempt as soon as a pod is being deleted (v1.16: the deletion timestamp fails the attempt), while
+the pod still saves. Without the mark the next attempt finds an older save, or none, and steps are lost. With several
+nodes nothing of the kind happens: the job's own rendezvous keeps a replacement until the others have saved.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from ..errors import NotInTaskError
+from ..fs.context import current_identity
+from ..ranks import context
+from ..ranks.shared_page import RankPage
+from .stores import Store
+
+logger = logging.getLogger(__name__)
+
+MARK = "safedist-leaving.json"
+_LOOK_SECONDS = 0.1
+"""Between two looks at this rank's page (a load from memory)."""
+_ASK_SECONDS = 0.5
+"""Between two looks at the store for a mark."""
+_SKEW_SECONDS = 300.0
+"""How far the clocks of two nodes may be apart. An older mark is of a pod that was killed, and nobody waits for it."""
+
+
+class Leaving:
+    """The mark of this pod.
+
+    Args:
+        store: where this attempt saves.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._is_over = self._is_left = False
+
+    def watch(self, page: RankPage) -> None:
+        """From now on there is something to save: leave the mark as soon as this pod is told to stop, wherever the
+        training is then. Called once."""
+        who = current_identity()
+        if who.rank != 0 or who.nnodes != 1 or not page.preemption_seconds:
+            return
+        context.at_end(self.over)
+        inside = contextvars.copy_context()  # flytekit's way to the store is found through it
+        threading.Thread(target=inside.run, args=(self._watch, page), name="safedist-leaving", daemon=True).start()
+
+    def _watch(self, page: RankPage) -> None:
+        while not page.preempted:
+            if self._is_over:
+                return
+            time.sleep(_LOOK_SECONDS)
+        with self._lock:
+            if self._is_over:
+                return
+            mark = {"host": socket.gethostname(), "since": time.time(), "seconds": page.preemption_seconds}
+            try:
+                self._is_left = True  # also where only the answer is lost
+                self._store.put(MARK, json.dumps(mark).encode())
+            except Exception as error:  # the save itself is tried all the same
+                logger.warning(f"the next attempt is not told that this pod still saves: {error}")
+
+    def over(self) -> None:
+        """Nothing more will be saved: take the mark away."""
+        with self._lock:
+            was_left, self._is_left, self._is_over = self._is_left, False, True
+            try:
+                if was_left:
+                    self._store.remove(MARK)
+            except Exception as error:
+                logger.warning(f"the next attempt waits in vain for this pod: {error}")
+
+
+def waited_for(stores: Sequence[Store]) -> bool:
+    """Whether there were pods that still saved at these places. They are waited for, ``Timeouts.preemption`` at most:
+    a pod that is killed takes no mark away."""
+    try:
+        seconds = context.page().preemption_seconds
+    except NotInTaskError:
+        return False
+    until = time.monotonic() + seconds
+    return True in [_waited(store, seconds, until) for store in stores]
+
+
+def _waited(store: Store, seconds: float, until: float) -> bool:
+    mark = _fresh(store.get(MARK), seconds)
+    if mark is None:
+        return False
+    logger.info(f"waiting for the pod of the attempt before ({mark}), which still saves to {store.url}: {seconds:g} s")
+    while _fresh(store.get(MARK), seconds) is not None:
+        if time.monotonic() > until:
+            logger.warning(f"{mark} has not committed a save in {seconds:g} s: it was killed before it could")
+            store.remove(MARK)
+            break
+        time.sleep(_ASK_SECONDS)
+    return True
+
+
+def _fresh(data: bytes | None, seconds: float) -> str | None:
+    """The host that has left a mark, where it may still be there."""
+    try:
+        mark = json.loads(data or b"{}")
+        is_fresh = abs(time.time() - float(mark["since"])) < seconds + _SKEW_SECONDS
+        return str(mark["host"]) if is_fresh else None
+    except (ValueError, KeyError, TypeError):
+        return None
