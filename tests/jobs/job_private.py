@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch.distributed as dist
 from flytekit import current_context, task
 
 from flytekitplugins_safedist import Logs, SafeTorch, Scratch, Timeouts, current_rank
@@ -44,6 +45,22 @@ def look_around() -> None:
     }
     modes = {name: oct(Path(path).stat().st_mode & 0o777) for name, path in places.items() if Path(path).exists()}
     say(json.dumps({"rank": me.rank, "places": places, "modes": modes}))
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def write_results() -> dict[str, str]:
+    """Every rank writes one name in three places, rank 1 after rank 0; what rank 0 finds there then."""
+    me = current_rank()
+    dist.init_process_group("gloo")
+    places = {"scratch": me.scratch, "working directory": Path(current_context().working_directory)}
+    for writer in range(me.world_size):
+        if me.rank == writer:
+            for directory in (*places.values(), Path()):
+                (directory / "result.txt").write_text(f"rank {me.rank}")
+        dist.barrier()
+    dist.destroy_process_group()
+    found = {name: (directory / "result.txt").read_text() for name, directory in places.items()}
+    return {"data": Path("data.txt").read_text(), **found}
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, scratch=Scratch(path=WHERE, size_limit=LIMIT)))

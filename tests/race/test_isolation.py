@@ -46,6 +46,17 @@ def test_each_rank_has_its_own_places_and_nobody_else_may_look(warm, tmp_path, r
         assert {cache.variable for cache in CACHES} <= each["places"].keys()
 
 
+def test_a_relative_path_is_one_file_of_all_ranks_and_scratch_and_the_working_directory_are_not(warm, tmp_path):
+    """What the README says of ``open("result.txt", "w")``."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "data.txt").write_text("of the project")
+    ended = warm.run("job_private:write_results", tmp_path / "job", cwd=project)
+    assert ended.value == {"data": "of the project", "scratch": "rank 0", "working directory": "rank 0"}
+    assert (project / "result.txt").read_text() == "rank 1"  # which wrote last
+    assert sorted(path.name for path in project.iterdir()) == ["data.txt", "result.txt"]
+
+
 @pytest.mark.parametrize(
     ("limit", "said"), [(None, "with no size limit"), ("7Mi", "limited to 7.0 MiB by Scratch(size_limit=...)")]
 )
