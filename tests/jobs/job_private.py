@@ -44,7 +44,9 @@ def look_around() -> None:
         **{cache.variable: os.environ[cache.variable] for cache in CACHES},
     }
     modes = {name: oct(Path(path).stat().st_mode & 0o777) for name, path in places.items() if Path(path).exists()}
-    say(json.dumps({"rank": me.rank, "places": places, "modes": modes}))
+    # Here and now: links among them are gone after the job.
+    real = {name: str(Path(path).resolve()) for name, path in places.items()}
+    say(json.dumps({"rank": me.rank, "places": places, "real": real, "modes": modes}))
 
 
 @task(task_config=SafeTorch(nproc_per_node=2))
