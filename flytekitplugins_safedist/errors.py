@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="SafedistError")
 
 
 def _rebuild(cls: type[SafedistError], state: dict[str, Any]) -> SafedistError:
@@ -29,10 +31,14 @@ class SafedistError(Exception):
         hint: the next step for the reader.
 
     Attributes:
-        platforms: whose doing it is. Not the user's: what nobody but the platform can cause, and another try may mend.
+        platforms: the code of an error that no user can cause, and that another attempt may mend: a free one. "" where
+            it is the user's, as all are that are not listed at the end of this module.
+        echo: 1 of an error that tells of another rank's, 2 of one that only says that a rank is gone: not the cause
+            where more is known.
     """
 
-    platforms: bool = False
+    platforms: str = ""
+    echo: int = 0
     what: str
     where: Mapping[str, object]
     seen: object
@@ -72,6 +78,16 @@ class SafedistError(Exception):
         if self.hint:
             text += f"{'' if text.endswith('.') else '.'} Next step: {self.hint}"
         return text
+
+    @property
+    def error_code(self) -> str:
+        """What flytekit uploads as the error's code: it asks for this very name."""
+        return self.platforms or f"USER:{type(self).__name__}"
+
+    def echoing(self: E) -> E:
+        """This very error, as one that tells of another rank's."""
+        self.echo = 1
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ calls cls(*args), which loses keyword-only facts.
@@ -158,8 +174,6 @@ class ScratchError(SafedistError):
 class LaunchError(SafedistError):
     """The ranks of this node could not be started, or the process that starts them has died."""
 
-    platforms = True
-
 
 class LaunchTimeoutError(LaunchError, TimeoutError):
     """The process that starts the ranks is there, and has not answered in its time. A ``TimeoutError`` too."""
@@ -183,8 +197,6 @@ class RankFailedError(SafedistError):
 class RankKilledError(SafedistError):
     """A rank was ended by a signal, or left without saying why. Flyte should retry: this is infrastructure."""
 
-    platforms = True
-
 
 class JobInterruptedError(SafedistError):
     """The agent was told to stop (SIGTERM, SIGINT) and ended its ranks.
@@ -200,25 +212,17 @@ class JobInterruptedError(SafedistError):
         self.number = number
         return self
 
-    platforms = True
-
 
 class RendezvousError(SafedistError):
     """The nodes of the job did not come together, or lost each other."""
-
-    platforms = True
 
 
 class StagingError(SafedistError):
     """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""
 
-    platforms = True
-
 
 class CodeNotFoundError(StagingError):
     """The store works, and the archive is not in it. Retrying will not help; registering again will."""
-
-    platforms = False
 
 
 class ArchiveError(SafedistError):
@@ -277,6 +281,8 @@ class WorkFailedError(FsError):
 class WorkerLostError(FsError):
     """The one caller that did the work died, or showed no sign of life, before it was done."""
 
+    echo = 2
+
 
 class PublishError(FsError):
     """A directory made by many ranks was not published; readers see what was there before."""
@@ -323,8 +329,22 @@ class RenderError(SafedistError):
 class MpiLaunchError(SafedistError):
     """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
 
-    platforms = True
-
 
 class MigrationError(SafedistError):
     """A task config of another plugin has no counterpart here."""
+
+
+_PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
+    "SYSTEM:RanksNotStarted": (LaunchError,),
+    "SYSTEM:SIGKILL": (RankKilledError,),
+    "SYSTEM:Stopped": (JobInterruptedError,),
+    "SYSTEM:RendezvousTimeout": (RendezvousError,),
+    "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError, StoreLostError, MpiLaunchError),
+    "SYSTEM:Storage": (StagingError,),
+    "SYSTEM:NodeDisk": (StaleHandleError, FsIoError),
+    "": (CodeNotFoundError,),
+}
+for _code, _kinds in _PLATFORMS.items():
+    for _kind in _kinds:
+        _kind.platforms = _code  # and of its subclasses, until they have their own
+del _kind

@@ -114,6 +114,6 @@ def _listed(crew: Crew, places_of: Callable[[], list[list[Store]]]) -> tuple[lis
     if failure is not None:
         raise failure
     if "error" in answer:
-        raise CheckpointError("rank 0 could not find what to resume from", seen=answer["error"])
+        raise CheckpointError("rank 0 could not find what to resume from", seen=answer["error"]).echoing()
     saves = [Save(open_store(url), name, Manifest.from_bytes(text.encode())) for url, name, text in answer["saves"]]
     return saves, answer["faults"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import re
 
+from ..errors import SafedistError, WorkFailedError
+
 
 class Outlook(enum.Enum):
     """What an error from a store means."""
@@ -30,7 +32,9 @@ _DENIED_NAMES = {
 }
 """Exceptions of botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds."""
 
-_BUSY = re.compile(r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error")
+_BUSY = re.compile(
+    r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
+)
 """Statuses that ask for patience, and exceptions of aiohttp and botocore that mean the network, by name."""
 
 _QUERY = re.compile(r"(\w+://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
@@ -42,16 +46,36 @@ def judge(error: BaseException) -> Outlook:
     The first cause decides: fsspec's HTTP file system says "not found" for everything, a refused connection included.
     """
     for cause in _causes(error):
-        codes = _codes(cause)
-        if isinstance(cause, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
-            return Outlook.DENIED
-        if isinstance(cause, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
-            return Outlook.MISSING
-        if isinstance(cause, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
-            return Outlook.TRANSIENT
+        known = _known(cause)
+        if known is not None:
+            return known
     if isinstance(error, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
         return Outlook.UNSUPPORTED
     return Outlook.TRANSIENT
+
+
+def failed_by_itself(error: SafedistError) -> bool:
+    """Whether an error of ours was raised from one that no user can cause: one of ours that is the platform's, or a
+    store's that may pass. What the user's own work has raised is the user's, whatever it is."""
+    for cause in _causes(error)[:-1]:
+        if isinstance(cause, SafedistError):
+            if cause.platforms:
+                return True
+        elif not isinstance(error, WorkFailedError) and (known := _known(cause)) is not None:
+            return known is Outlook.TRANSIENT
+    return False
+
+
+def _known(error: BaseException) -> Outlook | None:
+    """What ``error`` is known to mean by itself; None where nobody has heard of it."""
+    codes = _codes(error)
+    if isinstance(error, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
+        return Outlook.DENIED
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
+        return Outlook.MISSING
+    if isinstance(error, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
+        return Outlook.TRANSIENT
+    return None
 
 
 def one_line(error: BaseException) -> str:

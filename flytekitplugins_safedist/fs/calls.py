@@ -61,7 +61,8 @@ _MEANING: dict[int, tuple[type[FsError], str, str]] = {
 def explain(error: OSError, path: str | os.PathLike[str], doing: str) -> FsError:
     """The FsError that says what ``error`` means for ``path``, with host and file system."""
     number = error.errno or 0
-    cls, meaning, hint = _MEANING.get(number, (FsIoError, error.strerror or str(error), "see the file server's log"))
+    unknown = FsIoError if number in FAILED | STALE else FsError
+    cls, meaning, hint = _MEANING.get(number, (unknown, error.strerror or str(error), "see the file server's log"))
     where = {"path": os.fspath(path), "host": host(), "file_system": str(mount_of(path))}
     return cls(f"cannot {doing}: {meaning}", where=where, seen=errno.errorcode.get(number, str(error)), hint=hint)
 

@@ -156,7 +156,7 @@ def _once(group: Group, key: str, work: Callable[[], T], on_death: OnDeath, time
                 return result
             if "error" in verdict:
                 group.failed(key, generation)
-                raise _failed(key, verdict)
+                raise _failed(key, verdict).echoing()
             if on_death == "fail":
                 break
     group.failed(key, generation)

@@ -213,7 +213,7 @@ def _failed(target: Path, reports: list[dict[str, str]]) -> PublishError | None:
             where={"path": target, "first_failed_rank": rank},
             seen=error,
             hint="see that rank's own error",
-        )
+        ).echoing()
     meant = {report["meant"]: rank for rank, report in reversed(list(enumerate(reports)))}
     if len(meant) > 1:
         return PublishError(

@@ -17,21 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import (
-    FencedError,
-    GroupClosedError,
-    JobInterruptedError,
-    LaunchError,
-    MpiLaunchError,
-    NodeLostError,
-    NotReplacedError,
-    RankFailedError,
-    RankKilledError,
-    RendezvousError,
-    RendezvousTimeoutError,
-    SafedistError,
-    StoreLostError,
-)
+from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
 from ..ranks.disk_limit import DiskLimit
 from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code, is_consequence
 from ..ranks.scratch import FULL_ERRNOS
@@ -85,19 +71,6 @@ BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLE
 _PLATFORM_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 """Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
 
-_CODES: tuple[tuple[type[SafedistError], Code], ...] = (
-    (NotReplacedError, Code.NODE_LOST),
-    (RendezvousTimeoutError, Code.RENDEZVOUS),
-    (NodeLostError, Code.NODE_LOST),
-    (StoreLostError, Code.NODE_LOST),
-    (GroupClosedError, Code.NODE_LOST),
-    (RendezvousError, Code.RENDEZVOUS),
-    (LaunchError, Code.LAUNCH),
-    (MpiLaunchError, Code.NODE_LOST),
-    (JobInterruptedError, Code.STOPPED),
-)
-"""Of the platform's errors; the first class that fits. Everything else is a mistake that would repeat."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -122,7 +95,7 @@ class Verdict:
 
 def is_infrastructure(error: SafedistError) -> bool:
     """Whether an error that kept a job from running, or ended its agent, is the platform's and worth a retry."""
-    return isinstance(error, tuple(kind for kind, _ in _CODES))
+    return bool(error.platforms)
 
 
 def of_error(error: SafedistError) -> Verdict | None:
@@ -131,12 +104,9 @@ def of_error(error: SafedistError) -> Verdict | None:
     None where the error says nothing about the job: it is the user's or a mistake (flytekit uploads it as it is), or
     this process is fenced off: another one has taken its place, and it has no say.
     """
-    if isinstance(error, FencedError):
+    if isinstance(error, FencedError) or not is_infrastructure(error):
         return None
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, code.value, error, time.time_ns())
-    return None
+    return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, error.platforms, error, time.time_ns())
 
 
 def judge(
@@ -197,7 +167,9 @@ def _platforms(cause: RankOutcome) -> str | None:
             return None
         if BROKEN_ERRNOS.intersection(raised.errnos):
             return Code.DISK.value
-        return Code.STORAGE.value if raised.fault is Fault.SYSTEM else None
+        if raised.fault is not Fault.SYSTEM:
+            return None
+        return raised.code or Code.STORAGE.value
     if number not in _PLATFORM_SIGNALS or (number == signal.SIGKILL and cause.out_of_memory):
         return None
     return f"SYSTEM:{signal.Signals(number).name}"

@@ -52,6 +52,7 @@ class Raised:
             disk).
         errnos: ``errno`` of every OSError in the chain of causes.
         consequence: whether it only says that a peer was lost (connection closed, collective aborted).
+        told: whether it is another rank's failure, told here.
         code: the exception's own ``error_code``, which flytekit shows in place of its own; "" where it has none.
     """
 
@@ -62,6 +63,7 @@ class Raised:
     repeats: bool = False
     errnos: tuple[int, ...] = ()
     consequence: bool = False
+    told: bool = False
     code: str = ""
 
     def __post_init__(self) -> None:
@@ -183,14 +185,14 @@ def _order(outcome: RankOutcome) -> tuple[int, int, int]:
 
 def echo(outcome: RankOutcome) -> int:
     """How far this failure is from a cause: 0 where it speaks for itself, 1 for a collective that timed out (2 where no
-    other rank of its node was elsewhere then), 3 for an abort, which may be the echo of a lost peer or the cause of
-    one, and 4 for an exception that says that a peer was lost.
+    other rank of its node was elsewhere then), 3 for one that tells of another rank's, and for an abort, which may be
+    the echo of a lost peer or the cause of one, and 4 for an exception that says that a peer was lost.
 
     Not by time alone: the peers of a rank that aborts raise before its end is seen. An abort that others had to wait
     for would have ended the round long before their time was up.
     """
     if not is_consequence(outcome):
-        return 0
+        return 3 if outcome.raised is not None and outcome.raised.told else 0
     if outcome.timed_out:
         return 1 if outcome.others else 2
     return 4 if outcome.raised is not None else 3

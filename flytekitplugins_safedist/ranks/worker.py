@@ -24,15 +24,22 @@ from types import TracebackType
 from .. import log
 from ..compat import flytekit as flytekit_inside
 from ..errors import (
+    CheckpointError,
     ConfigError,
+    FsAccessError,
+    FsUnsupportedError,
     IncompatibleVersionError,
     MissingDependencyError,
     NoTerminalError,
     NotInTaskError,
+    PathBlockedError,
     PayloadError,
+    ReadOnlyFsError,
     SafedistError,
+    TopologyError,
 )
 from ..flyte import storage_clients, task_context, uploads
+from ..flyte.storage_errors import failed_by_itself
 from . import context, debugger, importer, payload, preload, process_tree, replicas, shared_page, users_code
 from .context import RankContext
 from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer, speaks_of_timeout
@@ -49,15 +56,11 @@ _TELL_SECONDS = 5.0
 """For the user's exception to turn itself into text."""
 
 _REPEATING = (
-    ImportError,
-    SyntaxError,
-    ConfigError,
-    IncompatibleVersionError,
-    MissingDependencyError,
-    NotInTaskError,
-    NoTerminalError,
-    PayloadError,
+    *(ImportError, SyntaxError, ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError),
+    *(NoTerminalError, PayloadError, CheckpointError, PathBlockedError, FsAccessError, ReadOnlyFsError),
+    *(FsUnsupportedError, TopologyError),
 )
+"""Where they are the user's, the same comes again at every start of the ranks."""
 
 
 @dataclass(frozen=True)
@@ -251,17 +254,19 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
     silent = f"<no message: str() of it did not return within {_TELL_SECONDS:g} s>"
     message = users_code.ask(lambda: _message(error), lambda: silent, within=_TELL_SECONDS)
+    fault, echo = _fault(error), error.echo if isinstance(error, SafedistError) else 0
     causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
     errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
     return Raised(
         type=qualified,
         message=message,
         traceback=shown,
-        fault=_fault(error),
-        repeats=isinstance(error, _REPEATING) or not FULL_ERRNOS.isdisjoint(errnos),
+        fault=fault,
+        repeats=(isinstance(error, _REPEATING) and fault is Fault.USER) or not FULL_ERRNOS.isdisjoint(errnos),
         errnos=errnos,
-        consequence=world_size > 1 and speaks_of_lost_peer(qualified, message),
-        code=_own_code(error),
+        consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
+        told=echo == 1,
+        code=_own_code(error, fault),
     )
 
 
@@ -274,8 +279,11 @@ def _message(error: BaseException) -> str:
         return f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
 
 
-def _own_code(error: BaseException) -> str:
-    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException)."""
+def _own_code(error: BaseException, fault: Fault) -> str:
+    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException). Of the
+    platform's that of our class, if it has one."""
+    if fault is Fault.SYSTEM:
+        return error.platforms if isinstance(error, SafedistError) else ""
     code = getattr(error, "error_code", None)
     return str(code) if isinstance(code, (str, int)) else ""
 
@@ -289,9 +297,9 @@ def _fault(error: BaseException) -> Fault:
         return Fault.SYSTEM
     if isinstance(error, FlyteRecoverableException):
         return Fault.RECOVERABLE
-    if isinstance(error, SafedistError) and not isinstance(error, _REPEATING):
-        return Fault.SYSTEM
-    return Fault.USER
+    # Ours say by their class whose doing they are, or by what they were raised from.
+    is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))
+    return Fault.SYSTEM if is_platforms else Fault.USER
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

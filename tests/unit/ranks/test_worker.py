@@ -23,7 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import (
+    CheckpointError,
     ConfigError,
+    FsIoError,
     MissingDependencyError,
     NotInTaskError,
     PayloadError,
@@ -112,7 +114,9 @@ def test_a_record_has_type_message_and_the_whole_traceback_with_its_causes() -> 
         (MissingDependencyError("x"), Fault.USER, True),
         (NotInTaskError("x"), Fault.USER, True),
         (PayloadError("x"), Fault.USER, True),
-        (ScratchError("x"), Fault.SYSTEM, False),
+        (ScratchError("x"), Fault.USER, False),
+        (FsIoError("x"), Fault.SYSTEM, False),
+        (CheckpointError("x"), Fault.USER, True),
         (FlyteRecoverableException("x"), Fault.RECOVERABLE, False),
         (MyRecoverableError("x"), Fault.RECOVERABLE, False),
         (FlyteDownloadDataException("x"), Fault.SYSTEM, False),
