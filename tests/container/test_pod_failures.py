@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,12 +92,11 @@ def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure(job: Mak
     assert "was killed by SIGKILL" in error.message
 
 
-@both
-def test_a_node_that_comes_45_s_late_is_waited_for(job: Make, backend: str) -> None:
-    late = job(f"{backend}_2x2", steps=20)
+def test_a_node_that_comes_later_than_30_s_is_waited_for(job: Make) -> None:
+    late = job("torch_2x2", steps=20)  # no backend has a part in it: the agents wait, before there are ranks
     first, second = late.pods
     first.start()
-    time.sleep(45)  # what the test is about
+    first.says("more at most (not there yet)")  # after 30 s, where libraries' own deadlines would be over
     assert first.runs
     second.start()
     succeeded(late, late.wait(SOON))
@@ -249,14 +247,16 @@ def test_a_node_that_is_paused_for_longer_than_the_heartbeat_is_replaced_or_take
 
 
 @both
-def test_a_partition_of_75_s_costs_a_round_and_not_the_job(job: Make, backend: str, pods_gate: Gate) -> None:
+def test_a_partition_longer_than_the_heartbeat_costs_a_round_and_not_the_job(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
     how = gated(pods_gate)
+    how["environment"]["TEST_HEARTBEAT"] = "10"
     going = job(f"{backend}_2x2", **how, steps=20)
     first, second = going.start()
     pods_gate.heard(4)
     with second.partitioned():
-        time.sleep(75)  # what the test is about
-    first.says("node(s) 1 lost")
+        first.says("node(s) 1 lost (no sign of life for 10 s)")
     assert all("round 0" not in line for line in pods_gate.heard(4))
     pods_gate.let_go(4)
     ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
