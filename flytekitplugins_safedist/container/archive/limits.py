@@ -38,6 +38,3 @@ MAX_EXTENDED_TOTAL = 4 << 20
 EXTENDED_PER_MEMBER = 16 << 10
 """Bytes of all such headers: each record costs as much to read as a file, and five bytes make one. A member needs two
 paths at most."""
-
-MAX_LINK_STEPS = 2_000_000
-"""Steps of all walks along symbolic links, in one archive: some seconds."""

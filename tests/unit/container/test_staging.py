@@ -84,6 +84,19 @@ def test_every_named_point_is_passed_in_order(node):
     assert node.points == [point for point in POINTS if point != "waiting"]
 
 
+def test_links_that_leave_the_project_are_staged_as_they_are_and_nothing_is_written_where_they_lead(node):
+    data = node.root / "mnt"
+    data.mkdir()
+    links = [symlink(".venv/bin/python", "/usr/bin/python3"), symlink("data", str(data)), symlink("up", "../..")]
+    node.archive.write_bytes(targz([member("main.py", b""), *links]))
+    node.dest.mkdir()
+    for _ in range(2):
+        node.stage()
+        found = {path: os.readlink(node.dest / path) for path in (".venv/bin/python", "data", "up")}
+        assert found == {".venv/bin/python": "/usr/bin/python3", "data": str(data), "up": "../.."}
+    assert list(data.iterdir()) == []
+
+
 def test_a_restart_fetches_nothing_and_changes_nothing(node):
     first = node.stage()
     before = snapshot(node.dest)
