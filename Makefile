@@ -66,7 +66,7 @@ test: $(DEV_STAMP) $(HOROVOD_STAMP)
 
 ## make check           lint, types, and the tests that start no processes: the first tier, for the edit loop
 check: lint types $(HOROVOD_STAMP)
-	$(PYTEST) -m "not processes" tests/unit tests/golden $(PYTEST_OPTIONS)
+	$(PYTEST) -m "not processes" tests/unit tests/contracts/golden $(PYTEST_OPTIONS)
 
 ## make examples        every other example, on this machine
 examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)

@@ -28,12 +28,12 @@ ROOT = Path(__file__).parent
 RESULTS = ROOT / ".nox" / "results.jsonl"
 SMOKE_TESTS = (
     "tests/unit/test_import.py",
-    "tests/race/test_replica_outlives_group.py",
-    "tests/race/test_failures.py::test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round",
-    "tests/race/test_failures.py::test_horovod_meets_again_after_a_restart",
-    "tests/race/test_failures.py::test_pyflyte_execute_uploads_outputs_on_success",
-    "tests/race/test_startmethods.py::test_preload_and_spawn_give_the_same_results",
-    "tests/race/test_staging_race.py::test_32_processes_of_one_node_fetch_and_unpack_once",
+    "tests/agents/test_replica_outlives_group.py",
+    "tests/agents/test_failures.py::test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round",
+    "tests/agents/test_failures.py::test_horovod_meets_again_after_a_restart",
+    "tests/agents/test_failures.py::test_pyflyte_execute_uploads_outputs_on_success",
+    "tests/agents/test_startmethods.py::test_preload_and_spawn_give_the_same_results",
+    "tests/agents/test_staging_race.py::test_32_processes_of_one_node_fetch_and_unpack_once",
 )
 """What a version of torch, flytekit or Python can break: a name that pytest does not find fails the session."""
 WANTED = ("flytekit", "flytekitplugins-kfmpi", "flytekitplugins-kfpytorch")

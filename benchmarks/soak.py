@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import soaking
 from flyteidl.core import errors_pb2, literals_pb2
 
-from tests.procs import Ended, Gate, Running, Warm, gate
-from tests.proxy import Proxy
+from tests.harness.procs import Ended, Gate, Running, Warm, gate
+from tests.harness.proxy import Proxy
 
 BOUND_SECONDS = 180.0
 """For one job: three heartbeats, two starts of each pod and the waits between them, on a machine that is busy."""

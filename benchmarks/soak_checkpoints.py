@@ -1,8 +1,9 @@
 """A soak of checkpoints: ranks, agents and what serves the store are killed with SIGKILL while a job saves.
 
 Each run is a chain of lives of one job, in one place: a directory, a file system that two nodes see late, from caches
-and with lost replies (tests/fusefs.py), or S3 (moto's server, behind a proxy that can be killed). Saves are full or
-sharded, and the number of ranks changes from life to life; some jobs have an agent, which starts killed ranks again.
+and with lost replies (tests/harness/fusefs.py), or S3 (moto's server, behind a proxy that can be killed). Saves are
+full or sharded, and the number of ranks changes from life to life; some jobs have an agent, which starts killed ranks
+again.
 Each life is killed at a point of a save, at a call of the writing thread to the file system, or at any time, and the
 next one resumes. Every state that is resumed must be of one save, and never older than the last committed one.
 
@@ -30,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import soaking
 
 from flytekitplugins_safedist.checkpoint import points
-from tests.fusefs import FuseMount
-from tests.moto_s3 import BUCKET, S3
-from tests.procs import Warm
-from tests.proxy import Proxy
-from tests.race.checkpoint.lives import Kill, Life, faults, lived
-from tests.race.fs.ranks import Process, pause
+from tests.checkpoint.lives import Kill, Life, faults, lived
+from tests.fs.ranks import Process, pause
+from tests.harness.fusefs import FuseMount
+from tests.harness.moto_s3 import BUCKET, S3
+from tests.harness.procs import Warm
+from tests.harness.proxy import Proxy
 
 CALLS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 LATE_SECONDS = 0.3
@@ -51,7 +52,7 @@ LYING = {
         for when in ("before", "after")
     ],
 }
-"""What the file system does to its nodes (tests/fusefs_server.py)."""
+"""What the file system does to its nodes (tests/harness/fusefs_server.py)."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.procs import Warm, listening_for_workers
+from tests.harness.procs import Warm, listening_for_workers
 
 Run = TypeVar("Run")
 

@@ -3,7 +3,7 @@
 Needs neither Flyte nor torch, nor a network file system: processes of this machine play the ranks, and a stand-in
 (``late_client``) plays the client of a network file system that does not see yet what another client has made. It
 answers the looks of one process, from Python, with "no such file"; making and renaming go to the real file system, as
-they go to the real server. Seconds are a twentieth of those that users reported. (``tests/race/fs`` shows the same over
+they go to the real server. Seconds are a twentieth of those that users reported. (``tests/fs`` shows the same over
 FUSE mounts, with nothing patched.)
 """
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import needs
-from tests.procs import TO_TRAIN, Gate, Warm, gate, listening_for_workers
-from tests.shared import directory_of_all_workers, shared
+from tests.harness import needs
+from tests.harness.procs import TO_TRAIN, Gate, Warm, gate, listening_for_workers
+from tests.harness.shared import directory_of_all_workers, shared
 
 # A loaded machine is slow, not wrong: no test of this project fails because of the time that an example took.
 settings.register_profile("safedist", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,7 +4,7 @@
 is a replica, gone with the function's frame, Gloo's threads are joined while Python's lock is held
 (``Reducer::~Reducer``, ``ProcessGroupGloo::~ProcessGroupGloo``), and one of them may be waiting for that lock to free
 the tensor of the last collective. Both then wait for ever (docs/versions.md has the stacks,
-tests/race/test_replica_outlives_group.py the order).
+tests/agents/test_replica_outlives_group.py the order).
 
 Python's own reference to what has the threads does it right: when it is the last to go, the lock is let go of first
 (c10d's ``intrusive_ptr_no_gil_destructor_class_``). So here one stays until the native parts of the replica are gone,

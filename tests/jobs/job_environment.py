@@ -10,7 +10,7 @@ import subprocess
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
 AT_IMPORT = os.environ.get("OMP_NUM_THREADS")

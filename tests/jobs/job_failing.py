@@ -15,7 +15,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
 from flytekitplugins_safedist.fs import barrier
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 
 class Unlucky(FlyteRecoverableException):

@@ -1,4 +1,4 @@
-"""A job of one pod that lives a life (tests/race/checkpoint/lives.py): ``$TEST_LIFE``; a round is a life of its own."""
+"""A job of one pod that lives a life (tests/checkpoint/lives.py): ``$TEST_LIFE``; a round is a life of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
-from tests.race.checkpoint.lives import Kill, Life, live
+from tests.checkpoint.lives import Kill, Life, live
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1, timeouts=Timeouts(stop=1, exit=5)))

@@ -9,7 +9,7 @@ from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60)
 

@@ -17,7 +17,7 @@ from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
 from flytekitplugins_safedist.checkpoint import Checkpoints, checkpoints
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 SAVED, LAST = 1, 3
 """Of the first round: the step that is saved as usual, and the last one that is done."""

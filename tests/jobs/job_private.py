@@ -15,7 +15,7 @@ from flytekit import current_context, task
 
 from flytekitplugins_safedist import Logs, SafeTorch, Scratch, Timeouts, current_rank
 from flytekitplugins_safedist.config.caches import CACHES
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
 WHERE = os.environ.get("TEST_SCRATCH")

@@ -12,7 +12,7 @@ from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
 from flytekitplugins_safedist.ranks import replicas
-from tests.procs import say
+from tests.harness.procs import say
 
 if "TEST_SEED" in os.environ:
     random.seed(int(os.environ["TEST_SEED"]))

@@ -18,7 +18,7 @@ from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 from flytekitplugins_safedist.checkpoint import Checkpoints
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 STEP = 11

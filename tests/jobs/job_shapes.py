@@ -20,7 +20,7 @@ from flytekit.types.error import FlyteError
 from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
-from tests.procs import say
+from tests.harness.procs import say
 
 TWO = SafeTorch(nproc_per_node=2)
 

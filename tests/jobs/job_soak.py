@@ -10,7 +10,7 @@ import time
 from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 TIMEOUTS = Timeouts(stop=1, exit=5, heartbeat=8, rendezvous=90, upload=90, start=90)
 STEPS = 10

@@ -7,7 +7,7 @@ import os
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 say(f"importing in {os.getpid()}")
 heard = False

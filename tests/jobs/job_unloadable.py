@@ -9,7 +9,7 @@ from contextlib import suppress
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
-from tests.procs import say, wait_for_word
+from tests.harness.procs import say, wait_for_word
 
 
 def broken(how: str) -> None:

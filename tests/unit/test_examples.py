@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs import ROOT
+from tests.harness.procs import ROOT
 
 EPOCHS = 14
 BACKENDS = ["ddp", pytest.param("horovod", marks=pytest.mark.horovod)]

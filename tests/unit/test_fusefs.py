@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests import fusefs_server
+from tests.harness import fusefs_server
 
 
 class _MeanwhileMade(str):

@@ -9,7 +9,7 @@ from typing import Any
 from flytekit.image_spec.default_builder import create_docker_context
 from packaging.requirements import Requirement
 
-from tests.procs import ROOT
+from tests.harness.procs import ROOT
 
 README = (ROOT / "README.md").read_text()
 

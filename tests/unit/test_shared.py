@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.shared import shared
+from tests.harness.shared import shared
 
 
 def test_it_is_made_once_and_ended_by_the_last_to_leave(tmp_path: Path) -> None:

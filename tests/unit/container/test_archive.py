@@ -20,7 +20,7 @@ from backports import zstd
 from flytekitplugins_safedist.container.archive import INFLATER, Inflate, Limits, unpack
 from flytekitplugins_safedist.container.archive.tar import _sum
 from flytekitplugins_safedist.errors import ArchiveError
-from tests.tarballs import directory, hardlink, member, project, snapshot, symlink, tar, targz
+from tests.harness.tarballs import directory, hardlink, member, project, snapshot, symlink, tar, targz
 
 
 def chunked(data: bytes, size: int = 1 << 18):

@@ -19,7 +19,7 @@ NOBODY = 65534
 def test_ordinary_archives_are_read_as_by_tar_and_others_unpacked_or_refused(user):
     become = ["--uid", str(NOBODY)] if user == "nobody" and os.geteuid() == 0 else []
     done = subprocess.run(
-        [sys.executable, "-m", "tests.archive_fuzz", "--examples", "60", "--seed", "20261121", *become],
+        [sys.executable, "-m", "tests.harness.archive_fuzz", "--examples", "60", "--seed", "20261121", *become],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.container.archive import Limits, unpack
 from flytekitplugins_safedist.errors import ArchiveError
-from tests.archives_made import EDIT, FORMATS, ITEM, PATH, SEEDS, mutated, ordinary
-from tests.tarballs import directory, member, snapshot, symlink, targz
+from tests.harness.archives_made import EDIT, FORMATS, ITEM, PATH, SEEDS, mutated, ordinary
+from tests.harness.tarballs import directory, member, snapshot, symlink, targz
 
 pytestmark = pytest.mark.processes
 

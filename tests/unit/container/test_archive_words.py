@@ -23,7 +23,7 @@ from flytekitplugins_safedist.container.archive.limits import (
 from flytekitplugins_safedist.container.archive.tar import _MAX_SECONDS, safe_path
 from flytekitplugins_safedist.container.archive.unpack import IMPLIED, TreeEntry
 from flytekitplugins_safedist.errors import ArchiveError
-from tests.tarballs import directory, hardlink, member, symlink, tar
+from tests.harness.tarballs import directory, hardlink, member, symlink, tar
 
 
 def raw(name: str = "m", data: bytes = b"", **fields: bytes) -> bytes:

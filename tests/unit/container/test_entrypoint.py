@@ -14,9 +14,9 @@ from flyteidl.core import errors_pb2, literals_pb2
 
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.errors import ConfigError, StagingError
-from tests.objectstore import ObjectStore
-from tests.procs import Ended, Warm, ignored_signals
-from tests.tarballs import project
+from tests.harness.objectstore import ObjectStore
+from tests.harness.procs import Ended, Warm, ignored_signals
+from tests.harness.tarballs import project
 
 pytestmark = pytest.mark.processes
 

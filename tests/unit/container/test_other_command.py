@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.procs import ignored_signals
+from tests.harness.procs import ignored_signals
 
 INIT = """
 import sys

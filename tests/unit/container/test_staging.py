@@ -30,7 +30,7 @@ from flytekitplugins_safedist.container.staging.locks import WorkDir, one_at_a_t
 from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import public
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
-from tests.tarballs import directory, member, project, snapshot, symlink, targz
+from tests.harness.tarballs import directory, member, project, snapshot, symlink, targz
 
 FILES = {"main.py": "import pkg", "pkg/__init__.py": "", "pkg/deep/data.bin": b"\0\1" * 700}
 
@@ -333,7 +333,7 @@ def test_missing_code_says_to_register_again(node):
     ],
 )
 def test_a_disk_that_refuses_is_one_clear_error(node, monkeypatch, number, words):
-    # The kernel's refusal in the middle of unpacking; tests/race has the real full disk and the real failing device.
+    # The kernel's refusal in the middle of unpacking; tests/agents has the real full disk and the real failing device.
     real = os.write
 
     def failing(fd, data):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.container.staging import CodeStore, Keep, Options, Retry, keeping, stage
-from tests.staging_actors import actors_fixture, archive, place_fixture  # noqa: F401  (fixtures)
-from tests.tarballs import project
+from tests.harness.staging_actors import actors_fixture, archive, place_fixture  # noqa: F401  (fixtures)
+from tests.harness.tarballs import project
 
 NOTHING = Keep(seconds=0.0, size=0)
 """Everything that nobody uses is too much."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.moto_s3 import BUCKET, S3
-from tests.objectstore import ObjectStore
-from tests.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
+from tests.harness.moto_s3 import BUCKET, S3
+from tests.harness.objectstore import ObjectStore
+from tests.harness.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +36,7 @@ def test_several_processes_get_the_object_once(place, actors, s3):
 def test_an_object_that_was_overwritten_is_noticed_by_its_tag(place, actors, s3):
     uri = s3.put("again/fast.tar.gz", place.uri.read_bytes())
     first = actors(uri, place.dest, place.store, environment=s3.environment).go().end()
-    from tests.staging_actors import archive
+    from tests.harness.staging_actors import archive
 
     s3.put("again/fast.tar.gz", archive(place.root / "second.tar.gz", version="2").read_bytes())
     second = actors(uri, place.dest, place.store, environment=s3.environment).go().end()
@@ -67,7 +67,7 @@ def test_a_store_that_refuses_the_credentials_is_named(place, actors, s3):
 def test_a_task_runs_from_s3_to_s3(tmp_path, s3):
     from flyteidl.core import literals_pb2
 
-    from tests.tarballs import project
+    from tests.harness.tarballs import project
 
     workflow = "from flytekit import task\n@task\ndef t(n: int) -> int:\n    import late\n    return late.V + n\n"
     uri = s3.put("run/fast.tar.gz", project({"wf.py": workflow, "late.py": "V = 40"}))

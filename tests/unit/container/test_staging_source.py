@@ -17,8 +17,8 @@ from flytekitplugins_safedist.container.staging.source import _RANGE
 from flytekitplugins_safedist.container.staging.watch import Watch
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
 from flytekitplugins_safedist.flyte.storage_errors import Outlook, judge
-from tests.objectstore import ObjectStore
-from tests.tarballs import project
+from tests.harness.objectstore import ObjectStore
+from tests.harness.tarballs import project
 
 BLOB = os.urandom(2 * _RANGE + 12345)
 ARCHIVE = project({"main.py": "V = 1", "blob.bin": BLOB})

@@ -32,7 +32,7 @@ from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import ObjectIdentity
 from flytekitplugins_safedist.container.staging.watch import Abandoned, Watch
 from flytekitplugins_safedist.errors import ArchiveError, StagingError
-from tests.tarballs import directory, member, project, targz
+from tests.harness.tarballs import directory, member, project, targz
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from flytekitplugins_safedist.flyte import put_new as module
 from flytekitplugins_safedist.flyte.put_new import NoConditionError, put_new
-from tests.moto_s3 import BUCKET, S3
+from tests.harness.moto_s3 import BUCKET, S3
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

@@ -1,7 +1,7 @@
 """What ``atomic_write`` makes of replies that are lost, one after the other.
 
 Played by the two calls themselves, because the order of faults cannot be told to a FUSE client exactly: the kernel asks
-for attributes when it pleases. ``tests/race/fs`` has real clients that fail by chance.
+for attributes when it pleases. ``tests/fs`` has real clients that fail by chance.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.fs import claim, claims, mount_info, process
 from flytekitplugins_safedist.fs.claims import Claim, Owner
 from flytekitplugins_safedist.fs.process import ProcessRecord, is_provably_dead, this_process
-from tests.fusefs import FuseMount, require
+from tests.harness.fusefs import FuseMount, require
 
 
 def test_a_claim_leaves_nothing_behind(tmp_path):

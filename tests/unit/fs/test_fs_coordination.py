@@ -16,7 +16,7 @@ from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 from flytekitplugins_safedist.fs.file_coordination import FileCoordinationStore
 from flytekitplugins_safedist.fs.mount_info import Mount
 from flytekitplugins_safedist.fs.torch_coordination import TorchCoordinationStore
-from tests.fusefs import FuseMount, require
+from tests.harness.fusefs import FuseMount, require
 
 
 def _tcp_store():

@@ -18,7 +18,7 @@ from flytekitplugins_safedist.errors import (
 )
 from flytekitplugins_safedist.fs import calls, dirs, ensure_dir
 from flytekitplugins_safedist.fs.mount_info import Mount
-from tests.fusefs import FuseMount, require
+from tests.harness.fusefs import FuseMount, require
 
 
 def test_it_makes_parents_and_is_content_with_what_is_there(tmp_path):

@@ -19,7 +19,7 @@ from flytekitplugins_safedist.fs import Identity, download_once, downloads, file
 from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 from flytekitplugins_safedist.fs.downloads import Progress, plan_fetch
 from flytekitplugins_safedist.fs.group import Group
-from tests.procs import until
+from tests.harness.procs import until
 
 BODY = b"weights" * 100
 DIGEST = hashlib.sha256(BODY).hexdigest()

@@ -13,7 +13,7 @@ from flytekitplugins_safedist.fs import Identity, once, once_per_job, once_per_n
 from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
 from flytekitplugins_safedist.fs.group import Group
 from flytekitplugins_safedist.fs.process import this_process
-from tests.procs import DEADLINE, until
+from tests.harness.procs import DEADLINE, until
 
 
 def test_another_thread_of_the_worker_waits_for_the_work_and_has_its_result(monkeypatch):

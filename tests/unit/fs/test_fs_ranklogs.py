@@ -8,7 +8,7 @@ import pytest
 from flytekitplugins_safedist.errors import FsError, NoSpaceError
 from flytekitplugins_safedist.fs import RankLog, merge_logs
 from flytekitplugins_safedist.fs import ranklogs as module
-from tests.fusefs import FuseMount, require
+from tests.harness.fusefs import FuseMount, require
 
 
 def test_logs_of_ranks_merge_by_time_and_keep_each_ranks_order(tmp_path, monkeypatch):

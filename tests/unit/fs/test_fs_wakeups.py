@@ -1,4 +1,4 @@
-"""The pipe that wakes waiters of the worker's machine. In one process here; in real ones in tests/race/fs."""
+"""The pipe that wakes waiters of the worker's machine. In one process here; in real ones in tests/fs."""
 
 from __future__ import annotations
 

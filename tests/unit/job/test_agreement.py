@@ -17,7 +17,7 @@ from flytekitplugins_safedist.ranks.shared_page import AgentPage, AgreedSave, Ra
 from flytekitplugins_safedist.rendezvous.agreement import RoundAgreement
 from flytekitplugins_safedist.rendezvous.client import Connection
 from flytekitplugins_safedist.rendezvous.protocol import Keys
-from tests.procs import until
+from tests.harness.procs import until
 
 DEADLINE = 60.0
 

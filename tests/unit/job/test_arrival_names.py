@@ -1,4 +1,4 @@
-"""How the nodes of one attempt find each other and nobody else: real arrivals are in tests/race/test_arrival.py."""
+"""How the nodes of one attempt find each other and nobody else: real arrivals are in tests/agents/test_arrival.py."""
 
 from __future__ import annotations
 

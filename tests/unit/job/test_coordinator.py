@@ -10,7 +10,7 @@ from flytekitplugins_safedist.ranks.outcome import RankOutcome
 from flytekitplugins_safedist.rendezvous.failure import Failure
 from flytekitplugins_safedist.rendezvous.heartbeat_monitor import HeartbeatMonitor
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
-from tests.outcomes import failed, raised
+from tests.harness.outcomes import failed, raised
 
 
 @pytest.mark.parametrize(

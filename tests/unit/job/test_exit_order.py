@@ -1,4 +1,4 @@
-"""Nodes leave when the upload is there, whoever can say so; real nodes: tests/race/test_nodes.py, tests/container."""
+"""Nodes leave when the upload is there, whoever can say so; real nodes: tests/agents, tests/containers."""
 
 from __future__ import annotations
 

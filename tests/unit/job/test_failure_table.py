@@ -1,4 +1,4 @@
-"""What the README promises of each failure, and what is uploaded of it; exit statuses of real pods: tests/race."""
+"""What the README promises of each failure, and what is uploaded of it; exit statuses of real pods: tests/agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
-from tests.outcomes import failed, outcome, raised
+from tests.harness.outcomes import failed, outcome, raised
 
 README = Path(__file__).parents[3] / "README.md"
 NOBODY, RETRIES, FLYTE = "none: the task fails", "the task's `retries`", "Flyte"

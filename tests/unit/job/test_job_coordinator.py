@@ -16,9 +16,9 @@ from flytekitplugins_safedist.ranks.outcome import RankOutcome, Status
 from flytekitplugins_safedist.rendezvous import departures
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler
 from flytekitplugins_safedist.rendezvous.jobstore import JobStore
-from tests.outcomes import failed, outcome, raised
-from tests.procs import DEADLINE
-from tests.two_nodes import one_node, together, two_nodes
+from tests.harness.outcomes import failed, outcome, raised
+from tests.harness.procs import DEADLINE
+from tests.harness.two_nodes import one_node, together, two_nodes
 
 Pair = tuple[SafedistHandler, SafedistHandler]
 WHY = "told to stop by SIGTERM"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.job.policy import Action, Decision, decide, would_repeat
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
-from tests.outcomes import OUTCOMES, RAISED, failed, outcome, raised
+from tests.harness.outcomes import OUTCOMES, RAISED, failed, outcome, raised
 
 REPEATING = failed(of=raised("ModuleNotFoundError", "No module named 'x'", repeats=True))
 

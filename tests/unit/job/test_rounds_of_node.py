@@ -9,7 +9,7 @@ import pytest
 
 from flytekitplugins_safedist.job.node_agent import NodeAgent
 from flytekitplugins_safedist.ranks.scratch import make_job, make_rank
-from tests.outcomes import failed
+from tests.harness.outcomes import failed
 
 DECIDED = object()
 

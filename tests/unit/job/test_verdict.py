@@ -35,7 +35,7 @@ from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is
 from flytekitplugins_safedist.ranks.disk_limit import DiskLimit
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.scratch import Usage
-from tests.outcomes import failed, outcome, raised
+from tests.harness.outcomes import failed, outcome, raised
 
 OVER = Decision(Action.GIVE_UP, "max_restarts=0")
 DISK = str(Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)), free=0))

@@ -14,7 +14,7 @@ from flytekit.models.types import Error, LiteralType, SimpleType, TypeStructure
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.errors import ConfigError, RankFailedError
-from tests.procs import ROOT
+from tests.harness.procs import ROOT
 
 
 @pytest.fixture

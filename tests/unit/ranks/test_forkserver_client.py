@@ -15,7 +15,7 @@ import pytest
 from flytekitplugins_safedist.errors import LaunchError
 from flytekitplugins_safedist.ranks import forkserver_client
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, RankServer, Start
-from tests.procs import DEADLINE, ROOT, alive, until
+from tests.harness.procs import DEADLINE, ROOT, alive, until
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Memory of the container: read as the kernel shows it, in both versions of control groups, and judged for the ranks.
 
-The directories are as a pod, a namespace or a bare machine show them; ``tests/container/test_image.py`` reads a real
+The directories are as a pod, a namespace or a bare machine show them; ``tests/containers/test_image.py`` reads a real
 one.
 """
 

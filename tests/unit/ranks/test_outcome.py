@@ -24,7 +24,7 @@ from flytekitplugins_safedist.ranks.outcome import (
     speaks_of_lost_peer,
     speaks_of_timeout,
 )
-from tests.outcomes import OUTCOMES, failed, outcome, raised
+from tests.harness.outcomes import OUTCOMES, failed, outcome, raised
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

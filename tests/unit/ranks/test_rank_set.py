@@ -22,14 +22,14 @@ from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, 
 from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
 from flytekitplugins_safedist.ranks.shared_page import open_page
-from tests.procs import until
+from tests.harness.procs import until
 
 LATER_NS = 8_000_000_000_000_000_000
 """After anything that a test does."""
 
 
 class Processes:
-    """Stands in for the rank server: the test says which process ended how. Real ones are in tests/race."""
+    """Stands in for the rank server: the test says which process ended how. Real ones are in tests/agents."""
 
     def __init__(self) -> None:
         self.to_come: list[EndedRank] = []
@@ -325,7 +325,7 @@ def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_
 
 
 def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
-    """The full disk is made up here; a real one is in tests/race/test_isolation.py."""
+    """The full disk is made up here; a real one is in tests/agents/test_isolation.py."""
 
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

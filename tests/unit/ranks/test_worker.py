@@ -1,6 +1,6 @@
 """What a rank is told and what it leaves: orders, and records of any exception that a user's function can raise.
 
-How a rank runs, in processes of its own, is tested with the others of its job in tests/race.
+How a rank runs, in processes of its own, is tested with the others of its job in tests/agents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flytekitplugins_safedist.ranks import worker
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
 from flytekitplugins_safedist.ranks.worker import RankOrder
-from tests.procs import DEADLINE
+from tests.harness.procs import DEADLINE
 
 
 def order(directory: Path, **environment: str) -> RankOrder:

@@ -26,8 +26,8 @@ from flytekitplugins_safedist.rendezvous.heartbeat import Heartbeat
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
 from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
 from flytekitplugins_safedist.rendezvous.settings import GroupSettings
-from tests.procs import DEADLINE, until
-from tests.two_nodes import ALONE, one_node, reserved_port, together, two_nodes
+from tests.harness.procs import DEADLINE, until
+from tests.harness.two_nodes import ALONE, one_node, reserved_port, together, two_nodes
 
 
 @pytest.fixture

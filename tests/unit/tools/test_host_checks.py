@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.tools.host_checks import check_directory, check_network, check_shared_memory
-from tests.fusefs import FuseMount, require
+from tests.harness.fusefs import FuseMount, require
 
 
 def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dict[str, Any]]]:

@@ -1,0 +1,226 @@
+"""A node that cannot begin comes to the others with its error, which ends the job at once and is uploaded once.
+
+Real nodes in processes of their own, over loopback, with the variables that a PyTorchJob gives its pods. Nothing here
+waits out ``Timeouts.rendezvous`` (90 s): an error that is lost makes these tests fail by what is uploaded.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, execution_pb2
+
+from tests.harness.procs import KILL, Ended, Running, Warm, until, uploaded_error, uploaded_output
+
+BROKEN = {"TEST_BROKEN": "yes"}
+RECOVERABLE, SYSTEM = errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM
+MISSING = "ModuleNotFoundError: No module named 'no_such_module_here'"
+
+
+class Job:
+    """Pods of one PyTorchJob."""
+
+    def __init__(self, warm: Warm, directory: Path, task: str, more: dict[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = str(free.getsockname()[1])
+        self.warm, self.directory, self.task, self.more = warm, directory, task, more or {}
+        self.started = 0
+
+    def start(
+        self, node: int, more: dict[str, str] | None = None, *, task: str = "", arguments: Sequence[str] = ()
+    ) -> Running:
+        operator = {
+            "fixed": {
+                "SAFEDIST_NODES": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": self.port,
+                "WORLD_SIZE": "2",
+                "RANK": str(node),
+                "PET_NNODES": "2",
+                "PET_NODE_RANK": str(node),
+                "PET_NPROC_PER_NODE": "auto",
+            },
+            "ranged": {
+                "SAFEDIST_NODES": "2:3",
+                "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_NNODES": "2:3",
+                "PET_NPROC_PER_NODE": "1",
+                "PET_MAX_RESTARTS": "0",
+            },
+        }[self.task]
+        pinned = {
+            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
+            "SAFEDIST_NPROC_PER_NODE": "1",
+            "SAFEDIST_TIMEOUTS": "rendezvous=90 heartbeat=6 upload=60",
+        }
+        self.started += 1
+        files = self.directory / f"node-{node}-{self.started}"
+        environment = {**pinned, **operator, **self.more, **(more or {})}
+        call = f"job_unloadable:{task or self.task}"
+        return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
+
+    def listening(self) -> bool:
+        """Whether a node holds the store."""
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", int(self.port))) == 0
+
+
+def ended(*nodes: Running) -> tuple[Ended, ...]:
+    all_ended = tuple(node.wait() for node in nodes)
+    assert [node.left for node in all_ended] == [[] for _ in nodes]
+    assert [node.scratch for node in all_ended] == [[] for _ in nodes]
+    return all_ended
+
+
+def test_what_node_1_alone_cannot_import_ends_the_job_and_node_0_uploads_it(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed")
+    first, second = ended(job.start(0), job.start(1, BROKEN))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    text = uploaded_error(first).message
+    assert f"node 1 ({socket.gethostname()}) cannot begin: it raised {MISSING}" in text
+    assert "import no_such_module_here" in text
+    assert uploaded_error(first).kind == 0  # NON_RECOVERABLE: it would repeat
+
+
+def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed")
+    waiting = job.start(1)
+    first, second = ended(job.start(0, BROKEN), waiting)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert MISSING in uploaded_error(first).message
+
+
+def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed", BROKEN)
+    first, second = ended(job.start(0), job.start(1))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert MISSING in uploaded_error(first).message
+
+
+@pytest.mark.parametrize("nodes", ["node 0", "node 1", "both"])
+@pytest.mark.parametrize(("how", "said"), [("sys.exit", "SystemExit: 0"), ("os._exit", "os._exit(0)")])
+def test_a_module_that_ends_its_process_at_import_ends_the_job(warm, tmp_path, how, said, nodes):
+    job = Job(warm, tmp_path, "fixed")
+    broken: list[dict[str, str] | None] = [
+        {"TEST_BROKEN": how} if nodes in (f"node {node}", "both") else None for node in range(2)
+    ]
+    first, second = ended(job.start(0, broken[0]), job.start(1, broken[1]))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert f"importing the task's module would have ended this process by {said}" in uploaded_error(first).message
+
+
+def test_a_task_that_node_1_does_not_have_ends_the_job(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed")
+    first, second = ended(job.start(0), job.start(1, task="no_such_task"))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert "AttributeError" in uploaded_error(first).message
+    assert "no_such_task" in uploaded_error(first).message
+
+
+def test_a_scratch_directory_that_node_1_cannot_use_ends_the_job(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed")
+    first, second = ended(job.start(0), job.start(1, {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "nowhere")}))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert "node 1" in uploaded_error(first).message
+    assert "nowhere" in uploaded_error(first).message
+
+
+NO_INPUTS = ("--inputs", "/nowhere/inputs.pb")
+
+
+def no_inputs(by: Ended) -> str:
+    """What was uploaded of inputs that cannot be fetched."""
+    error = uploaded_error(by)
+    assert (error.code, error.kind, error.origin) == ("SYSTEM:Storage", RECOVERABLE, SYSTEM)
+    assert "the task's inputs cannot be fetched from /nowhere/inputs.pb" in error.message
+    return error.message
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node):
+    job = Job(warm, tmp_path, "fixed")
+    pods = [job.start(each, arguments=NO_INPUTS if each == node else ()) for each in (0, 1)]
+    first, second = ended(*pods)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert (f"node 1 ({socket.gethostname()}) cannot begin" in no_inputs(first)) is (node == 1)
+
+
+def test_in_a_range_the_node_that_cannot_fetch_its_inputs_uploads_that(warm, tmp_path):
+    job = Job(warm, tmp_path, "ranged")
+    host = job.start(0)
+    until(job.listening, "the first node holds the store")
+    first, second = ended(host, job.start(1, arguments=NO_INPUTS))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == ([], ["error.pb"])
+    no_inputs(second)
+
+
+def test_inputs_that_a_worker_cannot_fetch_without_node_0_leave_it_undecided(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    [alone] = ended(job.start(1, arguments=NO_INPUTS))
+    assert (alone.code, alone.uploaded) == (1, [])
+    assert "the task's inputs cannot be fetched" in alone.err
+
+
+def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tmp_path, ranks_gate):
+    job = Job(warm, tmp_path, "fixed", ranks_gate.environment)
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(2)
+    lost.signal(KILL)
+    lost.wait()
+    [broken] = ended(job.start(1, BROKEN))
+    assert broken.code not in {0, -KILL}
+    assert broken.uploaded == []
+    assert MISSING in broken.err
+    again = job.start(1)
+    ranks_gate.heard(2)
+    ranks_gate.let_go(4)
+    done = ended(first, again)
+    assert [node.code for node in done] == [0, 0], done[0].err
+    assert uploaded_output(done[0]) == "ran"
+
+
+def test_in_a_range_the_node_that_cannot_import_ends_the_job_and_uploads_that(warm, tmp_path):
+    job = Job(warm, tmp_path, "ranged")
+    host = job.start(0)
+    until(job.listening, "the first node holds the store")
+    first, second = ended(host, job.start(1, BROKEN))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == ([], ["error.pb"])
+    assert MISSING in uploaded_error(second).message
+
+
+def test_in_a_range_that_runs_a_further_node_that_cannot_import_ends_nothing(warm, tmp_path, ranks_gate):
+    job = Job(warm, tmp_path, "ranged", ranks_gate.environment)
+    host = job.start(0)
+    until(job.listening, "the first node holds the store")
+    other = job.start(1)
+    ranks_gate.heard(2)
+    [further] = ended(job.start(2, BROKEN))
+    assert (further.code, further.uploaded) == (1, []), further.err
+    assert MISSING in further.err
+    ranks_gate.let_go(2)
+    done = ended(host, other)
+    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
+    assert sorted(node.uploaded for node in done) == [[], ["outputs.pb"]]
+
+
+def test_without_node_0_a_node_that_cannot_import_fails_with_its_error_in_its_log(warm, tmp_path):
+    job = Job(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    [alone] = ended(job.start(1, BROKEN))
+    assert alone.code == 1
+    assert alone.uploaded == []
+    assert MISSING in alone.err
+    assert "node 0 is missing" in alone.err

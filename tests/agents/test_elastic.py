@@ -1,0 +1,259 @@
+"""A range of nodes: who is there takes part, one node uploads, and nobody exits 0 before it has.
+
+The nodes are real agents in processes of their own that meet over loopback, with the variables that a PyTorchJob with
+an elastic policy gives its pods. What is not real here is the network between them; container tests have that.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import weakref
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, execution_pb2
+
+from flytekitplugins_safedist.rendezvous import departures
+from flytekitplugins_safedist.rendezvous.client import ReservedPort
+from flytekitplugins_safedist.rendezvous.protocol import Keys
+from tests.harness.procs import KILL, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
+
+BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+
+
+ONE_RANK = ("torch_impatient", "torch_done_early")
+"""Tasks with one rank per node."""
+
+
+class Job:
+    """Pods of one PyTorchJob with an elastic policy of 2 to 3 workers."""
+
+    module = "job_elastic"
+
+    def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
+        reserved = ReservedPort()
+        weakref.finalize(self, reserved.close)
+        self.port = reserved.port
+        self.warm, self.directory, self.task = warm, directory, task
+        self.environment = {"TEST_HOW": how, **(more or {})}
+        self.started = 0
+
+    def start(self, pod: int) -> Running:
+        """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/elastic.go)."""
+        variables = {
+            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
+            "SAFEDIST_NODES": "2:3",
+            "SAFEDIST_NPROC_PER_NODE": "1" if self.task in ONE_RANK else "2",
+            "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_NNODES": "2:3",
+            "PET_NPROC_PER_NODE": "1" if self.task in ONE_RANK else "2",
+            "PET_MAX_RESTARTS": "1",
+            "TEST_POD": str(pod),
+        }
+        self.started += 1
+        files = self.directory / f"pod-{pod}-{self.started}"
+        everything = {**variables, **self.environment}
+        return self.warm.start(f"{self.module}:{self.task}", files, environment=everything, kind="execute")
+
+    def listening(self) -> bool:
+        """Whether a pod holds the store."""
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def start_host(self) -> Running:
+        """Start the pod that holds the store. On one machine, the first that listens does."""
+        host = self.start(0)
+        until(self.listening, "the first pod listens")
+        return host
+
+    def start_two(self) -> tuple[Running, Running]:
+        """A store's host, and a second pod that is node 0 of the round: torch elastic sorts by process id."""
+        first = self.start(1)
+        first.signal(signal.SIGSTOP)
+        host = self.start_host()
+        first.signal(signal.SIGCONT)
+        return host, first
+
+    def run_two(self) -> tuple[Ended, Ended]:
+        """The host and the other, ended."""
+        host, other = self.start_two()
+        ended = host.wait(), other.wait()
+        assert [pod.left for pod in ended] == [[], []]
+        assert [pod.scratch for pod in ended] == [[], []]
+        return ended
+
+
+def all_output(*pods: Ended) -> str:
+    return "\n".join(pod.err for pod in pods)
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_two_nodes_of_two_to_three_meet_and_one_uploads_though_the_other_holds_the_store(warm, tmp_path, task):
+    host, other = Job(warm, tmp_path, task, "nothing").run_two()
+    assert (host.code, other.code) == (0, 0), all_output(host, other)
+    assert (host.uploaded, other.uploaded) == ([], ["outputs.pb"])
+    assert uploaded_output(other) == "6 from 4 of 4 ranks on 2 nodes in round 0"
+    assert "waiting until node 0 has uploaded" in host.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(warm, tmp_path, task):
+    host, other = Job(warm, tmp_path, task, "raise once").run_two()
+    assert (host.code, other.code) == (0, 0), all_output(host, other)
+    assert sorted(host.uploaded + other.uploaded) == ["outputs.pb"]
+    assert uploaded_output(other if other.uploaded else host) == "6 from 4 of 4 ranks on 2 nodes in round 1"
+    assert "all ranks start again: restart 1 of 1" in all_output(host, other)
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_an_exception_on_node_1_is_the_one_error_when_the_budget_is_spent(warm, tmp_path, task):
+    ended = Job(warm, tmp_path, task, "raise").run_two()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
+    told = uploaded_error(next(pod for pod in ended if pod.uploaded))
+    assert told.kind == NON_RECOVERABLE
+    assert "rank 3 (local_rank 1) on node 1" in told.message
+    assert "raised ValueError: no learning rate" in told.message
+    assert "all 1 restart(s) of max_restarts are spent" in told.message
+
+
+def test_a_recoverable_exception_stays_recoverable(warm, tmp_path):
+    ended = Job(warm, tmp_path, "torch", "recoverable").run_two()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
+    assert uploaded_error(next(pod for pod in ended if pod.uploaded)).kind == RECOVERABLE
+
+
+def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_once(warm, tmp_path):
+    ended = Job(warm, tmp_path, "torch", "killed").run_two()
+    assert [pod.code for pod in ended] == [0, 0]
+    assert sorted(pod.uploaded for pod in ended) == [[], ["error.pb"]]
+    error = next(uploaded_error(pod) for pod in ended if pod.uploaded)
+    assert (error.code, error.origin) == ("SYSTEM:SIGKILL", execution_pb2.ExecutionError.SYSTEM)
+    assert error.message.startswith("rank 3 (local_rank 1) on node 1")
+    assert "was killed by SIGKILL" in error.message
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm, tmp_path, task, ranks_gate: Gate):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
+    ranks_gate.let_go(4)  # at least one rank of another pod waits in the collective for the killed one's
+    pods[2].signal(KILL)
+    assert pods[2].wait().code == -KILL
+    # Words that ranks of the killed pod did not take are taken by others.
+    while "of 4" not in (line := ranks_gate.heard(1)[0]):
+        pass
+    ranks_gate.let_go(8)
+    ended = [pod.wait() for pod in pods[:2]]
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
+    assert "round 0" not in line
+    assert "restart 1 of 1" not in all_output(*ended)
+
+
+def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
+    pods[2].signal(signal.SIGTERM)
+    # Within this gate's patience, which is a fraction of the time after which a node without a heartbeat counts as
+    # lost.
+    assert all("round 1 " in line and "of 4" in line for line in ranks_gate.heard(4))
+    assert pods[2].wait().code == 1
+    ranks_gate.let_go(4)
+    ended = [pod.wait() for pod in pods[:2]]
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "6 from 4 of 4 ranks on 2 nodes in round 1"
+    assert all("has left: told to stop by SIGTERM" in pod.err for pod in ended)
+
+
+def test_a_node_that_is_lost_with_rank_0s_outputs_costs_a_round_though_its_rank_had_succeeded(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
+    host, uploader = job.start_two()
+    assert ranks_gate.heard(1) == ["rank 1 round 0"]
+    until(lambda: done(job), "rank 0's node is done")
+    uploader.signal(KILL)
+    uploader.wait()
+    again = job.start(1)
+    assert ranks_gate.heard(1) == ["rank 1 round 1"]
+    ranks_gate.let_go(2)
+    ended = host.wait(), again.wait()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "round 1"
+
+
+def done(job: Job) -> bool:
+    """Whether a node has said on the job's store that its ranks have succeeded in the first round."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", job.port, is_master=False, wait_for_workers=False)
+    return bool(store.add(departures.done_count(Keys(f"{job.directory.name}-a0"), 0), 0))
+
+
+def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1)]
+    assert all("round 0 " in line and "of 4" in line for line in ranks_gate.heard(4))
+    pods.append(job.start(2))
+    heard = ranks_gate.heard(6)
+    assert all("of 6" in line and "round 0 " not in line for line in heard)
+    ranks_gate.let_go(10)
+    ended = [pod.wait() for pod in pods]
+    assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
+    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("15 from 6 of 6 ranks on 3 nodes")
+    assert "start again" not in all_output(*ended)
+
+
+@pytest.mark.parametrize("how", [KILL, signal.SIGTERM])
+@pytest.mark.parametrize("task", BACKENDS)
+def test_the_others_outlive_the_stores_host_and_go_on_with_the_one_that_takes_its_place(
+    warm, tmp_path, task, how, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    host, other = job.start_two()
+    assert all("round 0 " in line for line in ranks_gate.heard(4))
+    host.signal(how)
+    assert host.wait().code not in (0, -signal.SIGTERM)
+    again = job.start_host()
+    assert all("round 0 " not in line and "of 4" in line for line in ranks_gate.heard(4))
+    ranks_gate.let_go(8)
+    ended = again.wait(), other.wait()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
+    assert [pod.left for pod in ended] == [[], []]
+    assert "all ranks start again" not in all_output(*ended)  # none of max_restarts is spent
+
+
+def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
+    pods[0].signal(KILL)
+    pods[0].wait()
+    pods[0] = job.start_host()
+    while "of 6" not in (line := ranks_gate.heard(1)[0]):
+        ranks_gate.let_go(1)  # two may have gone on before the third was there
+    ranks_gate.let_go(12)
+    ended = [pod.wait() for pod in pods]
+    assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
+    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
+    assert "round 0 " not in line
+
+
+def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):
+    ended = Job(warm, tmp_path, "torch_impatient", "nothing").start(0).wait()
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    error = uploaded_error(ended)
+    assert (error.code, error.origin) == ("SYSTEM:RendezvousTimeout", execution_pb2.ExecutionError.SYSTEM)
+    assert "fewer than 2 nodes came together within 1 s" in ended.err
+    assert "1 process(es) have joined" in ended.err

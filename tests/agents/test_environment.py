@@ -1,0 +1,69 @@
+"""What ranks find: variables in the promised order of precedence, and nothing of a round that is over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flytekitplugins_safedist.ranks.preload import SAFE_IMPORT_ENVIRONMENT
+from tests.harness.procs import alive
+
+
+@pytest.fixture
+def told(warm, tmp_path, ranks_gate, monkeypatch):
+    """A function that runs a task in a pod with ``given`` variables, and returns those that its first rank found."""
+    for name in ("OMP_NUM_THREADS", "TRITON_CACHE_DIR", *SAFE_IMPORT_ENVIRONMENT):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(task: str, *, prefork: bool = False, **given: str) -> dict[str, str]:
+        environment = {**ranks_gate.environment, **given}
+        ended = warm.run(f"job_environment:{task}", tmp_path / "job", environment=environment, prefork=prefork)
+        assert ended.code == 0, ended.err
+        (line,) = ranks_gate.heard(1)
+        return json.loads(line)
+
+    return run
+
+
+@pytest.mark.parametrize("prefork", [True, False])
+def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_somebody_says_otherwise(told, prefork):
+    found = told("two_ranks", prefork=prefork)
+    assert (found["OMP_NUM_THREADS"], found["at import"]) == ("1", "1")
+
+
+def test_a_rank_on_its_own_has_the_whole_node(told):
+    found = told("one_rank")
+    assert "OMP_NUM_THREADS" not in found
+    assert found["at import"] is None
+
+
+def test_the_pods_word_beats_the_default(told):
+    found = told("two_ranks", OMP_NUM_THREADS="2")
+    assert (found["OMP_NUM_THREADS"], found["at import"]) == ("2", "2")
+
+
+@pytest.mark.parametrize("prefork", [True, False])
+def test_the_tasks_word_beats_the_pods_and_safedists(told, prefork):
+    pod = {"OMP_NUM_THREADS": "2", "TRITON_CACHE_DIR": "/pods", "TEST_POD": "the pod's"}
+    found = told("with_variables_of_its_own", prefork=prefork, **pod)
+    assert (found["OMP_NUM_THREADS"], found["at import"]) == ("3", "3")
+    assert found["TRITON_CACHE_DIR"] == "/mine"
+    assert found["TEST_POD"] == "the task's"
+
+
+@pytest.mark.parametrize("prefork", [True, False])
+def test_variables_that_make_importing_safe_do_not_reach_the_ranks(told, prefork):
+    assert not SAFE_IMPORT_ENVIRONMENT.keys() & told("two_ranks", prefork=prefork).keys()
+
+
+def test_a_new_round_finds_no_process_and_no_scratch_of_the_round_before_it(warm, tmp_path, ranks_gate):
+    task = "job_environment:leaves_a_process_behind"
+    running = warm.start(task, tmp_path / "job", environment=ranks_gate.environment)
+    (pid,) = ranks_gate.heard(1)
+    (names,) = ranks_gate.heard(1)
+    assert not alive(int(pid))
+    assert json.loads(names) == ["logs", "orders", "round-1"]
+    ranks_gate.let_go(1)
+    ended = running.wait()
+    assert (ended.code, ended.left) == (0, [])

@@ -1,0 +1,314 @@
+"""How jobs fail: one rank fails in each possible way, with real ranks, and the user sees one error that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import flytekit
+import pytest
+from flyteidl.core import errors_pb2, execution_pb2
+from flytekit.exceptions.user import FlyteRecoverableException
+
+import flytekitplugins_safedist
+from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
+from tests.agents.test_nodes import Job
+from tests.harness.procs import Ended, Gate, Warm, alive, until, uploaded_output
+
+
+def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options: object) -> Ended:
+    return warm.run(f"job_failing:{task}", files, environment={"TEST_HOW": how}, **options)
+
+
+def error_document(ended: Ended) -> errors_pb2.ErrorDocument:
+    document = errors_pb2.ErrorDocument()
+    document.ParseFromString((ended.files / "outputs" / "error.pb").read_bytes())
+    return document
+
+
+@pytest.mark.parametrize(
+    ("how", "begins", "ends"),
+    [("long", "ValueError: 語語", "is the reason"), ("surrogate", "FileNotFoundError: no caf\\udce9.txt", "")],
+)
+def test_the_users_error_is_uploaded_whatever_its_length_and_letters(warm, tmp_path, how, begins, ends):
+    ended = failed(warm, tmp_path / "job", how, kind="execute")
+    assert ended.uploaded == ["error.pb"]
+    error = error_document(ended).error
+    assert f"raised {begins}" in error.message
+    assert ends in error.message
+    assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
+
+
+def test_an_exception_becomes_one_error_with_rank_type_message_traceback_and_last_lines(warm, tmp_path):
+    error = failed(warm, tmp_path / "job", "raise").error
+    assert isinstance(error, RankFailedError)
+    text = str(error)
+    assert "rank 1 (local_rank 1) on node 0" in text
+    assert "raised ValueError: no learning rate" in text
+    assert "KeyError: 'learning_rate'" in text  # the cause, too
+    assert "direct cause" in text
+    assert "job_failing.py" in text
+    assert 'raise ValueError("no learning rate") from error' in text
+    assert "    line 3\n    line 4\n    the last thing it said" in text
+    assert "line 2\n" not in text, "three lines were asked for"
+    assert text.count("raised ValueError") == 1
+    assert "rank 0" not in text
+    assert "rank.py" not in text, "frames of this package say nothing to the user"
+
+
+@pytest.mark.parametrize(
+    "task", ["one_fails_in_torch", pytest.param("one_fails_in_horovod", marks=pytest.mark.horovod)]
+)
+def test_ranks_that_hang_in_an_allreduce_are_torn_down_and_the_root_cause_is_named(warm, tmp_path, task):
+    ended = failed(warm, tmp_path / "job", "raise", task)
+    assert "rank 1 (local_rank 1) on node 0" in str(ended.error)
+    assert "raised ValueError: no learning rate" in str(ended.error)
+    assert ended.scratch == []
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("SIGKILL", "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
+        ("SIGSEGV", "was killed by SIGSEGV: invalid memory access in native code"),
+        ("os._exit", "ended with exit code 3 and no result"),
+        ("sys.exit", "raised SystemExit: the task function called sys.exit(7) instead of returning a value"),
+    ],
+)
+def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, said):
+    ended = failed(warm, tmp_path / "job", how)
+    assert f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) {said}" in str(ended.error)
+    assert "[rank 1] the last thing it said" in ended.out
+    # A crash in native code leaves Python's stack as the last words; there, three lines were not enough for more.
+    assert ("the last thing it said" if how != "SIGSEGV" else "Extension modules") in str(ended.error)
+    assert isinstance(ended.error, RankKilledError if how == "SIGKILL" else RankFailedError)
+    # Real ranks with torch imported: hundreds of MiB, kept by the kernel also for the one that is gone.
+    high_water = r"Memory high-water of each rank of this node: rank 0 \d\d\d\.\d MiB, rank 1 \d\d\d\.\d MiB"
+    assert bool(re.search(high_water, str(ended.error))) == (how == "SIGKILL")
+
+
+def test_a_connection_that_is_no_peers_is_the_users_own_failure(warm, tmp_path):
+    ended = warm.run(
+        "job_failing:one_fails", tmp_path / "job", kind="execute", environment={"TEST_HOW": "a service's connection"}
+    )
+    error = error_document(ended).error
+    assert (error.kind, error.code) == (errors_pb2.ContainerError.NON_RECOVERABLE, "USER:RuntimeError")
+    assert "raised RuntimeError: feature store: connection refused" in error.message.splitlines()[0]
+
+
+def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm, tmp_path):
+    ended = warm.run("job_failing:one_returns_early", tmp_path / "job", kind="execute")
+    error = error_document(ended).error
+    assert (error.kind, error.code) == (errors_pb2.ContainerError.RECOVERABLE, "USER:PeersLost")
+    assert "Rank(s) 1 had already returned from the task's function" in error.message.splitlines()[0]
+    assert "rank 0 (local_rank 0) on node 0" in error.message
+    assert ended.left == []
+
+
+def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path):
+    ended = warm.run("job_failing:one_skips_a_collective", tmp_path / "job", kind="execute")
+    error = error_document(ended).error
+    assert (error.kind, error.code) == (errors_pb2.ContainerError.RECOVERABLE, "USER:CollectiveTimeout")
+    assert "a collective timed out: most likely ranks called different collectives" in error.message.splitlines()[0]
+    assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
+    [where] = re.findall(r"Where rank (\d) was then:\n(.*)", error.message)
+    assert where[0] == "1"
+    assert where[1].endswith("in evaluates_alone")
+    assert re.search(r"\[rank 1\] .* in evaluates_alone", ended.out), "and in the log"
+    assert ended.left == []
+
+
+def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_was(warm, tmp_path):
+    class Failing(Job):
+        module = "job_failing"
+
+        def pod(self, node: int) -> dict[str, str]:
+            return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}
+
+    waited, skipped = Failing(warm, tmp_path / "job", "one_node_skips_a_collective", "").run()
+    error = error_document(waited).error
+    assert error.code == "USER:CollectiveTimeout"
+    assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
+    assert re.search(r"\[rank 1\] .* in evaluates_alone", skipped.out)
+
+
+@pytest.mark.parametrize("how", ["recoverable", "recoverable subclass"])
+def test_a_recoverable_exception_stays_recoverable(warm, tmp_path, how):
+    ended = failed(warm, tmp_path / "job", how)
+    assert isinstance(ended.error, FlyteRecoverableException)
+    assert isinstance(ended.error, SafedistError)
+    assert "try me again" in str(ended.error)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "code"),
+    [
+        ("raise", errors_pb2.ContainerError.NON_RECOVERABLE, "USER:ValueError"),
+        ("SIGSEGV", errors_pb2.ContainerError.NON_RECOVERABLE, "USER:SIGSEGV"),
+        ("os._exit", errors_pb2.ContainerError.NON_RECOVERABLE, "USER:Exit3"),
+        ("recoverable", errors_pb2.ContainerError.RECOVERABLE, "USER:FlyteRecoverableException"),
+        ("recoverable subclass", errors_pb2.ContainerError.RECOVERABLE, "USER:Unlucky"),
+        ("own code", errors_pb2.ContainerError.NON_RECOVERABLE, "DATA:Unreadable"),
+    ],
+)
+def test_pyflyte_execute_uploads_one_error_of_the_right_kind_and_code_and_exits_0(warm, tmp_path, how, kind, code):
+    ended = failed(warm, tmp_path / "job", how, kind="execute")
+    assert ended.code == 0, ended.err
+    assert ended.uploaded == ["error.pb"]
+    document = error_document(ended)
+    assert (document.error.kind, document.error.code) == (kind, code)
+    assert document.error.message.startswith("rank 1 (local_rank 1) on node 0")
+
+
+def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no_frames_of_ours(warm, tmp_path):
+    text = error_document(failed(warm, tmp_path / "job", "raise", kind="execute")).error.message
+    first, blank, second, third = text.splitlines()[:4]
+    assert first == f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) raised ValueError: no learning rate"
+    assert (blank, second) == ("", "Traceback (most recent call last):")
+    assert "job_failing.py" in third
+    for package in (flytekit, flytekitplugins_safedist):
+        assert os.path.join(os.path.dirname(package.__file__), "") not in text
+    assert text.count("raised ValueError") == 1
+
+
+@pytest.mark.parametrize(("how", "code"), [("SIGKILL", "SYSTEM:SIGKILL"), ("system", "SYSTEM:Storage")])
+def test_pyflyte_execute_uploads_the_platforms_failure_as_such_and_exits_0(warm, tmp_path, how, code):
+    ended = failed(warm, tmp_path / "job", how, kind="execute")
+    assert ended.code == 0, ended.err
+    assert ended.uploaded == ["error.pb"]
+    error = error_document(ended).error
+    assert (error.kind, error.origin) == (errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM)
+    assert error.code == code
+    assert error.message.startswith("rank 1 (local_rank 1) on node 0")
+    assert error.timestamp.seconds
+    assert f"infrastructure failure, uploaded as {code}" in ended.err
+
+
+def test_pyflyte_execute_uploads_outputs_on_success(warm, tmp_path):
+    ended = failed(warm, tmp_path / "job", "nothing", kind="execute")
+    assert ended.code == 0
+    assert "outputs.pb" in ended.uploaded
+    assert "error.pb" not in ended.uploaded
+
+
+def test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round(warm, tmp_path, ranks_gate):
+    said, ended = restarted(warm, tmp_path, ranks_gate, rounds=3, good_round=2, how="raise", kind="execute")
+    assert sorted((each["round"], each["rank"]) for each in said) == [(r, k) for r in range(3) for k in range(2)]
+    assert all(each["fresh"] for each in said)
+    assert len({each["scratch"] for each in said}) == 6
+    assert all(each["scratch"].startswith(str(ended.files / "tmp")) for each in said)
+    assert ended.scratch == []
+    assert ended.code == 0
+    assert "outputs.pb" in ended.uploaded
+    assert "error.pb" not in ended.uploaded, "a restart that recovered leaves no error behind"
+    assert "restart 2 of 2" in ended.err
+    assert "end: succeeded after 3 round(s)" in ended.err
+
+
+def test_each_round_finds_what_the_one_before_it_saved_and_the_first_what_the_last_attempt_did(warm, tmp_path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "_dst_cp").write_bytes(b"10")
+    arguments = ["--checkpoint-path", str(tmp_path / "now"), "--prev-checkpoint", str(tmp_path / "before")]
+    ended = warm.run("job_failing:saves_and_fails", tmp_path / "job", kind="execute", arguments=arguments)
+    assert uploaded_output(ended) == "12"
+
+
+def test_restarts_end_with_the_budget_and_the_error_says_so(warm, tmp_path, ranks_gate):
+    said, ended = restarted(warm, tmp_path, ranks_gate, rounds=3, good_round=9, how="SIGKILL")
+    assert [each["round"] for each in said] == [0, 0, 1, 1, 2, 2]
+    assert "SIGKILL" in str(ended.error)
+    assert "all 2 restart(s) of max_restarts are spent" in str(ended.error)
+    assert "This was round 2" in str(ended.error)
+
+
+@pytest.mark.parametrize(("how", "name"), [("import", "ModuleNotFoundError"), ("syntax", "SyntaxError")])
+def test_errors_that_would_repeat_are_not_restarted(warm, tmp_path, ranks_gate, how, name):
+    _, ended = restarted(warm, tmp_path, ranks_gate, rounds=1, good_round=9, how=how)
+    assert name in str(ended.error)
+    assert f"{name} would repeat: a restart cannot help" in str(ended.error)
+    assert "after 1 round(s)" in ended.err
+
+
+@pytest.mark.horovod
+def test_horovod_meets_again_after_a_restart(warm, tmp_path):
+    ended = failed(warm, tmp_path / "job", "", "restarted_horovod")
+    assert ended.value == 3.0
+    assert "after 2 round(s)" in ended.err
+
+
+def restarted(
+    warm: Warm, tmp_path: Path, gate: Gate, *, rounds: int, good_round: int, how: str, kind: str = "call"
+) -> tuple[list[dict[str, Any]], Ended]:
+    """Run the job that fails before ``good_round``; in each of ``rounds``, both ranks are there before one fails."""
+    environment = {**gate.environment, "TEST_GOOD_ROUND": str(good_round), "TEST_HOW": how}
+    running = warm.start("job_failing:restarted", tmp_path / "job", environment=environment, kind=kind)
+    said = []
+    for _ in range(rounds):
+        said += [json.loads(line) for line in gate.heard(2)]
+        gate.let_go(1)
+    ended = running.wait()
+    assert ended.left == []
+    return said, ended
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_its_time(warm, tmp_path, ranks_gate):
+    running = warm.start("job_failing:stubborn", tmp_path / "job", environment=ranks_gate.environment)
+    ranks_gate.heard(1)
+    ranks_gate.let_go(1)
+    ended = running.wait()
+    assert ended.left == []
+    assert "rank 1" in str(ended.error)
+    assert "no learning rate" in str(ended.error)
+
+
+def test_a_rank_that_reports_success_but_does_not_end_is_ended_and_the_job_succeeds(warm, tmp_path):
+    ended = warm.run("job_failing:lingering", tmp_path / "job")
+    assert ended.value == 7
+    assert "rank(s) 1 reported success but did not end within 0.5 s" in ended.err
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGKILL", "nothing"])
+def test_processes_that_a_rank_started_end_with_it(warm, tmp_path, ranks_gate, how):
+    environment = {**ranks_gate.environment, "TEST_HOW": how}
+    running = warm.start("job_failing:with_grandchildren", tmp_path / "job", environment=environment)
+    grandchildren = [int(line) for line in ranks_gate.heard(2)]
+    ranks_gate.let_go(1)
+    ended = running.wait()
+    assert ended.left == []
+    assert not any(alive(pid) for pid in grandchildren)
+
+
+def test_processes_that_a_rank_started_end_also_when_the_rank_server_is_killed(warm, tmp_path, ranks_gate):
+    running = warm.start("job_failing:waits_with_a_child", tmp_path / "job", environment=ranks_gate.environment)
+    said = [json.loads(line) for line in ranks_gate.heard(2)]
+    os.kill(said[0]["server"], signal.SIGKILL)
+    assert running.wait().left == []
+    assert not any(alive(each["child"]) for each in said)
+
+
+def lost_server(warm: Warm, files: Path, gate: Gate, kind: str) -> Ended:
+    running = warm.start("job_failing:waits", files, environment=gate.environment, kind=kind)
+    said = [json.loads(line) for line in gate.heard(2)]
+    os.kill(said[0]["server"], signal.SIGKILL)
+    ended = running.wait()
+    assert ended.left == []
+    until(lambda: not any(alive(each["pid"]) for each in said), "the ranks die with their server")
+    assert ended.scratch == []
+    return ended
+
+
+def test_a_killed_rank_server_takes_its_ranks_with_it_and_is_reported(warm, tmp_path, ranks_gate):
+    ended = lost_server(warm, tmp_path / "job", ranks_gate, "call")
+    assert isinstance(ended.error, LaunchError)
+    assert "SIGKILL" in str(ended.error)
+
+
+def test_a_killed_rank_server_is_infrastructure(warm, tmp_path, ranks_gate):
+    ended = lost_server(warm, tmp_path / "job", ranks_gate, "execute")
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    error = error_document(ended).error
+    assert (error.code, error.origin) == ("SYSTEM:RanksNotStarted", execution_pb2.ExecutionError.SYSTEM)

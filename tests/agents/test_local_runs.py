@@ -1,0 +1,82 @@
+"""A job on a laptop: a person sits at its terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.procs import Ended, Running, Warm
+
+PYFLYTE = str(Path(sys.executable).parent / "pyflyte")
+JOB = str(Path(__file__).parents[1] / "jobs" / "job_local.py")
+CTRL_C = "\x03"
+
+
+def on_a_terminal(
+    warm: Warm, files: Path, typed: list[tuple[list[str], str]], command: list[str], **more: Any
+) -> Running:
+    """Run a command on a terminal, where ``typed`` says what is typed when something has appeared."""
+    whole = [sys.executable, "-m", "tests.harness.terminal", json.dumps(typed), *command]
+    return warm.command(whole, files, {"COLUMNS": "200", **more})
+
+
+ENDED = "[safedist] interrupted (Ctrl-C): every rank has been ended"
+
+
+def after(text: str, ended: Ended) -> str:
+    """What the terminal showed after the last ``text``, without its echo of Ctrl-C (which drops what is on its way)."""
+    return ended.out.replace("^C", "").rpartition(text)[2].strip()
+
+
+@pytest.mark.parametrize(
+    "command", [[sys.executable, JOB, "waits"], [PYFLYTE, "run", JOB, "waits"]], ids=["python", "pyflyte"]
+)
+def test_ctrl_c_is_one_line(warm, tmp_path, command):
+    typed = [(["[rank 0] here", "[rank 1] here"], CTRL_C)]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, command).wait()
+    assert after("here", ended) == ENDED
+    assert ended.code == 130
+    assert ended.left == ended.scratch == []
+
+
+def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
+    typed = [(["imported again"], CTRL_C)]
+    command = [PYFLYTE, "run", JOB, "waits"]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, command, TEST_HOW="import").wait()
+    assert after("imported again", ended) == ENDED
+    assert ended.code == 130
+    assert ended.left == ended.scratch == []
+
+
+def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
+    typed = [(["(Pdb) "], "p number * 2\n"), (["\r\n84\r\n", "(Pdb) "], "number = 7\n"), (["(Pdb) "], "c\n")]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, [sys.executable, JOB, "breaks"]).wait()
+    assert "rank 0 has 7" in ended.out
+    assert "rank 1 has 42" in ended.out
+    assert "[rank 1] [safedist] warning: breakpoint() is rank 0's: this rank goes on" in ended.out
+    assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.out
+
+
+def test_ctrl_c_in_the_debugger_ends_the_job_with_one_line(warm, tmp_path):
+    typed = [(["(Pdb) "], CTRL_C)]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, [PYFLYTE, "run", JOB, "breaks_alone"]).wait()
+    assert after("(Pdb)", ended) == ENDED
+    assert (ended.code, ended.left, ended.scratch) == (130, [], [])
+
+
+@pytest.mark.parametrize("task", ["breaks", "breaks_alone"])
+def test_breakpoint_without_a_terminal_is_an_error_that_says_so(warm, tmp_path, task):
+    ended = warm.run(f"job_local:{task}", tmp_path / "job")
+    assert "NoTerminalError: breakpoint() was called where there is no terminal" in str(ended.error)
+    assert "Next step: run the task locally, on a terminal" in str(ended.error)
+    assert "BdbQuit" not in str(ended.error)
+
+
+def test_a_debugger_of_the_users_own_needs_no_terminal(warm, tmp_path):
+    more = {"PYTHONBREAKPOINT": "job_local.own_debugger"}
+    ended = warm.run("job_local:breaks_alone", tmp_path / "job", environment=more)
+    assert "own debugger" in ended.out

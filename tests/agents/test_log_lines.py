@@ -1,0 +1,91 @@
+"""What the logs of a job's nodes say when all is well, and what they end with: a success must not look like a failure.
+
+Real commands from end to end, over a real S3 client and server (moto's): what libraries write when their process ends
+shows only there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.procs import Ended, Warm
+from tests.harness.tarballs import project
+from tests.unit.container.test_staging_s3 import BUCKET, S3
+
+JOBS = Path(__file__).parents[1] / "jobs"
+COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.container.entrypoint import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    server = S3(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
+
+
+def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
+    """Both nodes of a job, each from its command line to its exit: code, inputs and outputs in the store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    prefix = f"s3://{BUCKET}/{directory.name}"
+    code = s3.put(f"{directory.name}/fast.tar.gz", project({"job_logs.py": (JOBS / "job_logs.py").read_text()}))
+    arguments = [
+        *("--additional-distribution", code, "--dest-dir", ".", "--", "pyflyte-execute"),
+        *("--inputs", s3.put(f"{directory.name}/inputs.pb", b"")),
+        *("--output-prefix", f"{prefix}/out", "--raw-output-data-prefix", f"{prefix}/raw"),
+        *("--resolver", "flytekit.core.python_auto_container.default_task_resolver"),
+        *("--", "task-module", "job_logs", "task-name", "train"),
+    ]
+    started = []
+    for node in (1, 0):
+        environment = {
+            **s3.environment,
+            "SAFEDIST_BACKEND": "torch",
+            "SAFEDIST_CODE_STORE": str(directory / f"code-{node}"),
+            "FLYTE_INTERNAL_EXECUTION_ID": directory.name,
+            "SAFEDIST_NODES": "2",
+            "SAFEDIST_NPROC_PER_NODE": "1",
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(node)},
+            "TEST_HOW": how,
+        }
+        started.append(warm.command([*COMMAND, *arguments], directory / f"node-{node}", environment))
+    return [one.wait() for one in reversed(started)]
+
+
+def levels(ended: Ended) -> list[str]:
+    """The lines of libraries' loggers at WARNING or above: flytekit's JSON, and what Python's own logging prints."""
+    found = []
+    for line in (ended.out + ended.err).splitlines():
+        try:
+            level = json.loads(line)["levelname"]
+        except (ValueError, TypeError, KeyError):
+            level = line
+        if any(word in level for word in ("WARN", "ERROR", "CRITICAL", "Unclosed", "Traceback")):
+            found.append(line)
+    return found
+
+
+def test_after_success_no_node_logs_a_warning_and_its_last_line_is_the_summary(warm, tmp_path, s3):
+    nodes = run(warm, s3, tmp_path, "nothing")
+    assert [node.code for node in nodes] == [0, 0], nodes
+    assert [levels(node) for node in nodes] == [[], []]
+    for number, node in enumerate(nodes):
+        last = node.err.splitlines()[-1]
+        assert last.startswith("[safedist] end: succeeded after 1 round(s)"), node.err
+        assert last.endswith(f"node {number}")
+
+
+def test_after_a_failure_every_nodes_last_line_is_its_cause(warm, tmp_path, s3):
+    nodes = run(warm, s3, tmp_path, "raise")
+    assert [node.code for node in nodes] == [0, 0], nodes
+    cause = r"rank 1 \(local_rank 0\) on node 1 \(.*\) raised ValueError: no learning rate"
+    for node in nodes:
+        assert re.fullmatch(rf"\[safedist\] the job failed: {cause}", node.err.splitlines()[-1]), node.err

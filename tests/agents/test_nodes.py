@@ -1,0 +1,302 @@
+"""Two nodes: one writer, one root cause, restarts together, and nobody leaves before the upload.
+
+The nodes are real agents in processes of their own that meet over loopback, with the variables that a PyTorchJob gives
+its pods. What is not real here is the network between them; container tests have that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, execution_pb2
+
+from flytekitplugins_safedist.rendezvous import departures
+from flytekitplugins_safedist.rendezvous.client import ReservedPort
+from flytekitplugins_safedist.rendezvous.protocol import Keys
+from tests.harness.procs import KILL, TERM, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
+
+BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
+
+
+class Done:
+    """Whether node 1 has said on the job's store that its ranks have succeeded: nothing else tells it."""
+
+    def __init__(self, job: Job) -> None:
+        from torch.distributed import TCPStore
+
+        self.store = TCPStore("127.0.0.1", int(job.port), is_master=False, wait_for_workers=False)
+        self.key = departures.done_count(Keys(f"{job.directory.name}-a0"), 0)
+
+    def __call__(self) -> bool:
+        return bool(self.store.add(self.key, 0))
+
+
+class Job:
+    """Two pods of one PyTorchJob."""
+
+    module = "job_nodes"
+
+    def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
+        reserved = ReservedPort()
+        weakref.finalize(self, reserved.close)
+        self.port = str(reserved.port)
+        self.warm, self.directory, self.task = warm, directory, task
+        self.environment = {"TEST_HOW": how, **(more or {})}
+        self.started = 0
+
+    def start(self, node: int, more: dict[str, str] | None = None) -> Running:
+        """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/envvar.go)."""
+        self.started += 1
+        environment = {**self.pod(node), **self.environment, **(more or {})}
+        files = self.directory / f"node-{node}-{self.started}"
+        return self.warm.start(f"{self.module}:{self.task}", files, environment=environment, kind="execute")
+
+    def pod(self, node: int) -> dict[str, str]:
+        return {
+            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
+            "SAFEDIST_NODES": "2",
+            "SAFEDIST_NPROC_PER_NODE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": self.port,
+            "WORLD_SIZE": "2",
+            "RANK": str(node),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": self.port,
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": str(node),
+            "PET_NPROC_PER_NODE": "auto",
+        }
+
+    def start_again(self, node: int, outputs: Path) -> Running:
+        """Start a pod that finds what is at the attempt's output prefix, as all pods of one job do."""
+        self.started += 1
+        files = self.directory / f"node-{node}-{self.started}"
+        environment = {**self.pod(node), **self.environment}
+        call, arguments = f"{self.module}:{self.task}", ["--output-prefix", str(outputs)]
+        return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
+
+    def run(self) -> tuple[Ended, Ended]:
+        """Start node 1, then node 0, and wait for both."""
+        second = self.start(1)
+        first = self.start(0)
+        ended = first.wait(), second.wait()
+        assert [node.left for node in ended] == [[], []]
+        assert [node.scratch for node in ended] == [[], []]
+        return ended
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "nothing").run()
+    assert (first.code, second.code) == (0, 0)
+    assert uploaded_output(first).startswith("6 from 4 ranks in round 0;")
+    assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
+    assert "waiting until node 0 has uploaded" in second.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "raise once").run()
+    assert (first.code, second.code) == (0, 0)
+    assert "from 4 ranks in round" in uploaded_output(first)
+    assert "in round 0" not in uploaded_output(first)
+    assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
+    assert "all ranks start again: restart 1 of 1" in first.err + second.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_an_exception_on_node_1_is_the_one_error_that_node_0_uploads_when_the_budget_is_spent(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "raise").run()
+    assert (first.code, second.code) == (0, 0)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert uploaded_error(first).kind == NON_RECOVERABLE
+    assert "rank 3 (local_rank 1) on node 1" in uploaded_error(first).message
+    assert "raised ValueError: no learning rate" in uploaded_error(first).message
+    assert "all 1 restart(s) of max_restarts are spent" in uploaded_error(first).message
+
+
+def test_a_recoverable_exception_on_node_1_stays_recoverable(warm, tmp_path):
+    first, second = Job(warm, tmp_path, "torch", "recoverable").run()
+    assert (first.code, second.code) == (0, 0)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert uploaded_error(first).kind == RECOVERABLE
+
+
+def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):
+    first, second = Job(warm, tmp_path, "torch", "import").run()
+    assert (first.code, second.code) == (0, 0)
+    assert "ModuleNotFoundError would repeat" in uploaded_error(first).message
+    assert "start again" not in first.err + second.err
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_by_node_0(warm, tmp_path, task):
+    first, second = Job(warm, tmp_path, task, "killed").run()
+    assert (first.code, second.code) == (0, 0)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert platforms(first) == "SYSTEM:SIGKILL"
+    assert "rank 3 (local_rank 1) on node 1" in uploaded_error(first).message
+    assert "was killed by SIGKILL" in uploaded_error(first).message
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds(
+    warm, tmp_path, task, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    lost.signal(KILL)
+    assert lost.wait().code == -KILL
+    again = job.start(1)
+    ranks_gate.let_go(4)
+    heard = ranks_gate.heard(4)
+    assert all("round 0" not in line for line in heard)
+    ranks_gate.let_go(4)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0]
+    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
+    assert "6 from 4 ranks" in uploaded_output(ended[0])
+
+
+def test_a_pod_that_is_told_to_stop_leaves_its_place_to_the_next_and_ends_nothing(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    first, stopped = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    stopped.signal(TERM)
+    gone = stopped.wait()
+    assert gone.code not in (0, -TERM)
+    assert gone.uploaded == []
+    again = job.start(1)
+    ranks_gate.heard(4)
+    ranks_gate.let_go(8)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
+
+
+@pytest.mark.parametrize("how", [KILL, TERM])
+@pytest.mark.parametrize("task", BACKENDS)
+def test_node_0_that_is_lost_in_the_function_and_recreated_takes_its_place_and_the_job_succeeds(
+    warm, tmp_path, task, how, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    lost, second = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    lost.signal(how)
+    assert lost.wait().code not in (0, -TERM)
+    again = job.start(0)
+    assert all("round 0 " not in line for line in ranks_gate.heard(4))
+    ranks_gate.let_go(8)
+    ended = again.wait(), second.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
+    assert "6 from 4 ranks in round " in uploaded_output(ended[0])
+    assert [node.left for node in ended] == [[], []]
+    assert "all ranks start again" not in ended[1].err  # none of max_restarts is spent
+
+
+def platforms(ended: Ended) -> str:
+    """The code of what was uploaded: another attempt, at the platform's cost."""
+    error = uploaded_error(ended)
+    assert (error.kind, error.origin) == (RECOVERABLE, execution_pb2.ExecutionError.SYSTEM)
+    return str(error.code)
+
+
+def test_a_node_that_never_comes_is_named_in_the_verdict_of_node_0(warm, tmp_path):
+    job = Job(warm, tmp_path, "torch_impatient", "nothing")
+    ended = job.start(0).wait()
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    assert platforms(ended) == "SYSTEM:RendezvousTimeout"
+    assert "node 1 of 2 did not arrive within 1 s" in uploaded_error(ended).message
+
+
+def test_when_node_0_never_comes_another_uploads_the_verdict_and_a_late_node_0_finds_it(warm, tmp_path):
+    job = Job(warm, tmp_path / "job", "torch_impatient", "nothing")
+    ended = job.start(1).wait()
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    assert platforms(ended) == "SYSTEM:RendezvousTimeout"
+    assert "node 0" in uploaded_error(ended).message
+    late = job.start_again(0, ended.files / "outputs").wait()
+    assert (late.code, late.left, late.scratch) == (0, [], [])
+    assert "its result is uploaded" in late.err
+
+
+def test_what_only_node_1_cannot_do_is_no_second_error_upload(warm, tmp_path):
+    job = Job(warm, tmp_path, "torch_impatient", "nothing")
+    second = job.start(1, {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "nowhere")})
+    ended = second.wait()
+    assert ended.code != 0
+    assert ended.uploaded == []
+    assert "node 1 cannot do its part: ScratchError" in ended.err
+    assert "nowhere" in ended.err
+
+
+@pytest.mark.parametrize("how", [KILL, TERM])
+def test_the_place_of_a_lost_node_taken_ends_every_wait_for_it(warm, tmp_path, ranks_gate: Gate, how):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    ranks_gate.let_go(1)  # one rank at least is in the collective, and sees its peer go
+    lost.signal(how)
+    lost.wait()
+    again = job.start(1)
+    # All of them within this gate's patience, which is a fraction of what node 0 may wait for a node's last word.
+    rounds = [line for line in ranks_gate.heard(4) if "round 0 " not in line]
+    assert len(rounds) == 4
+    ranks_gate.let_go(8)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    why = "told to stop by SIGTERM" if how == TERM else "a new process has taken its place"
+    assert f"node 1 has left: {why}" in ended[0].err
+
+
+def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    first, second = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    first.signal(TERM)
+    ended = first.wait()
+    assert (ended.code, ended.uploaded) == (1, [])
+    again = job.start(0)
+    # Within this gate's patience, which is a fraction of what node 1 may wait for node 0's last word.
+    assert all("round 0 " not in line for line in ranks_gate.heard(4))
+    ranks_gate.let_go(8)
+    ended = again.wait(), second.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert "node 0 has left: told to stop by SIGTERM" in ended[1].err
+
+
+def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
+    job.environment["SAFEDIST_NPROC_PER_NODE"] = "1"
+    first, lost = job.start(0), job.start(1)
+    assert ranks_gate.heard(1) == ["rank 0 round 0"]
+    until(Done(job), "node 1 is done")
+    lost.signal(KILL)
+    lost.wait()
+    until(lambda: "lost after their ranks had succeeded" in (first.files / "err").read_text(), "node 0 misses node 1")
+    again = job.start(1)
+    ranks_gate.let_go(1)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert uploaded_output(ended[0]) == "round 0"
+    assert ended[1].uploaded == []
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_pod_that_comes_back_when_the_attempt_has_ended_leaves_at_once(warm, tmp_path, node):
+    job = Job(warm, tmp_path / "job", "torch", "nothing")
+    first, _ = job.run()
+    assert first.uploaded == ["outputs.pb"]
+    outputs = first.files / "outputs"
+    before = (outputs / "outputs.pb").stat().st_mtime_ns
+    again = job.start_again(node, outputs).wait()
+    assert (again.code, again.left, again.scratch) == (0, [], [])
+    assert "its result is uploaded: nothing is left to do here" in again.err
+    assert "start: torch" not in again.err
+    assert (outputs / "outputs.pb").stat().st_mtime_ns == before
+    assert not (outputs / "error.pb").exists()

@@ -1,0 +1,194 @@
+"""A pod is told to stop: every rank of the job knows, all save at one step, and only then does the pod leave.
+
+Real agents and ranks, two nodes over loopback, as in test_nodes.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import leaving
+from tests.agents import test_elastic
+from tests.agents.test_nodes import Job
+from tests.harness.procs import DEADLINE, TERM, Gate, Running, uploaded_output
+
+BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+
+
+class Preempted(Job):
+    """Two pods whose ranks have begun to train."""
+
+    module = "job_preempted"
+
+    def __init__(self, warm, directory: Path, task: str, gate: Gate) -> None:
+        kept = directory / "kept"
+        kept.mkdir()
+        super().__init__(warm, directory, task, "", {**gate.environment, "TEST_KEPT": str(kept)})
+
+
+def one_step(lines: list[str]) -> int:
+    """The step that all ranks have said they saved."""
+    said = {tuple(line.split()[2:]) for line in lines}
+    assert len(said) == 1, lines
+    ((saved, step, *flags),) = said
+    assert (saved, flags) == ("saved", ["urgent", "True", "preempted", "True"])
+    return int(step)
+
+
+@pytest.mark.parametrize("task", BACKENDS)
+def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_replaced(
+    warm, tmp_path, task, ranks_gate: Gate
+):
+    job = Preempted(warm, tmp_path, task, ranks_gate)
+    first, told = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    told.signal(TERM)
+    step = one_step(ranks_gate.heard(4))
+    gone = told.wait()
+    assert gone.code not in (0, -TERM)
+    assert gone.uploaded == []
+    again = job.start(1)
+    heard = ranks_gate.heard(4)
+    assert all(f"from {step} of 4" in line and "round 0" not in line for line in heard)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert uploaded_output(ended[0]).startswith(f"from {step} to {step + 3} in round ")
+    assert "start again: restart" not in ended[0].err, "no restart of the user's is there to be spent"
+
+
+@pytest.mark.parametrize("nodes", [(0,), (0, 1)])
+def test_node_0_or_all_nodes_told_to_stop_the_job_goes_on_from_the_step_at_which_all_ranks_saved(
+    warm, tmp_path, ranks_gate: Gate, nodes
+):
+    job = Preempted(warm, tmp_path, "torch", ranks_gate)
+    pods: list[Running] = [job.start(0), job.start(1)]
+    ranks_gate.heard(4)
+    for node in nodes:
+        pods[node].signal(TERM)
+    step = one_step(ranks_gate.heard(4))
+    assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {str(step)}
+    for node in nodes:
+        gone = pods[node].wait()
+        assert gone.code not in (0, -TERM)
+        assert gone.uploaded == []
+        pods[node] = job.start(node)
+    assert all(f"from {step} of 4" in line for line in ranks_gate.heard(4))
+    ended = [pod.wait() for pod in pods]
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert uploaded_output(ended[0]).startswith(f"from {step} to {step + 3} in round ")
+    assert not any("start again: restart" in node.err for node in ended)
+
+
+def test_a_single_pod_saves_before_it_leaves(warm, tmp_path, ranks_gate: Gate):
+    (tmp_path / "kept").mkdir()
+    environment = {**ranks_gate.environment, "TEST_KEPT": str(tmp_path / "kept")}
+    pod = warm.start("job_preempted:torch_alone", tmp_path / "pod", environment=environment, kind="execute")
+    ranks_gate.heard(2)
+    pod.signal(TERM)
+    one_step(ranks_gate.heard(2))
+    ended = pod.wait()
+    assert "outputs.pb" not in ended.uploaded
+    assert ended.left == []
+    assert ended.scratch == []
+
+
+class Overlapping:
+    """Two attempts of one pod: Flyte starts the second as soon as the first is being deleted."""
+
+    def __init__(self, warm, directory: Path, gate: Gate, **environment: str) -> None:
+        self.kept = directory / "kept"
+        self.kept.mkdir()
+        self._warm, self._directory = warm, directory
+        self._environment = {**gate.environment, "TEST_KEPT": str(self.kept), **environment}
+
+    def start(self, attempt: int) -> Running:
+        environment = {**self._environment, "FLYTE_ATTEMPT_NUMBER": str(attempt)}
+        call, files = "job_preempted:alone_by_checkpoints", self._directory / f"attempt-{attempt}"
+        return self._warm.start(call, files, environment=environment, kind="execute")
+
+    @property
+    def mark(self) -> Path:
+        return self.kept / leaving.MARK
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves_as_it_leaves(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Overlapping(warm, tmp_path, ranks_gate)
+    first = job.start(0)
+    assert ranks_gate.heard(2) == ["attempt 0 begins with 0", "in a long step"]
+    first.signal(TERM)
+    until(job.mark.exists)  # in the middle of the step: nothing is saved yet
+    second = job.start(1)
+    until(lambda: "waiting for the pod of the attempt before" in (second.files / "out").read_text())
+    ranks_gate.let_go(1)
+    assert "outputs.pb" not in first.wait().uploaded
+    (said,) = ranks_gate.heard(1)
+    assert int(said.removeprefix("attempt 1 begins with ")) > 1
+    assert second.wait().uploaded == ["outputs.pb"]
+    assert not job.mark.exists()
+
+
+def test_a_single_pod_that_is_killed_before_it_has_saved_is_waited_for_once(warm, tmp_path, ranks_gate: Gate):
+    job = Overlapping(warm, tmp_path, ranks_gate, TEST_PREEMPTION="3")
+    first = job.start(0)
+    ranks_gate.heard(2)
+    first.signal(TERM)
+    until(job.mark.exists)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = job.start(1)
+    assert ranks_gate.heard(1) == ["attempt 1 begins with 0"]
+    ended = second.wait()
+    assert ended.uploaded == ["outputs.pb"], ended.err
+    assert "it was killed before it could" in ended.out
+    assert not job.mark.exists(), "the attempt after this one need not wait as well"
+
+
+def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_gate: Gate):
+    job = Preempted(warm, tmp_path, "by_hand", ranks_gate)
+    first, told = job.start(0), job.start(1)
+    assert all(line.endswith("preempted False") for line in ranks_gate.heard(4))
+    told.signal(TERM)
+    assert sorted(ranks_gate.heard(4)) == [f"rank {rank} preempted" for rank in range(4)]
+    ranks_gate.let_go(4)
+    # Not ended by the pod that leaves: each gets to say this, and only then that it has saved.
+    assert sorted(ranks_gate.heard(4)) == [f"rank {rank} has saved" for rank in range(4)]
+    assert told.wait().code not in (0, -TERM)
+    again = job.start(1)
+    assert all("round 0" not in line for line in ranks_gate.heard(4))
+    assert [node.wait().code for node in (first, again)] == [0, 0]
+
+
+class PreemptedRange(test_elastic.Job):
+    """Three pods of a range of two to three."""
+
+    module = "job_preempted"
+
+
+def test_a_range_goes_on_smaller_from_the_step_at_which_all_ranks_saved(warm, tmp_path, ranks_gate: Gate):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    job = PreemptedRange(warm, tmp_path, "torch_range", "", {**ranks_gate.environment, "TEST_KEPT": str(kept)})
+    pods = [job.start_host(), job.start(1), job.start(2)]
+    there = 0
+    while there < 6:  # a round of two nodes may have begun before the third came
+        there += ranks_gate.heard(1)[0].endswith("of 6")
+    pods[2].signal(TERM)
+    step = one_step(ranks_gate.heard(6))
+    assert "outputs.pb" not in pods[2].wait().uploaded
+    assert all(f"from {step} of 4" in line for line in ranks_gate.heard(4))
+    ended = [pod.wait() for pod in pods[:2]]
+    assert [node.code for node in ended] == [0, 0], ended[0].err

@@ -1,0 +1,78 @@
+"""What a task's module finds as it is imported for all ranks: in a pod what it finds on a laptop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyteidl.core import literals_pb2
+from flytekit.configuration import Image, ImageConfig, SerializationSettings
+
+from flytekitplugins_safedist import envvars
+from tests.harness.procs import ROOT
+from tests.jobs import job_preloaded
+
+pytestmark = pytest.mark.processes
+
+JOBS = ROOT / "tests" / "jobs"
+SETTINGS = SerializationSettings(image_config=ImageConfig(default_image=Image("default", "registry/image", "v1")))
+
+
+def environment(further: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SAFEDIST", "OMP_NUM"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), str(JOBS), *filter(None, sys.path)]), **further}
+
+
+def in_a_pod(task: str, directory: Path) -> tuple[dict[str, Any], str]:
+    """What the task returned, and the log of ``safedist-execute`` under the variables that registration gives it."""
+    directory.mkdir()
+    (directory / "inputs.pb").write_bytes(b"")
+    command = ["pyflyte-execute", "--inputs", str(directory / "inputs.pb"), "--output-prefix", str(directory / "out")]
+    command += ["--raw-output-data-prefix", str(directory / "raw")]
+    command += ["--resolver", "flytekit.core.python_auto_container.default_task_resolver"]
+    command += ["--", "task-module", "job_preloaded", "task-name", task]
+    (container,) = getattr(job_preloaded, task).get_k8s_pod(SETTINGS).pod_spec["containers"]
+    registered = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    registered.pop(envvars.SCRATCH_ROOT, None)  # a volume of the pod's
+    program = "from flytekitplugins_safedist.container.start import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--", *command],
+        cwd=directory,
+        env=environment(registered),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs = literals_pb2.LiteralMap.FromString((directory / "out" / "outputs.pb").read_bytes())
+    return json.loads(outputs.literals["o0"].scalar.primitive.string_value), done.stderr
+
+
+def on_a_laptop(task: str, directory: Path, **further: str) -> dict[str, Any]:
+    program = f"import job_preloaded; print('found', job_preloaded.{task}())"
+    given = environment(further)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=directory, env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    found: dict[str, Any] = json.loads(line.removeprefix("found "))
+    return found
+
+
+def test_a_pod_preloads_a_module_under_the_variables_of_its_task(tmp_path):
+    found, log = in_a_pod("found", tmp_path / "pod")
+    assert "start_method preload" in log
+    assert found["forked"]
+    ours = {"MY": "x", "HIS": "y", "OMP_NUM_THREADS": "2"}
+    assert found["at import"] == {**ours, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert found["threads"] == 2, "torch, which the pod loads before it knows the task"
+    assert found["in the rank"] == {**ours, "OPENBLAS_NUM_THREADS": None, "PYTORCH_NVML_BASED_CUDA_CHECK": None}
+    # flytekit gives a task's own ``environment=`` to its container alone: a laptop has it where the shell does.
+    assert found == on_a_laptop("found", tmp_path, MY="x")

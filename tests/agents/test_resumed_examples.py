@@ -1,0 +1,91 @@
+"""The examples of checkpoints come to one loss: unbroken, with a rank killed, and with a pod that is told to stop."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.agents.test_nodes import Job
+from tests.harness.procs import TERM, Gate, Running, uploaded_output
+
+EXAMPLES = [
+    ("torch", "resume_ddp"),
+    ("torch", "resume_fsdp"),
+    ("torch", "resume_lightning"),
+    ("torch", "resume_hf"),
+    pytest.param("horovod", "resume_horovod", marks=pytest.mark.horovod),
+]
+
+
+@pytest.fixture(scope="session")
+def warm(warm_to_train):
+    return warm_to_train
+
+
+def start(warm, directory: Path, task: str, module: str, how: str, environment: dict[str, str]) -> Running:
+    more = {**environment, "TEST_HOW": how, "TEST_WHERE": str(directory / "saves")}
+    started: Running = warm.start(f"job_resumed:{task}", directory, inputs={"module": module}, environment=more)
+    return started
+
+
+def trained(running: Running) -> float:
+    ended = running.wait()
+    assert ended.code == 0, ended.err
+    value: float = ended.value
+    return value
+
+
+@pytest.fixture(scope="module")
+def unbroken(warm, tmp_path_factory):
+    """The loss of an example's unbroken run, which is made once for all tests that compare with it."""
+
+    @functools.cache
+    def loss(task: str, module: str) -> float:
+        directory = tmp_path_factory.mktemp(module) / "unbroken"
+        return trained(start(warm, directory, task, module, "unbroken", {}))
+
+    return loss
+
+
+@pytest.mark.parametrize(("task", "module"), EXAMPLES)
+def test_killed_in_the_middle_and_resumed_it_has_the_loss_of_the_unbroken_run(
+    warm, tmp_path, ranks_gate: Gate, unbroken, task, module
+):
+    broken = start(warm, tmp_path / "broken", task, module, "killed", ranks_gate.environment)
+    assert ranks_gate.heard(1) == ["rank 0 has committed 9"]
+    ranks_gate.let_go(1)
+    assert sorted(ranks_gate.heard(2)) == ["rank 0 goes on with 10", "rank 1 goes on with 10"]
+    assert trained(broken) == pytest.approx(unbroken(task, module), rel=1e-5)
+    assert unbroken(task, module) < (3.4 if module == "resume_hf" else 2.0), "it has learnt something"
+
+
+@pytest.mark.parametrize(("task", "module"), EXAMPLES)
+def test_told_to_stop_in_the_middle_not_one_step_is_lost(warm, tmp_path, ranks_gate: Gate, unbroken, task, module):
+    directory = tmp_path / "told"
+    environment = {**ranks_gate.environment, "TEST_WHERE": str(directory / "saves"), "TEST_MODULE": module}
+    job = Resumed(warm, directory, f"{task}_nodes", "told", environment)
+    first, told = job.start(0), job.start(1)
+    ranks_gate.heard(2)
+    told.signal(TERM)
+    assert told.wait().code not in (0, -TERM)
+    again = job.start(1)
+    goes_on = {int(line.split()[-1]) for line in ranks_gate.heard(2)}
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    (agreed,) = re.findall(r"a node was told to stop: all ranks save at step (\d+)", ended[0].err)
+    assert goes_on == {int(agreed) + 1}
+    assert int(agreed) in (12, 13), "every rank had done step 11, and no save is due before step 14"
+    assert float(uploaded_output(ended[0])) == pytest.approx(unbroken(task, module), rel=1e-5)
+    assert "start again: restart" not in ended[0].err
+
+
+class Resumed(Job):
+    """Two pods with one rank each."""
+
+    module = "job_resumed"
+
+    def pod(self, node: int) -> dict[str, str]:
+        return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}

@@ -1,0 +1,248 @@
+"""SIGTERM, from the first import to the exit: the process ends, not with success, and never as the user's error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2, literals_pb2
+
+from tests.harness.procs import DEADLINE, ROOT, alive, until
+from tests.harness.tarballs import project
+
+TOLD = 137
+"""What Flyte takes for the platform's doing, and tries again without any of the task's ``retries``."""
+TORCH = {"SAFEDIST_BACKEND": "torch", "SAFEDIST_NODES": "1", "SAFEDIST_NPROC_PER_NODE": "2"}
+
+MODULE = """
+import json, os, signal, time
+from flytekit import task
+os.environ["TEST_WALK_OVER"] = "1"
+
+def told():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+    except BaseException:
+        return "swallowed"
+
+@task
+def harmless() -> str:
+    return "done"
+
+@task
+def swallows_and_returns() -> str:
+    return str(told())
+
+@task
+def swallows_for_ever() -> str:
+    while True:
+        try:
+            told()
+            time.sleep(0.01)
+        except BaseException:
+            pass
+"""
+SWALLOWING_IMPORT = MODULE + "\ntold()\n"
+SAFE = """
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def train() -> str:
+    return "trained"
+"""
+
+
+GATED = (
+    SAFE
+    + """
+import os
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+class Gated(LocalFileSystem):
+    protocol = "gated"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("gated://"))
+
+    def put(self, *args, **kwargs):
+        with open(os.environ["TEST_GATE"] + "/begun", "w"):
+            pass
+        with open(os.environ["TEST_GATE"] + "/go") as go:
+            go.read()
+        return super().put(*args, **kwargs)
+
+fsspec.register_implementation("gated", Gated, clobber=True)
+"""
+)
+"""Its uploads say that they begin, and wait to be let go."""
+
+
+class Pod:
+    """A container's view, with real torch; the command is the console script's function."""
+
+    def __init__(self, root: Path, code: str) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root, self.outputs = root, root / "outputs"
+        self.prefix = str(self.outputs)
+        (root / "cwd").mkdir()
+        (root / "tmp").mkdir()
+        (root / "fast.tar.gz").write_bytes(project({"workflows.py": code}))
+        (root / "inputs.pb").write_bytes(literals_pb2.LiteralMap().SerializeToString())
+
+    def start(self, task: str, *how: str, **more: str) -> subprocess.Popen[str]:
+        program = how or ("-c", "from flytekitplugins_safedist.container.start import main; main()")
+        root = self.root
+        arguments = [
+            *("--additional-distribution", str(root / "fast.tar.gz"), "--dest-dir", ".", "--", "pyflyte-execute"),
+            *("--inputs", str(root / "inputs.pb"), "--output-prefix", self.prefix),
+            *("--raw-output-data-prefix", str(root / "raw")),
+            *("--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"),
+            *("task-module", "workflows", "task-name", task),
+        ]
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SAFEDIST")},
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)]),
+            "TMPDIR": str(root / "tmp"),
+            **more,
+        }
+        return subprocess.Popen(
+            [sys.executable, *program, *arguments],
+            cwd=root / "cwd",
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def error(self) -> errors_pb2.ContainerError:
+        return errors_pb2.ErrorDocument.FromString((self.outputs / "error.pb").read_bytes()).error
+
+    def uploaded(self) -> list[str]:
+        return sorted(os.listdir(self.outputs)) if self.outputs.exists() else []
+
+
+def test_at_sixty_points_of_all_imports_sigterm_ends_the_process_at_once_and_in_silence(tmp_path):
+    pod = Pod(tmp_path, MODULE)
+    process = pod.start("harmless", "-m", "tests.harness.stop_walker", "30", **TORCH)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    ended = json.loads(out.splitlines()[-1])
+    assert set(ended) == {str(TOLD)}, ended
+    assert ended[str(TOLD)] >= 60
+    said = set(err.splitlines())
+    assert not [line for line in said if "Traceback" in line or "Error" in line or "not forked" in line], err
+    assert pod.uploaded() == ["outputs.pb"]  # the walker's own
+
+
+@pytest.mark.parametrize("task", ["swallows_and_returns", "swallows_for_ever"])
+def test_a_task_that_catches_everything_is_ended_and_uploads_nothing(tmp_path, task):
+    pod = Pod(tmp_path, MODULE)
+    process = pod.start(task)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == TOLD, err
+    assert pod.uploaded() == []
+
+
+def test_a_module_that_catches_everything_at_import_is_ended_there(tmp_path):
+    pod = Pod(tmp_path, SWALLOWING_IMPORT)
+    process = pod.start("harmless")
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == TOLD, err
+    assert pod.uploaded() == []
+    assert "Error" not in err
+
+
+def test_a_handler_that_flytekit_left_behind_does_not_keep_the_process(tmp_path):
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n" + MODULE
+    pod = Pod(tmp_path, code)
+    # Makes flytekit install packages at the start of the task, by a pip that does nothing here.
+    process = pod.start("harmless", RUNTIME_PACKAGES="", _F_RUNTIME_PACKAGES="--version")
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == TOLD, err
+    assert pod.uploaded() == []
+
+
+def test_at_any_time_of_a_jobs_start_sigterm_ends_it_and_is_never_the_users_error(tmp_path):
+    """``SAFEDIST_SIGTERM_TIMES=60`` sweeps the first 6 s as finely as that; a few times are enough for every day."""
+    count = int(os.environ.get("SAFEDIST_SIGTERM_TIMES", "6"))
+
+    def told_at(number: int) -> str:
+        pod = Pod(tmp_path / str(number), SAFE)
+        process = pod.start("train", **TORCH, SAFEDIST_SCRATCH_ROOT=str(tmp_path / str(number) / "tmp"))
+        try:
+            process.wait(6.0 * number / count)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        out, err = process.communicate(timeout=DEADLINE)
+        uploaded = pod.uploaded()
+        complaints = [text for text in ("Traceback", "MissingDependencyError", "StagingError") if text in out + err]
+        if process.returncode == 0 and uploaded == ["outputs.pb"] and not complaints:
+            return "fine"  # the verdict was there before the signal
+        if process.returncode == 0 and uploaded == ["error.pb"] and pod.error().code == "SYSTEM:Stopped":
+            return "fine"  # the verdict is that it was stopped
+        if process.returncode != 0 and uploaded == [] and not complaints:
+            return "fine"
+        return f"after {6.0 * number / count:.2f} s: {process.returncode} {uploaded} {complaints}\n{err}"
+
+    with ThreadPoolExecutor(2) as several:
+        assert [text for text in several.map(told_at, range(count)) if text != "fine"] == []
+
+
+def uploading(root: Path, **more: str) -> tuple[Pod, subprocess.Popen[str]]:
+    """A pod in the middle of uploading its outputs, told to stop."""
+    pod = Pod(root, GATED)
+    pod.prefix = f"gated://{pod.outputs}"
+    for name in ("begun", "go"):
+        os.mkfifo(root / name)
+    process = pod.start("train", **TORCH, TEST_GATE=str(root), SAFEDIST_SCRATCH_ROOT=str(root / "tmp"), **more)
+    with open(root / "begun"):  # opens when the upload begins
+        process.terminate()
+    return pod, process
+
+
+def test_an_upload_that_runs_when_the_pod_is_told_to_stop_is_finished(tmp_path):
+    pod, process = uploading(tmp_path)
+    assert _said(process, "the upload is finished first")
+    with open(tmp_path / "go", "w"):
+        pass
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    assert pod.uploaded() == ["outputs.pb"]
+
+
+def test_an_upload_that_outlasts_the_grace_period_ends_undecided(tmp_path):
+    # A second less than the margin: the time is over when SIGTERM comes, and nothing here has to be waited for.
+    pod, process = uploading(tmp_path, SAFEDIST_GRACE_SECONDS="1")
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == TOLD, err
+    assert pod.uploaded() == []
+
+
+def _said(process: subprocess.Popen[str], text: str) -> bool:
+    assert process.stderr is not None
+    return any(text in line for line in iter(process.stderr.readline, ""))
+
+
+def test_a_rank_server_whose_agent_is_gone_ends_in_the_middle_of_an_import_that_catches_everything(
+    warm, tmp_path, ranks_gate
+):
+    running = warm.start("job_stubborn_import:never_started", tmp_path / "job", environment=ranks_gate.environment)
+    [agent] = ranks_gate.heard(1)
+    assert agent == f"importing in {running.pid}"
+    ranks_gate.let_go(1)
+    [server] = ranks_gate.heard(1)
+    running.signal(signal.SIGKILL)
+    ended = running.wait()
+    until(lambda: not alive(int(server.split()[-1])), "the rank server ends")
+    assert ended.left == []
+    assert ended.scratch == []

@@ -1,0 +1,53 @@
+"""Bytes that change where they lie, and parts that are cut: seen in full and in sharded saves, on a disk and on S3."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import checkpoints, manifest, stores
+from tests.checkpoint.saving import one_value, plain_state, reach_stores
+from tests.fs.ranks import Process
+from tests.harness.moto_s3 import BUCKET
+
+FLIPS = 10
+
+
+def flipped(data, die):
+    at = die.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << die.randrange(8))]) + data[at + 1 :]
+
+
+def all_that_is_damaged_is_passed_over(place, sharded):
+    """Save two, damage each part of the newer one in turn, and resume; returns how often the older one was found."""
+    stores.LATE_SECONDS = 0.1
+    reach_stores()
+    ckpt = checkpoints(place, every=None, sharded=sharded)
+    for step in (1, 2):
+        ckpt.save(step, plain_state(step), wait=True)
+    store, die = stores.open_store(place), random.Random(place)
+    (newest,) = (name for name in store.names() if manifest.step_of(name) == 2)
+    parts = manifest.Manifest.from_bytes(store.get(f"{newest}/{manifest.NAME}")).parts
+    passed_over = 0
+    for part in [f"{newest}/{part.name}" for part in parts]:
+        whole = store.get(part)
+        damages = [flipped(whole, die) for _ in range(FLIPS)] + [whole[: die.randrange(len(whole))], b"", whole + b"\0"]
+        for damaged in damages:
+            store.put(part, damaged)
+            state = plain_state(-1)
+            assert (checkpoints(place, sharded=sharded).resume(state), one_value(state)) == (2, 1.0)
+            passed_over += 1
+        store.put(part, whole)
+    state = plain_state(-1)
+    assert (checkpoints(place, sharded=sharded).resume(state), one_value(state)) == (3, 2.0)
+    return passed_over, len(parts)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_all_that_is_damaged_is_passed_over(tmp_path, request, where, sharded):
+    server = request.getfixturevalue("s3") if where == "s3" else None
+    place = f"s3://{BUCKET}/{sharded}" if server else str(tmp_path / "place")
+    process = Process(all_that_is_damaged_is_passed_over, place, sharded, env=server.environment if server else None)
+    assert process.outcome().get() == ((3 if sharded else 1) * (FLIPS + 3), 3 if sharded else 1)

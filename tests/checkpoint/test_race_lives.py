@@ -1,0 +1,62 @@
+"""Every point of a save at which something may die, once: on a file system that nodes see differently, and sharded."""
+
+from __future__ import annotations
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import points
+from tests.checkpoint.lives import Kill, Life, faults, lived
+from tests.harness.fusefs import FuseMount, require
+
+
+def chain(directory, ways, places, env=None, *, sharded):
+    """A life for each of ``ways`` to die, and one that looks what there is; returns the ledger."""
+    for number, kill in enumerate([*ways, None], start=1):
+        life = Life(number, "", directory, sharded=sharded, kill=kill, steps=3 if kill else 0)
+        kinds = [one.kind for one in lived(life, places(number), env or {})]
+        assert kinds[kill.rank] == "died" if kill else set(kinds) == {"value"}, (kill, kinds)
+    return (directory / "ledger").read_text()
+
+
+def every_point(rank):
+    """Each point that the rank comes to, at its second save; a manifest is pruned with the third."""
+    mine = points.IN_ORDER if rank == 0 else (points.PART_WRITTEN,)
+    return [Kill("rank", rank, point, 1 if point == points.PRUNED_ONE_MANIFEST else 2) for point in mine]
+
+
+def test_full_saves_that_another_node_resumes(tmp_path):
+    require()
+    lying = {"not_there": 60, "stale_attrs": 60, "locks": "dropped"}
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "one", **lying) as one,
+        FuseMount(tmp_path / "server", tmp_path / "two", **lying) as two,
+    ):
+        nodes = [str(client.path / "place") for client in (one, two)]
+        ledger = chain(tmp_path, every_point(0), lambda number: [nodes[number % 2]], sharded=False)
+    assert faults(ledger) == []
+    assert ledger.count("struck") == len(points.IN_ORDER)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_saves_of_two_ranks(tmp_path, rank):
+    ledger = chain(tmp_path, every_point(rank), lambda _: [str(tmp_path / "place")] * 2, sharded=True)
+    assert faults(ledger) == []
+    assert ledger.count("struck") == len(every_point(rank))
+
+
+@pytest.mark.parametrize(
+    ("ledger", "fault"),
+    [
+        ("committed 3\nresumed 2 0 2 1002", "step 2 after 3 was committed"),
+        ("resumed 2 0 2 1002 1001", "is made of"),
+        ("resumed 2 0 2 1001", "is made of"),
+        ("resumed 2 0 2 1002\nresumed 2 1 1 1001", "rank 1 resumed step 1, another one 2"),
+    ],
+)
+def test_what_must_not_be_is_seen(ledger, fault):
+    (found,) = faults(ledger)
+    assert fault in found
+
+
+def test_a_rank_that_comes_late_is_not_compared_with_the_next_save():
+    assert faults("committed 3\nresumed 2 0 3 1003\ncommitted 4\nresumed 2 1 3 1003") == []

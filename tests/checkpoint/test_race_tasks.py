@@ -1,0 +1,79 @@
+"""Checkpoints in real tasks: after a restart in place, in later attempts, in another execution."""
+
+from __future__ import annotations
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import manifest
+from tests.harness.procs import uploaded_output
+
+
+@pytest.fixture(scope="session")
+def warm(warm_to_train):
+    return warm_to_train
+
+
+class Execution:
+    """An execution's attempts, with the prefixes that Flyte gives them."""
+
+    def __init__(self, warm, root, name="f123"):
+        self._warm, self._root, self._name = warm, root, name
+
+    def place(self, attempt):
+        return self._root / "raw" / f"{self._name}-{attempt}" / "_flytecheckpoints"
+
+    def attempt(self, number, task, **environment):
+        files = self._root / f"{self._name}-job-{number}"
+        arguments = ["--checkpoint-path", str(self.place(number))]
+        if number:
+            arguments += ["--prev-checkpoint", str(self.place(number - 1))]
+        outputs = self._root / "meta" / f"proj-dev-{self._name}" / "n0" / "data" / str(number)
+        outputs.mkdir(parents=True)
+        files.mkdir()
+        (files / "outputs").symlink_to(outputs)
+        return self._warm.run(
+            f"job_checkpoints:{task}",
+            files,
+            kind="execute",
+            arguments=[*arguments, "--output-prefix", str(outputs)],
+            environment={
+                "FLYTE_ATTEMPT_NUMBER": str(number),
+                "FLYTE_INTERNAL_EXECUTION_ID": self._name,
+                "FLYTE_INTERNAL_EXECUTION_PROJECT": "proj",
+                "FLYTE_INTERNAL_EXECUTION_DOMAIN": "dev",
+                **environment,
+            },
+        )
+
+
+@pytest.mark.parametrize("task", ["by_torch", pytest.param("by_horovod", marks=pytest.mark.horovod)])
+def test_ranks_that_start_again_go_on_from_the_last_save(warm, tmp_path, task):
+    ended = Execution(warm, tmp_path).attempt(0, task, TEST_FAILING_ROUNDS="2")
+    assert uploaded_output(ended) == "0.0:0 0.1:3 0.2:6", ended.err
+
+
+def test_an_attempt_that_saved_nothing_hides_nothing(warm, tmp_path):
+    execution = Execution(warm, tmp_path)
+    assert uploaded_output(execution.attempt(0, "by_torch")) == "0.0:0"
+    assert "error.pb" in execution.attempt(1, "dies_at_once").uploaded
+    ended = execution.attempt(2, "by_torch")
+    assert uploaded_output(ended) == "0.0:0 2.0:3", ended.err
+
+
+@pytest.mark.parametrize("by", ["name", "address"])
+def test_another_execution_is_resumed_while_this_one_has_saved_nothing(warm, tmp_path, by):
+    old = Execution(warm, tmp_path, "old")
+    assert uploaded_output(old.attempt(0, "by_torch")) == "0.0:0"
+    new = Execution(warm, tmp_path, "new")
+    source = "old" if by == "name" else f"{old.place(0)}-safedist"
+    ended = new.attempt(0, "by_torch", TEST_RESUME_FROM=source, TEST_FAILING_ROUNDS="1")
+    assert uploaded_output(ended) == "0.0:0 0.0:3 0.1:6", ended.err
+
+
+def test_the_save_in_flight_is_committed_before_outputs_are_uploaded(warm, tmp_path):
+    execution = Execution(warm, tmp_path)
+    ended = execution.attempt(0, "ends_while_saving")
+    assert uploaded_output(ended) == "returned", ended.err
+    place = execution.place(0)
+    (save,) = (path for path in place.with_name(f"{place.name}-safedist").iterdir() if path.is_dir())
+    assert (save / manifest.NAME).exists()

@@ -1,0 +1,57 @@
+"""A place that two nodes see differently: what one has saved, the other one finds; what one cannot do ends for both."""
+
+from __future__ import annotations
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import points, stores
+from flytekitplugins_safedist.checkpoint.stores import DirectoryStore
+from tests.checkpoint.lives import Kill, Life, faults, lived
+from tests.harness.fusefs import FuseMount, require
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    require()
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "one", not_there=60) as one,
+        FuseMount(tmp_path / "server", tmp_path / "two", not_there=60) as two,
+    ):
+        yield one, two
+
+
+def test_what_a_node_did_not_find_before_is_found_when_it_is_there(nodes):
+    one, two = (DirectoryStore(client.path / "place") for client in nodes)
+    assert (two.names(), two.get("save/manifest.json")) == ([], None)
+    one.make("save")
+    assert two.get("save/manifest.json") is None
+    one.put_new("save/manifest.json", b"whole")
+    assert two.names() == ["save"]
+    assert two.get("save/manifest.json") == b"whole"
+
+
+def test_a_part_that_is_late_is_waited_for(nodes):
+    one, two = (DirectoryStore(client.path) for client in nodes)
+    nodes[1].set(late=[1, 1], late_match="*part")
+    with one.part("part") as file:
+        file.write(b"whole")
+    with two.read("part") as file:
+        assert file.read() == b"whole"
+
+
+@pytest.mark.parametrize(("rank", "arrival"), [(0, 3), (0, 4), (1, 2)])
+def test_a_node_that_loses_the_place_holds_no_other_node_up(nodes, tmp_path, rank, arrival, monkeypatch):
+    """In the second save, in which rank 0 writes two parts."""
+    monkeypatch.setattr(stores, "LATE_SECONDS", 1.0)
+    (tmp_path / "store.pid").write_text(str(nodes[rank]._server.pid))
+    place = tmp_path / "server" / "place"
+    places = [str(nodes[0].path / "place"), str(nodes[1].path / "place")]
+    life = Life(1, "", tmp_path, sharded=True, kill=Kill("store", rank, points.PART_WRITTEN, arrival))
+    ended = lived(life, places, {})
+    assert [one.kind for one in ended] == ["error", "error"], ended
+    nodes[rank].close()
+    (after,) = lived(Life(2, "", tmp_path, steps=0), [str(place)], {})
+    assert after.kind == "value", after
+    ledger = (tmp_path / "ledger").read_text()
+    assert faults(ledger) == []
+    assert "committed 0" in ledger

@@ -1,0 +1,76 @@
+"""The helpers for shared file systems, on two nodes that share a volume, and on two that have one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from docker.types import Mount
+
+from tests.containers.cluster import Job
+from tests.containers.engine import Docker, Options
+
+BACKENDS = ["torch", "horovod"]
+MOUNTED = "/mnt/volume"
+
+
+@pytest.fixture
+def volume(docker: Docker, image: str) -> Iterator[Callable[[], Options]]:
+    """Make docker volumes that the image's user may write; each as options of a container."""
+    made: list[Any] = []
+
+    def make() -> Options:
+        made.append(docker.client.volumes.create(labels=docker.labels))
+        option = Options(mounts=(Mount(MOUNTED, made[-1].name),))
+        given = docker.once(image, ("chown", "1000:1000", MOUNTED), option + Options(more={"user": "0"}))
+        assert given.returncode == 0, given.stderr
+        return option
+
+    yield make
+    for one in made:
+        one.remove(force=True)
+
+
+def reports(running: Job) -> list[dict[str, Any]]:
+    """What each rank has found."""
+    ended = running.run()
+    assert [pod.code for pod in ended] == [0, 0]
+    assert running.uploaded == ["outputs.pb"]
+    found: list[dict[str, Any]] = running.output
+    assert len(found) == 4
+    # Before, and without, the backend's own init.
+    assert {one["over"] for one in found} == {"the agent's store"}
+    # Without a path it is once per node, whatever the nodes share.
+    assert [one["node_by"] // 2 for one in found] == [0, 0, 1, 1]
+    assert found[0]["node_by"] == found[1]["node_by"]
+    assert found[2]["node_by"] == found[3]["node_by"]
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
+    volume: Callable[[], Options], job: Callable[..., Job], backend: str
+) -> None:
+    running = job(f"places_{backend}", options=volume())
+    found = reports(running)
+    assert [one["kind"] for one in found] == ["job"] * 4
+    assert [one["parts"] for one in found] == [[[0, 1, 2, 3]]] * 4
+    assert [one["leader"] for one in found] == [0] * 4
+    assert len({one["filled_by"] for one in found}) == 1
+    assert [one["filled"] for one in found] == [1] * 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_volume_for_each_node_is_known_as_two_and_filled_on_both(
+    volume: Callable[[], Options], job: Callable[..., Job], backend: str
+) -> None:
+    running = job(f"places_{backend}")
+    for pod in running.pods:
+        pod.options += volume()
+    found = reports(running)
+    assert [one["kind"] for one in found] == ["node"] * 4
+    assert [one["parts"] for one in found] == [[[0, 1], [2, 3]]] * 4
+    assert [one["leader"] for one in found] == [0, 0, 2, 2]
+    assert [one["filled_by"] // 2 for one in found] == [0, 0, 1, 1]
+    assert [one["filled"] for one in found] == [1] * 4

@@ -1,0 +1,212 @@
+"""Recorded pods of tasks whose call overrides something, run with the real image: they train, or one line says why not.
+
+The pods are those that Flyte's and the operator's own code made (``tests/contracts/oracle/cases``), of tasks that an
+older version of this package registered: their variables and mounts are not those of today.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flyteidl.core import literals_pb2
+
+from flytekitplugins_safedist.tools.render import job_manifest, pods
+from tests.containers.cluster import Cluster, Job, Pod, _literals, report
+from tests.containers.engine import BUCKET, NOTHING, Options
+from tests.containers.kube import operated
+
+ORACLE = Path(__file__).parents[1] / "contracts" / "oracle"
+sys.path.insert(0, str(ORACLE))
+
+from oracle_cases import NAMES, case, cluster_of, execution_of  # noqa: E402
+from oracle_registration import registered  # noqa: E402
+
+TASK = """
+from dataclasses import dataclass
+
+from flytekit import task
+from flytekit import Resources as R
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
+
+
+@dataclass(frozen=True)
+class Worker:  # kfpytorch's, which the image does not have
+    image: object = None
+    requests: object = None
+    limits: object = None
+    restart_policy: object = None
+
+
+"""
+ONE_GPU = Options({"NVIDIA_VISIBLE_DEVICES": "GPU-0"})
+TWO_GPUS = Options({"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"})
+"""As NVIDIA's device plugin says which GPUs a pod has; one or two, for there is no room for more ranks here."""
+MAINS = ("pytorch", "mpi", "main", "primary")
+Make = Callable[..., Job]
+
+
+def archive(name: str, source: str) -> bytes:
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w:gz") as tar:
+        info = tarfile.TarInfo(f"{name}.py")
+        info.size = len(source.encode())
+        tar.addfile(info, io.BytesIO(source.encode()))
+    return body.getvalue()
+
+
+def found(prefix: str) -> dict[str, Any]:
+    """A recorded case, by the first part of its name."""
+    (name,) = [each for each in NAMES if each.startswith(f"{prefix}-")]
+    return case(name)
+
+
+def recorded(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods that the real backend and operator made, the one of node 0 or the launcher's first."""
+    return [each for each in one.get("created") or [one["job"]] if each["kind"] == "Pod"]
+
+
+def as_registered_today(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that they make of the same call, as this version registers it."""
+    template, node = registered(one)
+    return pods(job_manifest(template, execution_of(one, node), cluster_of(one)))
+
+
+def placed(cluster: Cluster, one: dict[str, Any], specs: Any, directory: Path, options: Options) -> Job:
+    """These pods, with this test's image, store and names."""
+    name = f"f{uuid.uuid4().hex[:15]}"
+    code = cluster.s3.put(
+        f"code/{name}.tar.gz", archive(one["template"]["id"]["name"].rpartition(".")[0], TASK + one["task"])
+    )
+    inputs = cluster.s3.put(f"metadata/{name}/inputs.pb", _literals({"x": 7}))
+    node = one["node"]["id"]
+    base = f"s3://bucket/metadata/propeller/flytesnacks-development-f0123456789abcdef/{node}/data"
+    texts = {
+        f"{base}/inputs.pb": inputs,
+        base: f"s3://{BUCKET}/metadata/{name}/n0/data",
+        "s3://bucket/data/": f"s3://{BUCKET}/data/",
+        "s3://bucket/fast1234.tar.gz": code,
+        "f0123456789abcdef": name,
+    }
+    text = yaml.safe_dump(specs)
+    for old, new in texts.items():
+        text = text.replace(old, new)
+    image = next(iter(cluster.templates.values())).k8s_pod.pod_spec["containers"][0]["image"]
+    made = []
+    for spec in yaml.safe_load(text):
+        named = [each for each in spec["spec"]["containers"] if each["name"] in MAINS]
+        named[0]["image"] = image
+        spec["spec"]["containers"] = named  # what a sidecar does is none of the test's business
+        given = Options(cluster.s3.environment) + options
+        made.append(Pod(cluster.docker, spec, cluster.network, given, directory / "volumes"))
+    return Job(cluster.s3, made, name, 0)
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
+    """Make the job of a case; what its pods said is shown when the test fails, and they are removed with it."""
+    made: list[Job] = []
+
+    def make(prefix: str, options: Options = NOTHING, pods_of: Callable[..., Any] = recorded) -> Job:
+        one = found(prefix)
+        made.append(placed(cluster, one, pods_of(one), tmp_path, options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        print(report(one))
+        one.remove()
+
+
+def output(job: Job) -> int:
+    literals = literals_pb2.LiteralMap.FromString(job.s3.get(f"{job.prefix}outputs.pb"))
+    return int(literals.literals["o0"].scalar.primitive.integer)
+
+
+def trains(job: Job) -> list[str]:
+    """Run every pod to its end, and give what each said."""
+    ended = job.run()
+
+    assert [one.codes for one in ended] == [(0,)] * len(job.pods)
+    assert job.uploaded == ["outputs.pb"]
+    assert output(job) == 7
+    return [one.log for one in ended]
+
+
+@pytest.mark.parametrize("prefix", ["c77", "c81", "c82", "c84", "c85"])
+def test_an_image_an_accelerator_and_a_dropped_config_train_on_both_nodes(jobs: Make, prefix: str) -> None:
+    """c81's config never reached the cluster: the task runs with the one that it is registered with."""
+    for log in trains(jobs(prefix, ONE_GPU)):
+        assert "on each node, one for each GPU of this pod; the task was registered for 8 GPUs" in log
+
+
+@pytest.mark.parametrize(("prefix", "image"), [("c77", ["other:2"] * 2), ("c85", ["other:2", "w:1"])])
+def test_the_recorded_image_is_the_overrides_or_the_roles(prefix: str, image: list[str]) -> None:
+    assert [each["spec"]["containers"][0]["image"] for each in recorded(found(prefix))] == image
+
+
+def test_limits_of_one_pod(jobs: Make) -> None:
+    trains(jobs("c74"))
+
+
+@pytest.mark.parametrize(("prefix", "nodes"), [("c80", 1), ("c89", 2)])
+def test_a_pod_template_that_took_the_volumes(jobs: Make, prefix: str, nodes: int) -> None:
+    logs = trains(jobs(prefix, ONE_GPU))
+
+    assert len(logs) == nodes
+    assert all("this pod has no scratch volume at /var/run/safedist/scratch" in log for log in logs)
+
+
+def test_resources_that_did_not_reach_an_mpi_jobs_workers(jobs: Make) -> None:
+    job = jobs("c76", ONE_GPU)
+    launcher, *_ = job.pods
+    with operated(job):
+        job.start()
+        ended = launcher.wait()
+
+    assert ended.codes == (0,)
+    assert job.uploaded == ["outputs.pb"]
+    assert output(job) == 7
+    assert "[node 1] [safedist] start: " in ended.log
+
+
+def test_shared_memory_that_the_backend_refused_is_there_as_it_is_registered_today(jobs: Make) -> None:
+    assert "/dev/shm is already mounted" in found("c83")["backend_refuses"]
+
+    job = jobs("c83", ONE_GPU, as_registered_today)
+
+    for pod in job.pods:
+        volumes = {each["name"]: each for each in pod.spec["spec"]["volumes"]}
+        (mount,) = [each for each in pod.main["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+        assert volumes[mount["name"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    trains(job)
+
+
+def test_a_pod_template_that_took_the_volumes_and_gpus_that_became_fewer(jobs: Make) -> None:
+    job = jobs("c79", TWO_GPUS)
+
+    for log in trains(job):
+        assert "this pod has no scratch volume at /var/run/safedist/scratch" in log
+        assert "2 ranks on each node, one for each GPU of this pod; the task was registered for 8 GPUs" in log
+
+
+def test_an_mpi_jobs_containers_that_the_operator_did_not_prepare_say_so_in_one_line(jobs: Make) -> None:
+    for pod in jobs("c88").start():
+        ended = pod.wait()
+
+        assert ended.codes[0] == 1
+        assert "put the primary container first in the pod template" in ended.log
+        assert "Traceback" not in ended.log
+
+
+def test_a_root_that_is_read_only_leaves_the_scratch_volume(jobs: Make) -> None:
+    logs = trains(jobs("c73", TWO_GPUS + Options(more={"read_only": True})))
+
+    assert all("cannot be written: the code is in /var/run/safedist/scratch/" in log for log in logs)

@@ -1,0 +1,98 @@
+"""A range of nodes over real pods: who is there takes part, and one of them uploads."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.containers.cluster import Ended, Job, Pod, gated
+from tests.containers.engine import DEADLINE
+from tests.harness.procs import Gate
+
+SOON = DEADLINE
+"""Seconds for a job to start, fail and end, on a slow machine with much else to do: far below the 900 s of the next
+deadline of the job's own that could end a hang."""
+
+both = pytest.mark.parametrize("backend", ["horovod", "torch"])
+Make = Callable[..., Job]
+
+
+def succeeded(job: Job, pods: list[Pod], *, ranks: int, runs: int = 1) -> list[Ended]:
+    """One output, from *ranks* ranks, and every one of *pods* left with 0 in the end; the last has run *runs* times."""
+    ended = [pod.wait(within=SOON) for pod in pods[:-1]] + [pods[-1].wait(runs=runs, within=SOON)]
+    assert [pod.code for pod in ended] == [0] * len(pods)
+    assert job.uploaded == ["outputs.pb"]
+    assert job.output["size"] == ranks
+    assert job.output["ranks"] == [f"{rank} is 0 on node {rank}" for rank in range(ranks)]
+    # A node that comes or goes spends no restart.
+    assert not any("start again: restart" in pod.log for pod in ended)
+    return ended
+
+
+def all_in_one_round(gate: Gate, ranks: int, after: int) -> None:
+    """Wait until *ranks* ranks stand at the gate in a round later than *after*; ranks of rounds cut short are gone."""
+    there: dict[int, int] = {}
+    while ranks not in there.values():
+        _, _, _, size, _, number, *_ = gate.heard(1)[0].split()
+        if int(size) == ranks and int(number) > after:
+            there[int(number)] = there.get(int(number), 0) + 1
+
+
+@both
+def test_all_pods_of_a_range_take_part(job: Make, backend: str) -> None:
+    going = job(f"{backend}_range", steps=20)
+    going.start()
+    succeeded(going, going.pods, ranks=3)
+
+
+@both
+def test_the_least_number_of_pods_is_enough(job: Make, backend: str) -> None:
+    going = job(f"{backend}_range", steps=20)
+    first, second, _ = going.pods
+    for pod in (second, first):
+        pod.start()
+    succeeded(going, [first, second], ranks=2)
+
+
+@both
+def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, backend: str, pods_gate: Gate) -> None:
+    going = job(f"{backend}_range", **gated(pods_gate), steps=20)
+    first, second, third = going.start()
+    all_in_one_round(pods_gate, 3, after=-1)
+    third.remove()
+    all_in_one_round(pods_gate, 2, after=0)
+    pods_gate.let_go(2)
+    succeeded(going, [first, second], ranks=2)
+
+
+@both
+def test_a_pod_that_is_told_to_stop_is_let_in_again_when_it_comes_back(
+    job: Make, backend: str, pods_gate: Gate
+) -> None:
+    going = job(f"{backend}_range", **gated(pods_gate), steps=20)
+    *_, third = going.start()
+    all_in_one_round(pods_gate, 3, after=-1)
+    third.signal(signal.SIGTERM)
+    all_in_one_round(pods_gate, 3, after=0)
+    pods_gate.let_go(3)
+    ended = succeeded(going, going.pods, ranks=3, runs=2)
+    assert ended[-1].codes[0] not in (0, 137)
+    assert "told to stop by SIGTERM" in ended[-1].log
+
+
+@both
+def test_the_others_outlive_the_pod_that_holds_the_store(job: Make, backend: str, pods_gate: Gate) -> None:
+    going = job(f"{backend}_range", **gated(pods_gate), steps=20)
+    first, *others = going.start()
+    all_in_one_round(pods_gate, 3, after=-1)
+    first.signal(signal.SIGKILL)
+    for pod in others:
+        pod.says("waiting for its replacement")
+    all_in_one_round(pods_gate, 3, after=0)
+    pods_gate.let_go(3)
+    ended = [first.wait(runs=2, within=SOON), *(pod.wait(within=SOON) for pod in others)]
+    assert [pod.codes for pod in ended] == [(137, 0), (0,), (0,)]
+    assert going.uploaded == ["outputs.pb"]
+    assert going.output["size"] == 3

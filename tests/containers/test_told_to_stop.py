@@ -1,0 +1,137 @@
+"""Pods are told to stop, as by a preemption: all ranks save at one step, and no step is lost, nor taken twice.
+
+A pod is told by ``docker stop`` with its own grace period, after which it would be killed (137): as the kubelet does
+it. It is gone then, and the operator makes a new one, at another address.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+
+import pytest
+from flyteidl.core import errors_pb2, execution_pb2
+
+from tests.containers.cluster import Job, Pod, gated
+from tests.containers.engine import DEADLINE
+from tests.harness.procs import Gate
+
+SOON = DEADLINE
+"""Seconds for a job to start, to be told and to end, on a slow machine with much else to do."""
+
+Make = Callable[..., Job]
+
+
+def told_to_stop(*pods: Pod) -> None:
+    """All of them at once; each is gone before its grace period is over, and undecided."""
+    stops = [threading.Thread(target=pod.stop) for pod in pods]
+    for stop in stops:
+        stop.start()
+    for stop in stops:
+        stop.join(SOON)
+    for pod in pods:
+        (code,) = pod.wait(within=SOON).codes
+        assert code not in (0, 137)
+
+
+def agreed(pod: Pod) -> int:
+    """The step at which all ranks saved, as a pod's log says it."""
+    pod.says("a node was told to stop: all ranks save at step ")
+    (step,) = re.findall(r"a node was told to stop: all ranks save at step (\d+)", pod.log)
+    return int(step)
+
+
+def went_on(gate: Gate, ranks: int, step: int) -> None:
+    """Wait until all ranks go on after *step*."""
+    assert sorted(gate.heard(ranks)) == [f"rank {rank} of {ranks} from {step + 1}" for rank in range(ranks)]
+
+
+def taken(gate: Gate, rank: int) -> list[int]:
+    """The steps that a rank has taken, one after the other, through all rounds and attempts."""
+    return [int(step) for step in (gate.said.parent / f"steps-{rank}").read_text().split()]
+
+
+def none_lost(job: Job, gate: Gate, *, ranks: int, step: int) -> None:
+    """The output is there, and each rank has taken each step once: those up to *step* before, the others after."""
+    assert job.uploaded == ["outputs.pb"]
+    assert job.output["size"] == ranks
+    everything = list(range(step + 4))
+    assert job.output["steps"] == everything
+    assert [taken(gate, rank) for rank in range(ranks)] == [everything] * ranks
+
+
+@pytest.mark.parametrize(
+    ("task", "nodes"),
+    [
+        *(
+            pytest.param(f"preempted_{grace}", nodes, id=f"{grace} s, {told}")
+            for grace in (15, 30, 120)
+            for told, nodes in {"node 1": (1,), "node 0": (0,), "all nodes": (0, 1)}.items()
+        ),
+        pytest.param("preempted_horovod", (0, 1), id="Horovod, all nodes"),
+    ],
+)
+def test_pods_that_are_told_to_stop_cost_no_step_and_no_restart(
+    job: Make, pods_gate: Gate, task: str, nodes: tuple[int, ...]
+) -> None:
+    going = job(task, **gated(pods_gate))
+    pods = going.start()
+    pods_gate.heard(4)
+    told_to_stop(*(pods[node] for node in nodes))
+    step = agreed(pods[nodes[0]])
+    assert going.uploaded == []
+    for node in nodes:
+        pods[node].start()
+    went_on(pods_gate, 4, step)
+    ended = going.wait(SOON)
+    assert [pod.codes for pod in ended] == [(0,), (0,)]
+    none_lost(going, pods_gate, ranks=4, step=step)
+    assert not any("start again: restart" in pod.log for pod in ended)
+
+
+def test_a_range_goes_on_smaller_without_the_pod_that_was_told_to_stop(job: Make, pods_gate: Gate) -> None:
+    going = job("preempted_range", **gated(pods_gate))
+    *others, third = going.start()
+    there = 0
+    while there < 3:  # a round of two may have begun before the third came
+        there += " of 3 " in pods_gate.heard(1)[0]
+    told_to_stop(third)
+    step = agreed(third)
+    went_on(pods_gate, 2, step)
+    assert [pod.wait(within=SOON).codes for pod in others] == [(0,), (0,)]
+    everything = list(range(step + 4))
+    assert going.output == {"steps": everything, "size": 2}
+    # Before these there may be some of a round of two, which the third pod ended by coming.
+    assert [taken(pods_gate, rank)[-len(everything) :] for rank in range(2)] == [everything] * 2
+
+
+def test_a_single_pod_ends_with_the_platforms_verdict_and_its_next_attempt_goes_on(job: Make, pods_gate: Gate) -> None:
+    first = job("preempted_alone", **gated(pods_gate))
+    (pod,) = first.start()
+    pods_gate.heard(2)
+    pod.stop()
+    assert pod.wait(within=SOON).codes == (0,)
+    step = agreed(pod)
+    assert first.uploaded == ["error.pb"]
+    assert first.error.code == "SYSTEM:Stopped"
+    assert first.error.kind == errors_pb2.ContainerError.RECOVERABLE
+    assert first.error.origin == execution_pb2.ExecutionError.SYSTEM
+    again = job("preempted_alone", after=first, **gated(pods_gate))
+    again.run(SOON)
+    none_lost(again, pods_gate, ranks=2, step=step)
+
+
+def test_another_execution_goes_on_with_half_as_many_ranks(job: Make, pods_gate: Gate) -> None:
+    larger = job("preempted_sharded", **gated(pods_gate))
+    pods = larger.start()
+    pods_gate.heard(4)
+    told_to_stop(*pods)
+    step = agreed(pods[0])
+    how = gated(pods_gate)
+    how["environment"]["TEST_RESUME_FROM"] = larger.name
+    smaller = job("preempted_alone", **how)
+    (ended,) = smaller.run(SOON)
+    assert ended.codes == (0,)
+    assert smaller.uploaded == ["outputs.pb"]
+    assert smaller.output == {"steps": list(range(step + 4)), "size": 2}

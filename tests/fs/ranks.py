@@ -1,0 +1,177 @@
+"""Real processes for race tests: started together, stopped at named points, killed, and asked what they got."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_fork = multiprocessing.get_context("fork")
+
+
+class Outcome:
+    """What a process's function returned or raised, or that it died."""
+
+    def __init__(self, kind: str, value: Any) -> None:
+        self.kind, self.value = kind, value
+
+    def get(self) -> Any:
+        assert self.kind == "value", f"{self.kind}: {self.value}"
+        return self.value
+
+    def error(self) -> BaseException:
+        assert self.kind == "error", f"{self.kind}: {self.value}"
+        error: BaseException = self.value[0]
+        return error
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}: {self.value}>"
+
+
+class Process:
+    """One forked process that runs ``work(*args)``, with a channel for ordering: ``pause`` there, ``resume`` here."""
+
+    def __init__(self, work: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> None:
+        self._here, there = _fork.Pipe()
+        self._process = _fork.Process(target=_main, args=(there, self._here, work, args, env or {}))
+        self._process.start()
+        there.close()
+        self._paused: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def until(self, point: str, within: float = 60) -> None:
+        """Wait until the process says that it is at ``point`` (and stands still there)."""
+        assert self._here.poll(within), f"did not reach {point}"
+        message = self._here.recv()
+        assert message == ("at", point), message
+
+    def resume(self) -> None:
+        self._here.send("go")
+
+    def next_message(self, within: float = 30) -> str | Outcome:
+        """The next point at which it stands still, or its outcome."""
+        try:
+            if not self._here.poll(within):
+                self.kill()
+                return Outcome("hung", f"for {within} s")
+            kind, value = self._here.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            return Outcome("died", self._process.exitcode)
+        if kind == "at":
+            return str(value)
+        self._process.join()
+        return Outcome(kind, value)
+
+    def done(self) -> bool:
+        """Whether its outcome (or its next point) is there to be read."""
+        return bool(self._here.poll())
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.join()
+
+    def outcome(self, within: float = 240) -> Outcome:
+        message = self.next_message(within)
+        assert isinstance(message, Outcome), f"stands still at {message}"
+        return message
+
+
+_channel: Any = None
+
+
+def pause(point: str) -> None:
+    """Called in a process: say that ``point`` is reached, and stand still until resumed or killed."""
+    _channel.send(("at", point))
+    _channel.recv()
+
+
+def _main(there: Any, here: Any, work: Callable[..., Any], args: Sequence[Any], env: dict[str, str]) -> None:
+    global _channel  # noqa: PLW0603
+    here.close()
+    _channel = there
+    os.environ.update(env)
+    try:
+        message = ("value", work(*args))
+    except BaseException as error:
+        message = ("error", (error, traceback.format_exc()))
+    there.send(message)
+    there.close()
+    os._exit(0)
+
+
+def rank_env(rank: int, world_size: int, per_node: int | None = None, **more: str) -> dict[str, str]:
+    """torchrun's environment for one rank."""
+    local = per_node or world_size
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "GROUP_WORLD_SIZE": str(-(-world_size // local)),
+        **more,
+    }
+
+
+def meeting_point() -> dict[str, str]:
+    """torchrun's variables for where ranks meet: a port of this machine that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+
+def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Path, **variables: str) -> None:
+    """Run ``script`` under a real launcher, to its end, as a program of its own: without variables of ours."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("SAFEDIST_", "HOROVOD_", "TORCHELASTIC_"))}
+    path = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*launcher, script, *arguments],
+        env={**kept, "PYTHONPATH": path, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@contextmanager
+def processes(
+    works: Sequence[tuple[Any, ...]], envs: Sequence[dict[str, str]] | None = None
+) -> Iterator[list[Process]]:
+    """Start ``(function, *args)`` in one process each; none outlives the block."""
+    started: list[Process] = []
+    try:
+        for index, (work, *args) in enumerate(works):
+            started.append(Process(work, *args, env=envs[index] if envs else None))
+        yield started
+    finally:
+        for process in started:
+            if process._process.is_alive():
+                process.kill()
+
+
+def together(count: int, work: Callable[..., Any], *args: Any, envs: Any = None, within: float = 240) -> list[Outcome]:
+    """Run ``work(index, *args)`` in ``count`` processes that all start it at the same moment."""
+    gate = _fork.Barrier(count)
+
+    def start(index: int) -> Any:
+        gate.wait()
+        return work(index, *args)
+
+    with processes([(start, index) for index in range(count)], envs) as started:
+        return [process.outcome(within) for process in started]

@@ -1,0 +1,118 @@
+"""Many processes make the same directories at once, on a local disk and on a file system that misbehaves."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.errors import FsError, NoSpaceError
+from flytekitplugins_safedist.fs import ensure_dir
+from tests.fs.ranks import together
+from tests.harness.fusefs import FuseMount, require
+
+PROCESSES, DIRECTORIES = 64, 200
+
+
+def _names(seed: int) -> list[str]:
+    names = [f"run/{index % 10}/step-{index:03d}/rank" for index in range(DIRECTORIES)]
+    random.Random(seed).shuffle(names)  # each in its own order, so that everyone is first somewhere and last elsewhere
+    return names
+
+
+def _make_all(index: int, roots: list[Path], make: str) -> list[str]:
+    """Make every directory and put a file in each; return what went wrong."""
+    root = roots[index % len(roots)]
+    wrong = []
+    for name in _names(index):
+        try:
+            if make == "ours":
+                ensure_dir(root / name)
+            else:
+                os.makedirs(root / name, exist_ok=True)
+            (root / name / f"by-{index}").write_text("here")
+        except FsError as error:
+            wrong.append(f"ours: {error}")
+        except OSError as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+    return wrong
+
+
+def _assert_all_there(backing: Path) -> None:
+    everyone = sorted(f"by-{index}" for index in range(PROCESSES))
+    for name in _names(0):
+        assert sorted(os.listdir(backing / name)) == everyone
+
+
+def test_64_processes_make_200_directories_at_once_on_a_local_disk(tmp_path):
+    outcomes = together(PROCESSES, _make_all, [tmp_path], "ours")
+    assert [outcome.get() for outcome in outcomes] == [[]] * PROCESSES
+    _assert_all_there(tmp_path)
+
+
+def test_64_processes_on_4_clients_that_see_late_and_fail_now_and_then(tmp_path):
+    require()
+    # ESTALE twice in a row on half of the strikes: the kernel retries the first one by itself.
+    faults = [
+        {"op": op, "errno": code, "chance": 0.01, "when": when}
+        for op in ("mkdir", "opendir")
+        for code in ("ESTALE", "EIO", "EINTR")
+        for when in ("before", "after")
+    ]
+    mounts = [
+        FuseMount(tmp_path / "server", tmp_path / f"client{index}", late=[0, 3], seed=index, locks="dropped")
+        for index in range(4)
+    ]
+    try:
+        for mount in mounts:
+            mount.set(faults=faults)
+        outcomes = together(PROCESSES, _make_all, [mount.path for mount in mounts], "ours")
+    finally:
+        for mount in mounts:
+            mount.close()
+    assert [outcome.get() for outcome in outcomes] == [[]] * PROCESSES
+    _assert_all_there(tmp_path / "server")
+
+
+def test_linguas_pattern_fails_where_ours_does_not(tmp_path):
+    """os.makedirs(exist_ok=True) in every rank: FileExistsError from a directory that is there (lingua#49)."""
+    require()
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "fast") as fast,
+        FuseMount(tmp_path / "server", tmp_path / "slow", late=[1, 1]) as slow,
+    ):
+        (fast.path / "dump").mkdir()
+        with pytest.raises(FileExistsError):
+            os.makedirs(slow.path / "dump", exist_ok=True)
+        assert ensure_dir(slow.path / "dump").is_dir()
+
+
+def test_a_client_that_is_60_seconds_behind(tmp_path):
+    """The issue's worst case at full scale: every client up to 60 s late, each by another amount."""
+    require()
+    mounts = [
+        FuseMount(tmp_path / "server", tmp_path / f"client{index}", late=[0, 60], seed=index) for index in range(3)
+    ]
+    try:
+        outcomes = together(6, _make_some, [mount.path for mount in mounts])
+    finally:
+        for mount in mounts:
+            mount.close()
+    assert [outcome.get() for outcome in outcomes] == [20] * 6
+
+
+def _make_some(index: int, roots: list[Path]) -> int:
+    root = roots[index % len(roots)]
+    order = list(range(20))
+    random.Random(index).shuffle(order)
+    return sum(ensure_dir(root / f"step-{step}").is_dir() for step in order)
+
+
+def test_a_full_server_is_one_of_our_errors_in_every_process(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as mount:
+        mount.set(faults=[{"op": "mkdir", "errno": "ENOSPC"}])
+        outcomes = together(8, lambda index: ensure_dir(mount.path / "new"))
+    assert {type(outcome.error()) for outcome in outcomes} == {NoSpaceError}

@@ -1,0 +1,105 @@
+"""Clients that remember what they did not find, as NFS and parallel file systems do: the helpers make them ask again.
+
+Here a client remembers for an hour. Only opening the directory makes it ask the server, as nfs(5) promises.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pytest
+
+from flytekitplugins_safedist.container.staging import merge
+from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
+from flytekitplugins_safedist.fs.file_coordination import FileCoordinationStore
+from flytekitplugins_safedist.fs.waiting import refresh
+from tests.fs.ranks import pause, processes
+from tests.harness.fusefs import FuseMount, require
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The directory as its maker sees it, and as a client that remembers does."""
+    require()
+    with ExitStack() as stack:
+        maker = stack.enter_context(FuseMount(tmp_path / "server", tmp_path / "maker"))
+        other = stack.enter_context(FuseMount(tmp_path / "server", tmp_path / "other", not_there=3600))
+        yield maker.path, other.path
+
+
+def test_the_client_of_these_tests_does_remember(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    (maker / "made").touch()
+    assert not (other / "made").exists()
+
+
+def test_waiting_ends_though_the_client_has_looked_before(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    (maker / "made").touch()
+    assert not (other / "made").exists()
+    assert wait_for(other / "made", timeout=60) == other / "made"
+
+
+def test_looking_again_reads_the_directory_and_does_not_only_open_it(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        refresh(client.path / "made")
+        counts = client.counts()
+        assert (counts["opendir"], counts["readdir"]) == (1, 1)
+
+
+def test_a_note_that_the_client_has_looked_for_before_is_read(pair):
+    maker, other = (FileCoordinationStore(place / "notes") for place in pair)
+    maker.put("a/first", "note")
+    assert other.wait("a/first", 60) == "note"
+    assert other.get("a/second") is None
+    maker.put("a/second", "note")
+    assert other.get("a/second") is None
+    assert other.wait("a/second", 60) == "note"
+
+
+def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, monkeypatch):
+    maker, other = pair
+    monkeypatch.setattr(merge, "_VISIBLE", 5.0)
+    assert not (other / "made").exists()
+    (maker / "made").mkdir()
+    assert not (other / "made").exists()
+    assert merge._directory(os.fsencode(other / "made"), os.stat, replace=False)
+
+
+def test_a_directory_that_the_client_takes_for_missing_is_there(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    (maker / "made").mkdir()
+    assert not (other / "made").exists()
+    assert ensure_dir(other / "made", timeout=60).is_dir()
+
+
+def test_a_directory_that_another_client_published_first_is_seen_by_the_one_that_keeps_it(pair):
+    maker, other = pair
+    assert not (other / "made").exists()
+    with atomic_dir(maker / "made") as draft:
+        (draft / "file").touch()
+    with atomic_dir(other / "made", exists="keep", durable=False) as draft:
+        (draft / "late").touch()
+        assert not (other / "made").exists()
+    assert os.listdir(other / "made") == ["file"]
+
+
+def test_a_dead_owners_claim_is_broken_though_the_client_does_not_see_the_lock_file(pair):
+    maker, other = pair
+    assert not (other / "lock").exists()
+
+    def hold() -> None:
+        with claim(maker / "lock"):
+            pause("held")
+
+    with processes([(hold,)]) as (owner,):
+        owner.until("held")
+        owner.kill()
+    assert not (other / "lock").exists()
+    with claim(other / "lock", timeout=60) as held:
+        assert held.owner is not None

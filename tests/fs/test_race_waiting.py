@@ -1,0 +1,106 @@
+"""What one client makes, another waits for: late, stale, and never."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from flytekitplugins_safedist.errors import FsTimeoutError
+from flytekitplugins_safedist.fs import wait_for
+from tests.fs.ranks import Process, pause, processes, rank_env
+from tests.harness.fusefs import FuseMount, require
+
+
+def _olmo_wait_for(condition, timeout: float) -> None:
+    """The pattern of allenai/OLMo's checkpointer, in our words: poll exists(), give up after a fixed time."""
+    began = time.monotonic()
+    while not condition():
+        time.sleep(0.01)
+        if time.monotonic() - began > timeout:
+            raise TimeoutError("waiting for checkpoint directory")
+
+
+def test_olmos_pattern_gives_up_where_ours_waits(tmp_path):
+    """OLMo #829, #894: 10 s of patience for a directory that takes 29 to 60 s. Here at 1/20 of the time."""
+    require()
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "leader") as leader,
+        FuseMount(tmp_path / "server", tmp_path / "other", late=[1.5, 3]) as other,
+    ):
+        (leader.path / "step100").mkdir()
+        with pytest.raises(TimeoutError):
+            _olmo_wait_for((other.path / "step100").exists, timeout=0.5)
+        assert wait_for(other.path / "step100", kind="dir", made_by="rank 0").is_dir()
+
+
+def test_a_hidden_entry_is_seen_as_soon_as_the_client_shows_it(tmp_path):
+    require()
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "one") as one,
+        FuseMount(tmp_path / "server", tmp_path / "two", hidden=["ready"]) as two,
+    ):
+        (one.path / "ready").write_text("yes")
+
+        def wait() -> str:
+            pause("waiting")
+            return wait_for(two.path / "ready", content=b"yes").read_text()
+
+        with processes([(wait,)]) as (waiter,):
+            waiter.until("waiting")
+            with pytest.raises(FsTimeoutError):
+                wait_for(two.path / "ready", timeout=0.05)
+            waiter.resume()
+            two.set(hidden=[])
+            assert waiter.outcome().get() == "yes"
+
+
+def test_size_and_content_are_believed_only_after_opening(tmp_path):
+    require()
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "one") as one,
+        FuseMount(tmp_path / "server", tmp_path / "two", stale_attrs=3600) as two,
+    ):
+        (one.path / "log").write_bytes(b"")
+        assert (two.path / "log").stat().st_size == 0
+        (one.path / "log").write_bytes(b"x" * 1000)
+        assert (two.path / "log").stat().st_size == 0, "this client's stat is an hour behind"
+        assert wait_for(two.path / "log", size=1000) == two.path / "log"
+        assert wait_for(two.path / "log", content=b"x" * 1000)
+
+
+def test_a_passing_eio_and_estale_do_not_end_the_wait(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        (client.path / "there").write_bytes(b"1")
+        faults = [{"op": "open", "errno": code, "first": 4} for code in ("EIO", "ESTALE", "EINTR")]
+        client.set(faults=[*faults, {"op": "opendir", "errno": "EIO"}])
+        assert wait_for(client.path / "there", content=b"1")
+
+
+def test_the_timeout_says_everything_one_would_ask_next(tmp_path):
+    require()
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        (client.path / "something-else").write_bytes(b"")
+
+        def wait() -> None:
+            wait_for(client.path / "model.pt", size=10, timeout=0.05, made_by="rank 0")
+
+        process = Process(wait, env=rank_env(3, 4, per_node=2))
+        error = process.outcome().error()
+    assert isinstance(error, FsTimeoutError)
+    text = str(error)
+    assert "model.pt" in text
+    assert "waited 0." in text
+    assert "rank=rank 3 of 4 (local rank 1 on node 1)" in text
+    assert "to_be_made_by=rank 0" in text
+    assert "file_system=fuse" in text
+    assert "1 entries: something-else" in text
+    assert "server_clock_skew=+0.000 s" in text
+    assert "a file of 10 bytes" in text
+    assert "raise timeout= or SAFEDIST_FS_TIMEOUT" in text
+
+
+def test_one_setting_for_the_job_bounds_every_wait(tmp_path):
+    process = Process(lambda: wait_for(tmp_path / "never"), env={"SAFEDIST_FS_TIMEOUT": "0.05"})
+    assert isinstance(process.outcome(within=30).error(), FsTimeoutError)

@@ -1,0 +1,85 @@
+"""``safedist-execute`` that tries SIGTERM again and again on its way: at every so many imports it forks a copy of
+itself, which gets the signal there and then. One run of the imports pays for all points.
+
+Run by :mod:`tests.agents.test_stopping`: ``python -m tests.harness.stop_walker EVERY ARGUMENTS...``; prints how the
+copies ended.
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+OVER = "TEST_WALK_OVER"
+_PATIENCE = 60.0
+
+
+class Walker:
+    """Counts imports of this process's main thread."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.here = (os.getpid(), _thread.get_ident())
+        self.seen = 0
+        self.ended: collections.Counter[str] = collections.Counter()
+        self.paused = False
+
+    def look(self, event: str, _arguments: Any) -> None:
+        """An audit hook."""
+        if event != "import" or self.paused or OVER in os.environ or self.here != (os.getpid(), _thread.get_ident()):
+            return
+        self.seen += 1
+        if self.seen % self.every == 0:
+            self.try_here()
+
+    def try_here(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        ended = os.pidfd_open(pid)
+        if not select.select([ended], [], [], _PATIENCE)[0]:
+            os.kill(pid, signal.SIGKILL)
+        os.close(ended)
+        self.ended[str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))] += 1
+
+
+def main(arguments: list[str]) -> None:
+    walker = Walker(int(arguments[0]))
+    from flytekitplugins_safedist import stopping
+    from flytekitplugins_safedist.container import start
+
+    stopping.listen()  # as start.main does, before anything else
+    sys.addaudithook(walker.look)
+    from flytekitplugins_safedist.container import entrypoint
+
+    stage = entrypoint.stage_code
+
+    def stage_unseen(*given: Any) -> Any:
+        walker.paused = True  # a copy would clear up what this process is still making
+        try:
+            return stage(*given)
+        finally:
+            walker.paused = False
+
+    entrypoint.stage_code = stage_unseen
+    sys.argv[1:] = arguments[1:]
+    leave = stopping.leave
+
+    def leave_and_tell(code: int) -> Any:
+        if (os.getpid(), _thread.get_ident()) == walker.here:
+            print(json.dumps(walker.ended), flush=True)
+        leave(code)
+
+    stopping.leave = leave_and_tell
+    start.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,35 @@
+"""Runs a command on a terminal of its own, types what it is told to, and shows what comes.
+
+``python -m tests.harness.terminal TYPED COMMAND...``; TYPED is JSON, ``[[texts to wait for, what to type then], ...]``.
+Its exit status is the command's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sys
+
+
+def main(typed: list[tuple[list[str], str]], command: list[str]) -> int:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp(command[0], command)
+    seen = b""
+    while True:
+        try:
+            data = os.read(terminal, 1 << 16)
+        except OSError:  # EIO: nobody has the other end any more
+            break
+        os.write(1, data)
+        seen += data
+        while typed and all(text.encode() in seen for text in typed[0][0]):
+            seen = b""
+            os.write(terminal, typed.pop(0)[1].encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,198 @@
+"""A process that imported torch, Horovod and flytekit once, and forks a supervised process for each case it is sent.
+
+What runs in a case is real: a real agent, rank server and ranks, in processes of their own; only the imports are paid
+once for all cases, the way ``safedist-execute`` does it (``prefork``). Each case has a supervisor that every orphan of
+the case is handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
+
+Run by :mod:`tests.harness.procs`: ``python -m tests.harness.warm LISTENING_SOCKET_FD [FURTHER_LIBRARY...]``. Every
+worker of a test session has a connection to it; with the last one it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flytekitplugins_safedist import envvars, termination
+from flytekitplugins_safedist.container import entrypoint
+from flytekitplugins_safedist.handoff import HERE
+from flytekitplugins_safedist.ranks import prefork, preload
+from flytekitplugins_safedist.ranks.forkserver_client import RankServer
+from tests.harness import hugepages
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LEFT_OVER_AFTER_SECONDS = 20.0
+
+LIBRARIES = (
+    "torch",
+    "torch.distributed",
+    "flytekit",
+    "flytekit.bin.entrypoint",
+    "flytekitplugins_safedist.plugin.task",
+    "flytekitplugins_safedist.job.node_agent",
+    "flytekitplugins_safedist.job.open_rendezvous",
+)
+MODULES = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
+"""What is imported of a package that may not be installed."""
+
+
+def main(arguments: list[str]) -> None:
+    listener = socket.socket(fileno=int(arguments[0]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
+    further = [one for one in ("horovod", *arguments[1:]) if one not in MODULES or importlib.util.find_spec(one)]
+    libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
+    with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
+        unsafe = preload.preload(libraries, []).unsafe
+    hugepages.collapse()
+    hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
+    connections: list[socket.socket] = []
+    while True:
+        for ready in select.select([listener, *connections], [], [])[0]:
+            if ready is listener:
+                connections.append(listener.accept()[0])
+                connections[-1].sendall(hello)
+            elif not _asked(ready, [listener, *connections]):
+                connections.remove(ready)
+                ready.close()
+                if not connections:
+                    return
+
+
+def _asked(connection: socket.socket, sockets: list[socket.socket]) -> bool:
+    """Start the case that a worker asks for; False when the worker is gone."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+    except ConnectionResetError:
+        return False
+    if not message:
+        return False
+    if os.fork() == 0:
+        for one in sockets:
+            one.close()
+        _supervise(json.loads(message), descriptors[0])
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return True
+
+
+def _supervise(case: dict[str, Any], report: int) -> NoReturn:
+    """Run one case; tell its process id at once, and at its end its exit code and who was left behind."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    pid = os.fork()
+    if pid == 0:
+        os.close(report)
+        _be_the_case(case)
+    os.write(report, json.dumps({"pid": pid}).encode() + b"\n")
+    _, status = os.waitpid(pid, 0)
+    left = _reap_the_rest()
+    code = os.waitstatus_to_exitcode(status)
+    os.write(report, json.dumps({"code": code, "left": left}).encode() + b"\n")
+    os._exit(0)
+
+
+def _reap_the_rest() -> list[str]:
+    """Wait until no descendant is alive. Those that are after the deadline are named, and ended."""
+
+    def too_late(*_: object) -> NoReturn:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, _LEFT_OVER_AFTER_SECONDS)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return []
+    except TimeoutError:
+        return _end_descendants()
+
+
+def _end_descendants() -> list[str]:
+    import psutil
+
+    named = []
+    for process in psutil.Process().children(recursive=True):
+        named.append(f"{process.pid}: {' '.join(process.cmdline()) or process.name()}")
+        process.kill()
+    return named
+
+
+def _be_the_case(case: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for name, number in (("out", 1), ("err", 2)):
+            file = os.open(case[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(file, number)
+            os.close(file)
+        os.chdir(case["cwd"])
+        os.environ.clear()
+        os.environ.update(case["environment"])
+        tempfile.tempdir = None  # computed under the warm process's TMPDIR
+        if "exec" in case:
+            os.execvpe(case["exec"][0], case["exec"], dict(os.environ))
+        code = _call(case)
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else int(bool(leave.code))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.__stdout__.flush()  # a case may have replaced sys.stdout
+        sys.__stderr__.flush()
+        os._exit(code)
+
+
+def _call(case: dict[str, Any]) -> int:
+    sys.path[:0] = case["path"]
+    if case["prefork"]:
+        # As prefork.prepare() does in safedist-execute: before anything here may start a thread.
+        HERE.rank_server = RankServer.fork()
+    if case["kind"] == "entrypoint":
+        sys.argv[1:] = case["arguments"]
+        entrypoint.main()
+    module, name = case["call"].split(":")
+    if case["kind"] == "main":
+        runpy.run_path(module, run_name=name)
+        return 0
+    if case["kind"] == "execute":
+        _pyflyte_execute(module, name, Path(case["files"]), case["arguments"])
+    function = getattr(importlib.import_module(module), name)
+    try:
+        value = function(**case["inputs"])
+    except Exception as error:
+        Path(case["files"], "error.pickle").write_bytes(pickle.dumps(error))
+        traceback.print_exc()
+        return 1
+    Path(case["files"], "value.json").write_text(json.dumps(value, default=str))
+    return 0
+
+
+def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> NoReturn:
+    """``safedist-execute -- pyflyte-execute`` in this process, which Kubernetes lends a file for its last word."""
+    termination.PATH = str(files / "termination-log")
+    Path(termination.PATH).touch()
+    inputs = files / "inputs.pb"
+    inputs.write_bytes(b"")  # an empty LiteralMap
+    resolver = "flytekit.core.python_auto_container.default_task_resolver"
+    arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
+    arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, *further, "--"]
+    entrypoint.main(["--", "pyflyte-execute", *arguments, "task-module", module, "task-name", name])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
