@@ -16,8 +16,8 @@ from pathlib import Path
 def main() -> None:
     order = json.loads(sys.argv[1])
     # Imported before "ready": the race under test is staging, not the interpreter's start.
-    from flytekitplugins_safedist.container.staging import Options, Retry, StagingProgress, stage
     from flytekitplugins_safedist.errors import SafedistError
+    from tests.harness.product import Options, Retry, StagingProgress, stage
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)

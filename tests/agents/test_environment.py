@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from flytekitplugins_safedist.ranks.preload import SAFE_IMPORT_ENVIRONMENT
 from tests.harness.procs import alive
+from tests.harness.product import SAFE_IMPORT_ENVIRONMENT
 
 
 @pytest.fixture

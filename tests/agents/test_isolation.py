@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from flytekitplugins_safedist.config.caches import CACHES
 from flytekitplugins_safedist.errors import RankFailedError, ScratchError
+from tests.harness.product import CACHES
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.config.cluster import SCRATCH_MOUNT
+from tests.harness.product import SCRATCH_MOUNT
 
 EPOCHS = [1.0, 13.0, 41.0, 85.0] * 2
 

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
-from flytekitplugins_safedist.rendezvous import departures
-from flytekitplugins_safedist.rendezvous.client import ReservedPort
-from flytekitplugins_safedist.rendezvous.protocol import Keys
 from tests.harness.procs import KILL, TERM, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
+from tests.harness.product import Keys, ReservedPort, departures
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import leaving
 from tests.agents import test_elastic
 from tests.agents.test_nodes import Job
 from tests.harness.procs import DEADLINE, TERM, Gate, Running, uploaded_output
+from tests.harness.product import leaving
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 

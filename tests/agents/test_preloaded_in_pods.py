@@ -14,8 +14,8 @@ import pytest
 from flyteidl.core import literals_pb2
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 
-from flytekitplugins_safedist import envvars
 from tests.harness.procs import ROOT
+from tests.harness.product import envvars
 from tests.jobs import job_preloaded
 
 pytestmark = pytest.mark.processes

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.container.staging import places
-from flytekitplugins_safedist.container.staging.locks import remove_tree
 from tests.harness import fusefs
+from tests.harness.product import places, remove_tree
 from tests.harness.staging_actors import actors_fixture, all_at_once, place_fixture  # noqa: F401  (fixtures)
 from tests.harness.tarballs import directory, member, snapshot, targz
 

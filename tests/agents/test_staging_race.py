@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.container.staging import POINTS
+from tests.harness.product import POINTS
 from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     MODULES,
     actors_fixture,

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flytekitplugins_safedist.checkpoint import checkpoints, points
+from flytekitplugins_safedist.checkpoint import checkpoints
 from tests.checkpoint.saving import reach_stores
 from tests.fs.ranks import Outcome, Process, meeting_point, rank_env
+from tests.harness.product import points
 
 WRITER = "safedist-checkpoint"
 """The thread that writes saves."""

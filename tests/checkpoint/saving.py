@@ -15,7 +15,8 @@ from flytekit import FlyteContextManager
 from flytekit.configuration import DataConfig
 from flytekit.core.data_persistence import FileAccessProvider
 
-from flytekitplugins_safedist.checkpoint import checkpoints, points
+from flytekitplugins_safedist.checkpoint import checkpoints
+from tests.harness.product import points
 
 STEPS = 6
 EVERY = 2

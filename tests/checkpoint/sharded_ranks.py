@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flytekitplugins_safedist.checkpoint import checkpoints, points
+from flytekitplugins_safedist.checkpoint import checkpoints
 from tests.checkpoint.saving import reach_stores
+from tests.harness.product import points
 
 
 def _model(kind: str) -> torch.nn.Module:

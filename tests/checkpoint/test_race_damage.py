@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import checkpoints, manifest, stores
+from flytekitplugins_safedist.checkpoint import checkpoints
 from tests.checkpoint.saving import one_value, plain_state, reach_stores
 from tests.fs.ranks import Process
 from tests.harness.moto_s3 import BUCKET
+from tests.harness.product import manifest, stores
 
 FLIPS = 10
 

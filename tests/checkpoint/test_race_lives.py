@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import points
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.harness.fusefs import FuseMount, require
+from tests.harness.product import points
 
 
 def chain(directory, ways, places, env=None, *, sharded):

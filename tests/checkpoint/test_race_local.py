@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import points
-from flytekitplugins_safedist.checkpoint.saves import near
-from flytekitplugins_safedist.checkpoint.stores import open_store
 from tests.checkpoint.lives import Kill, Life, lived
+from tests.harness.product import near, open_store, points
 
 
 def resumed(directory, life):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import manifest, points
 from tests.checkpoint import sharded_ranks
 from tests.fs.ranks import launched, meeting_point, processes, rank_env
 from tests.harness.moto_s3 import BUCKET
+from tests.harness.product import manifest, points
 
 
 def report(directory, world_size):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import manifest
 from tests.harness.procs import uploaded_output
+from tests.harness.product import manifest
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.checkpoint import points, stores
-from flytekitplugins_safedist.checkpoint.stores import DirectoryStore
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.harness.fusefs import FuseMount, require
+from tests.harness.product import DirectoryStore, points, stores
 
 
 @pytest.fixture

@@ -26,9 +26,6 @@ from docker.models.containers import Container
 from docker.types import Mount
 from flyteidl.core import errors_pb2, literals_pb2
 
-from flytekitplugins_safedist.checkpoint import places
-from flytekitplugins_safedist.tools.render import Cluster as Backend
-from flytekitplugins_safedist.tools.render import Execution, job_manifest, pods
 from tests.containers import network
 from tests.containers.engine import (
     BUCKET,
@@ -45,6 +42,8 @@ from tests.containers.engine import (
     state,
 )
 from tests.harness.procs import Gate
+from tests.harness.product import Cluster as Backend
+from tests.harness.product import Execution, job_manifest, places, pods
 
 
 @dataclass(frozen=True)

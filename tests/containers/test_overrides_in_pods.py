@@ -18,10 +18,10 @@ import pytest
 import yaml
 from flyteidl.core import literals_pb2
 
-from flytekitplugins_safedist.tools.render import job_manifest, pods
 from tests.containers.cluster import Cluster, Job, Pod, _literals, report
 from tests.containers.engine import BUCKET, NOTHING, Options
 from tests.containers.kube import operated
+from tests.harness.product import job_manifest, pods
 
 ORACLE = Path(__file__).parents[1] / "contracts" / "oracle"
 sys.path.insert(0, str(ORACLE))

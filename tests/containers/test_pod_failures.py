@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
-from flytekitplugins_safedist.tools.render import Cluster as Backend
 from tests.containers.cluster import Job, gated
 from tests.containers.engine import DEADLINE, until
 from tests.harness.procs import Gate
+from tests.harness.product import Cluster as Backend
 
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
 BACKENDS = ["horovod", "torch"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.fs.wakeups import Sleeper
 from tests.fs.ranks import Outcome, Process, pause
+from tests.harness.product import Sleeper
 
 CALLS = ("link", "unlink", "rename", "mkdir", "rmdir", "open")
 

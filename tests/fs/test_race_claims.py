@@ -94,7 +94,7 @@ def test_many_waiters_break_a_killed_owners_claim_and_still_enter_one_by_one(tmp
 
 
 def test_a_breaker_killed_before_it_removes_the_lock_is_itself_overcome(tmp_path):
-    from flytekitplugins_safedist.fs import claims
+    from tests.harness.product import claims
 
     lock, log = tmp_path / "lock", tmp_path / "log"
 
@@ -121,7 +121,7 @@ def test_a_breaker_killed_before_it_removes_the_lock_is_itself_overcome(tmp_path
 
 
 def test_a_breaker_that_slept_does_not_remove_the_next_owners_lock(tmp_path):
-    from flytekitplugins_safedist.fs import claims
+    from tests.harness.product import claims
 
     lock = tmp_path / "lock"
 

@@ -29,17 +29,14 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.fs import (
     atomic_dir,
     barrier,
-    context,
     default_group,
     download_once,
     exchange,
     file_group,
     identity_from_env,
     is_published,
-    once,
     once_per_job,
     once_per_node,
-    process,
     publish,
     shared_scope,
     sweep,
@@ -47,10 +44,12 @@ from flytekitplugins_safedist.fs import (
     use_group,
     wait_for,
 )
-from flytekitplugins_safedist.ranks import process_tree as descendants
 from tests.fs.ranks import pause, processes, rank_env
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.procs import until
+from tests.harness.product import fs_context as context
+from tests.harness.product import once, process
+from tests.harness.product import process_tree as descendants
 
 LONG = 3600.0  # no test waits for this: an outcome within its own bound shows that nothing waited for a time-out
 
@@ -399,7 +398,7 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
     def work(rank):
         import torch.distributed as dist
 
-        from flytekitplugins_safedist.fs import barriers, torch_coordination
+        from tests.harness.product import barriers, torch_coordination
 
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
@@ -525,7 +524,7 @@ def test_parts_of_all_ranks_become_one_directory(meet, tmp_path, commit):
 
 def test_a_rank_that_dawdles_after_all_are_ready_finds_it_published(meet, tmp_path):
     def work(rank):
-        from flytekitplugins_safedist.fs.barriers import Occasion
+        from tests.harness.product import Occasion
 
         everyone_ready = Occasion.exchange
 
@@ -553,7 +552,7 @@ def test_a_committer_killed_after_its_rename_has_published_and_its_heir_leaves_i
             (draft / "old").touch()
 
     def work(rank):
-        from flytekitplugins_safedist.fs import publishing
+        from tests.harness.product import publishing
 
         publish_dir = publishing.publish_dir
         publishing.publish_dir = lambda *args, **how: publish_dir(*args, **how) or pause("renamed")
@@ -727,7 +726,7 @@ def test_a_directory_is_fetched_once_per_shared_file_system(meet, tmp_path):
         (source / "sub" / "b").write_text("2")
 
     def work(rank):
-        from flytekitplugins_safedist.fs import downloads
+        from tests.harness.product import downloads
 
         plain = downloads._by_fsspec
         downloads._by_fsspec = lambda *args, **kw: _note(tmp_path / "fetched", str(rank)) or plain(*args, **kw)
@@ -798,7 +797,7 @@ def test_a_fetching_rank_that_is_killed_is_replaced_and_no_half_file_is_seen(mee
     (tmp_path / "source").write_bytes(b"y" * 100_000)
 
     def work(rank):
-        from flytekitplugins_safedist.fs import downloads
+        from tests.harness.product import downloads
 
         def half_then_stop(uri, draft, *, is_dir):
             draft.write_bytes(b"y" * 50_000)

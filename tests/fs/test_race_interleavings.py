@@ -9,9 +9,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 
 from flytekitplugins_safedist.errors import FsError, WorkerLostError, WorkFailedError
-from flytekitplugins_safedist.fs import Identity, claim, file_group, once, once_per_job, publish
+from flytekitplugins_safedist.fs import Identity, claim, file_group, once_per_job, publish
 from tests.fs.ranks import pause
 from tests.fs.stepping import Stepped, run, schedules
+from tests.harness.product import once
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 

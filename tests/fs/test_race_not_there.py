@@ -10,12 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from flytekitplugins_safedist.container.staging import merge
 from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
-from flytekitplugins_safedist.fs.file_coordination import FileCoordinationStore
-from flytekitplugins_safedist.fs.waiting import refresh
 from tests.fs.ranks import pause, processes
 from tests.harness.fusefs import FuseMount, require
+from tests.harness.product import FileCoordinationStore, merge, refresh
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from flytekitplugins_safedist.fs import barrier, exchange, once_per_job
-from flytekitplugins_safedist.fs.context import current_identity
+from tests.harness.product import current_identity
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def ends_while_saving() -> str:
     """Returns with a save in flight, which is slow."""
     import threading
 
-    from flytekitplugins_safedist.checkpoint import points
+    from tests.harness.product import points
 
     def slow(point: str) -> None:
         if point == points.PART_OPENED:

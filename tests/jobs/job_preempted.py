@@ -10,8 +10,8 @@ from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 from flytekitplugins_safedist.checkpoint import checkpoints
-from flytekitplugins_safedist.ranks import context
 from tests.harness.procs import say, wait_for_word
+from tests.harness.product import context
 
 TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=60)
 MORE = 3

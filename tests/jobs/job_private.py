@@ -14,8 +14,8 @@ import torch.distributed as dist
 from flytekit import current_context, task
 
 from flytekitplugins_safedist import Logs, SafeTorch, Scratch, Timeouts, current_rank
-from flytekitplugins_safedist.config.caches import CACHES
 from tests.harness.procs import say, wait_for_word
+from tests.harness.product import CACHES
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
 WHERE = os.environ.get("TEST_SCRATCH")
@@ -137,7 +137,7 @@ def raises_in_an_exit_handler() -> int:
 def make_scratch_as_nobody(place: str) -> str:
     """What a user without permission is told."""
     from flytekitplugins_safedist.errors import ScratchError
-    from flytekitplugins_safedist.ranks import scratch
+    from tests.harness.product import scratch
 
     os.seteuid(65534)
     try:

@@ -11,8 +11,8 @@ import numpy as np
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
-from flytekitplugins_safedist.ranks import replicas
 from tests.harness.procs import say
+from tests.harness.product import replicas
 
 if "TEST_SEED" in os.environ:
     random.seed(int(os.environ["TEST_SEED"]))

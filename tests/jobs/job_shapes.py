@@ -218,7 +218,7 @@ def call_large() -> str:
 
 
 if "TEST_RESULT_LIMIT" in os.environ:  # a real result of one GiB would only prove that memory is large
-    from flytekitplugins_safedist.ranks import payload
+    from tests.harness.product import payload
 
     payload.MAX_RESULT_BYTES = int(os.environ["TEST_RESULT_LIMIT"])
 

@@ -10,9 +10,8 @@ from typing import Any
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
-from flytekitplugins_safedist.flyte import uploads
-from flytekitplugins_safedist.job import ends
 from tests.harness.procs import say, wait_for_word
+from tests.harness.product import ends, uploads
 
 ends.turn_of = lambda _: 0
 _put_new = uploads.put_new

@@ -17,7 +17,7 @@ from flyteidl.admin import launch_plan_pb2, task_pb2, workflow_pb2
 from flyteidl.core.identifier_pb2 import ResourceType
 from google.protobuf.json_format import MessageToDict
 
-from flytekitplugins_safedist.tools.render import job_manifest
+from tests.harness.product import job_manifest
 
 PLACEHOLDER = "{{ .remote_package_path }}"
 """What ``flytectl register files`` fills in. flytekit 1.16's CLI puts a directory for --dest-dir, not a placeholder."""

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flytekitplugins_safedist.tools import doctor, host_checks
-from flytekitplugins_safedist.tools.cli import main
+from tests.harness.product import doctor, host_checks, main
 
 PROJECT = Path(__file__).parent / "project"
 TRAINING = PROJECT / "shop" / "training.py"

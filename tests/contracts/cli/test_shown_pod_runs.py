@@ -15,7 +15,7 @@ from clis import IMAGE, PACKAGE, pyflyte
 from flyteadmin import Received
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from flytekitplugins_safedist.tools.render import Execution, job_manifest, pods
+from tests.harness.product import Execution, job_manifest, pods
 
 
 def test_the_command_of_the_shown_pod_uploads_the_output(

@@ -23,9 +23,8 @@ from kubernetes.client import (
     V1VolumeMount,
 )
 
-from flytekitplugins_safedist.config.cluster import Kubeflow, ScratchVolume
-from flytekitplugins_safedist.config.options import SafeHorovod, Scratch
-from flytekitplugins_safedist.plugin.task import SafeTask
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, Scratch, ScratchVolume
+from tests.harness.product import SafeTask
 
 
 def train(epochs: int, lr: float = 0.1) -> float:

@@ -15,7 +15,7 @@ from golden_cases import BAKED, CASES, SafeHorovod, make, sidecar_template, temp
 from google.protobuf.json_format import MessageToDict
 
 from flytekitplugins_safedist import Kubeflow, Timeouts
-from flytekitplugins_safedist.tools.render import job_manifest, pods
+from tests.harness.product import job_manifest, pods
 
 EXPECTED = Path(__file__).parent / "expected"
 WITH_PODS = ("one-node-as-job", "two-nodes-fast", "sidecars-two-nodes", "elastic-cpu-policies", "mpi")

@@ -15,12 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1PodSpec, V1Toleration
 
-from flytekitplugins_safedist.config.cluster import Kubeflow
-from flytekitplugins_safedist.config.options import SafeHorovod, Timeouts
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, Timeouts
 from flytekitplugins_safedist.errors import RenderError
-from flytekitplugins_safedist.tools.render import Cluster, Execution, job_manifest, pods
-from flytekitplugins_safedist.tools.render.summary import summarise
-from flytekitplugins_safedist.topology import from_env
+from tests.harness.product import Cluster, Execution, from_env, job_manifest, pods, summarise
 
 
 def manifest_of(name: str, **cluster: Any) -> dict[str, Any]:
@@ -451,7 +448,7 @@ def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
 
 
 def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
-    from flytekitplugins_safedist.plugin.jobspec import Distribution, JobSpec, command
+    from tests.harness.product import Distribution, JobSpec, command
 
     job = JobSpec(task_type="pytorch", task_type_version=1, custom={}, environment=())
     stock = [

@@ -15,17 +15,21 @@ from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
 from flytekitplugins import kfpytorch as kf
 from golden_cases import FAST, GPU8, MPI, make, template_of
 
-from flytekitplugins_safedist.config.cluster import Kubeflow
-from flytekitplugins_safedist.config.options import SafeHorovod, SafeTorch
-from flytekitplugins_safedist.config.quantities import canonical
+from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
 from flytekitplugins_safedist.errors import RenderError
-from flytekitplugins_safedist.plugin.images import warning_of_image
-from flytekitplugins_safedist.tools.cli import main
-from flytekitplugins_safedist.tools.render import Cluster, build, pods, read_platform
-from flytekitplugins_safedist.tools.render.load import template_of as template_to_show
-from flytekitplugins_safedist.tools.render.notes import notes_of
-from flytekitplugins_safedist.tools.render.rules import refusals
-from flytekitplugins_safedist.tools.render.summary import summarise
+from tests.harness.product import (
+    Cluster,
+    build,
+    canonical,
+    main,
+    notes_of,
+    pods,
+    read_platform,
+    refusals,
+    summarise,
+    warning_of_image,
+)
+from tests.harness.product import template_of as template_to_show
 
 PLATFORM = """
 task_resources:

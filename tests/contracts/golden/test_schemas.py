@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from golden_cases import CASES, template_of
 
-from flytekitplugins_safedist.tools.render import BACKENDS, Cluster, job_manifest, pods
-from flytekitplugins_safedist.tools.render.check import check_models, check_schema
 from tests.harness import needs
+from tests.harness.product import BACKENDS, Cluster, check_models, check_schema, job_manifest, pods
 
 ROOT = Path(__file__).parents[3]
 

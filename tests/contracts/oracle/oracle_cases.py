@@ -14,7 +14,7 @@ import yaml
 from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
 
-from flytekitplugins_safedist.tools.render import Cluster, Execution, Requirements
+from tests.harness.product import Cluster, Execution, Requirements
 
 HERE = Path(__file__).parent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

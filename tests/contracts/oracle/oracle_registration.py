@@ -12,7 +12,7 @@ from flytekit.tools.translator import get_serializable
 from google.protobuf.json_format import MessageToDict
 from oracle_cases import module_of
 
-from flytekitplugins_safedist.tools.render.load import with_image_names
+from tests.harness.product import with_image_names
 
 _FAST = {
     "baked": None,

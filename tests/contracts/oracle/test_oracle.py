@@ -20,10 +20,8 @@ from oracle_cases import HERE, NAMES, case, cluster_of, execution_of, recorded_t
 from oracle_comparison import Allowed, Difference, differences
 from oracle_registration import registered
 
-from flytekitplugins_safedist.container.entrypoint import parse
 from flytekitplugins_safedist.errors import ConfigError, RenderError
-from flytekitplugins_safedist.tools.render import Execution, created, job_manifest, read_node
-from flytekitplugins_safedist.tools.render.rules import refusals
+from tests.harness.product import Execution, created, job_manifest, parse, read_node, refusals
 
 
 def faults(one: dict[str, Any], manifest: dict[str, Any], allowed: tuple[Allowed, ...]) -> list[str]:

@@ -1,0 +1,93 @@
+"""The private names of the package that tests outside ``tests/unit`` use: all of them, in one table.
+
+Those tests know the product from outside: command lines, variables, exit codes, logs, uploads, files. What they need
+besides goes through this table, so that a redesign has one file to look at. Lint refuses private names elsewhere
+(pyproject.toml, ``banned-api``). Names are looked up when they are asked for: ranks import this, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+PRIVATE = {
+    "leaving": "checkpoint.leaving",
+    "manifest": "checkpoint.manifest",
+    "points": "checkpoint.points",
+    "near": "checkpoint.saves:near",
+    "DirectoryStore": "checkpoint.stores:DirectoryStore",
+    "open_store": "checkpoint.stores:open_store",
+    "stores": "checkpoint.stores",
+    "CACHES": "config.caches:CACHES",
+    "SCRATCH_MOUNT": "config.cluster:SCRATCH_MOUNT",
+    "canonical": "config.quantities:canonical",
+    "parse": "container.entrypoint:parse",
+    "Options": "container.staging:Options",
+    "POINTS": "container.staging:POINTS",
+    "Retry": "container.staging:Retry",
+    "StagingProgress": "container.staging:StagingProgress",
+    "stage": "container.staging:stage",
+    "remove_tree": "container.staging.locks:remove_tree",
+    "merge": "container.staging.merge",
+    "places": "container.staging.places",
+    "envvars": "envvars",
+    "uploads": "flyte.uploads",
+    "Occasion": "fs.barriers:Occasion",
+    "barriers": "fs.barriers",
+    "claims": "fs.claims",
+    "current_identity": "fs.context:current_identity",
+    "fs_context": "fs.context",
+    "downloads": "fs.downloads",
+    "FileCoordinationStore": "fs.file_coordination:FileCoordinationStore",
+    "once": "fs.once",
+    "process": "fs.process",
+    "publishing": "fs.publishing",
+    "torch_coordination": "fs.torch_coordination",
+    "refresh": "fs.waiting:refresh",
+    "Sleeper": "fs.wakeups:Sleeper",
+    "ends": "job.ends",
+    "warning_of_image": "plugin.images:warning_of_image",
+    "Distribution": "plugin.jobspec:Distribution",
+    "JobSpec": "plugin.jobspec:JobSpec",
+    "command": "plugin.jobspec:command",
+    "SafeTask": "plugin.task:SafeTask",
+    "context": "ranks.context",
+    "payload": "ranks.payload",
+    "SAFE_IMPORT_ENVIRONMENT": "ranks.preload:SAFE_IMPORT_ENVIRONMENT",
+    "process_tree": "ranks.process_tree",
+    "replicas": "ranks.replicas",
+    "scratch": "ranks.scratch",
+    "ReservedPort": "rendezvous.client:ReservedPort",
+    "departures": "rendezvous.departures",
+    "Keys": "rendezvous.protocol:Keys",
+    "main": "tools.cli:main",
+    "doctor": "tools.doctor",
+    "host_checks": "tools.host_checks",
+    "BACKENDS": "tools.render:BACKENDS",
+    "Cluster": "tools.render:Cluster",
+    "Execution": "tools.render:Execution",
+    "Requirements": "tools.render:Requirements",
+    "build": "tools.render:build",
+    "created": "tools.render:created",
+    "job_manifest": "tools.render:job_manifest",
+    "pods": "tools.render:pods",
+    "read_node": "tools.render:read_node",
+    "read_platform": "tools.render:read_platform",
+    "check_models": "tools.render.check:check_models",
+    "check_schema": "tools.render.check:check_schema",
+    "template_of": "tools.render.load:template_of",
+    "with_image_names": "tools.render.load:with_image_names",
+    "notes_of": "tools.render.notes:notes_of",
+    "refusals": "tools.render.rules:refusals",
+    "summarise": "tools.render.summary:summarise",
+    "from_env": "topology:from_env",
+}
+"""Name to ``module:attribute``, or to the module that the name stands for; all below the package."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PRIVATE:
+        raise AttributeError(f"tests.harness.product names no {name!r}: add it to the table")
+    module, _, attribute = PRIVATE[name].partition(":")
+    found = importlib.import_module(f"flytekitplugins_safedist.{module}")
+    return getattr(found, attribute) if attribute else found
