@@ -35,7 +35,7 @@ from .preload import Preloaded
 _KILL_GRACE_SECONDS = 30.0
 _SUSPICION_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
-_LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGALRM}
+_LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM}
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +75,8 @@ class _Server:
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         self.listen_to_signals()
-        process_tree.die_with_parent(signal.SIGHUP)
+        # Of all signals the one that also wakes a process which SIGSTOP has frozen: it clears up after its agent, too.
+        process_tree.die_with_parent(signal.SIGCONT)
         process_tree.adopt_orphans()
         buffer = b""
         try:
@@ -104,7 +105,8 @@ class _Server:
             # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
             signal.signal(number, _do_nothing)
         # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
-        signal.signal(signal.SIGHUP, self.on_hang_up)
+        signal.signal(signal.SIGCONT, self.on_hang_up)
+        signal.signal(signal.SIGHUP, _do_nothing)
         signal.signal(signal.SIGALRM, self.look_for_agent)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
@@ -253,7 +255,7 @@ class _Server:
             signal.set_wakeup_fd(-1)
             os.close(self.wake_read)
             os.close(self.wake_write)
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError, LaunchTimeoutError
-from . import forkserver, memory
+from . import forkserver, memory, process_tree
 from .outcome import signal_reason
 
 SERVER_NICE_SECONDS = 40.0
 SIGNAL_SECONDS = 30.0
 """How long the server may take to pass a signal on. Its work is short then; only a stopped machine is that slow."""
+
+_LOOK_SECONDS = 1.0
+"""Of silence, after which it is seen whether somebody has frozen the server."""
 
 _KILLED_SECONDS = 10.0
 """How long a server that was killed is waited for."""
@@ -64,6 +67,7 @@ class RankServer:
         self._replies: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
         self._unanswered = False
+        self._looked_at = 0.0
 
     @classmethod
     def spawn(cls, environment: Mapping[str, str]) -> RankServer:
@@ -193,7 +197,7 @@ class RankServer:
         self._connection.close()
         if self._exit_code is None:
             with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
-                os.kill(self._pid, signal.SIGHUP)  # it may be importing, and look at its socket only much later
+                os.kill(self._pid, signal.SIGCONT)  # it may be importing, and look at its socket only much later
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
@@ -216,7 +220,7 @@ class RankServer:
                     hint="raise Timeouts(start=...) if importing your module takes that long; else look for a hang "
                     "at import (py-spy dump --pid)",
                 )
-            self._receive(left)
+            self._receive(min(left, _LOOK_SECONDS))
         self._unanswered = False
         reply = self._replies.pop(number)
         if "error" in reply:
@@ -228,6 +232,9 @@ class RankServer:
     def _receive(self, wait: float) -> None:
         readable, _, _ = select.select([self._connection], [], [], wait)
         if not readable:
+            if time.monotonic() > self._looked_at + _LOOK_SECONDS:
+                self._looked_at = time.monotonic()
+                process_tree.thaw(self._pid)  # else nobody hears of a rank's end
             return
         try:
             data = self._connection.recv(1 << 16)

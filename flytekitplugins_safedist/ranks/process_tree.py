@@ -26,16 +26,24 @@ def die_with_parent(number: int) -> None:
 
 def children() -> list[int]:
     """Process ids of this process's children, zombies included."""
-    me = str(os.getpid())
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            # The command's name, in brackets, may hold spaces and brackets itself; the parent is the second after it.
-            if (entry / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()[1] == me:
-                found.append(int(entry.name))
-    return found
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if _state_and_parent(pid)[1] == os.getpid()]
+
+
+def thaw(pid: int) -> None:
+    """Let a process go on that somebody has stopped (SIGSTOP)."""
+    if _state_and_parent(pid)[0] == "T":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    try:
+        # The command's name, in brackets, may hold spaces and brackets itself.
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()[:2]
+    except OSError:  # it ended meanwhile
+        return "", 0
+    return state, int(parent)
 
 
 def end(*, spare: Collection[int], patience: float) -> None:

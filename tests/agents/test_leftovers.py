@@ -115,6 +115,33 @@ def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_e
     assert_nothing_left(ended, set())
 
 
+@pytest.mark.parametrize("task", ["waits_with_a_child", "waits_with_a_child_spawned"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_frozen_rank_server_keeps_nothing_alive_nor_the_agent_from_its_verdict(
+    warm, tmp_path, ranks_gate, number, task
+):
+    environment = ranks_gate.environment
+    running = warm.start(f"job_failing:{task}", tmp_path / "job", environment=environment, kind="execute")
+    said = [json.loads(line) for line in ranks_gate.heard(2)]
+    os.kill(said[0]["server"], signal.SIGSTOP)
+    running.signal(number)
+    ended = running.wait()
+    if number == signal.SIGTERM:
+        assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+        assert uploaded_error(ended).code == "SYSTEM:Stopped"
+    assert_nothing_left(ended, set())
+
+
+def test_a_frozen_rank_server_does_not_hide_that_a_rank_has_died(warm, tmp_path, ranks_gate):
+    running = warm.start("job_failing:waits_with_a_child", tmp_path / "job", environment=ranks_gate.environment)
+    said = [json.loads(line) for line in ranks_gate.heard(2)]
+    os.kill(said[0]["server"], signal.SIGSTOP)
+    os.kill(said[0]["pid"], signal.SIGKILL)
+    ended = running.wait()
+    assert "was killed by SIGKILL" in str(ended.error)
+    assert_nothing_left(ended, set())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_an_agent_that_ends_while_the_rank_server_imports_leaves_nothing(warm, tmp_path, ranks_gate, number):
     running = warm.start("job_slow_import:never_started", tmp_path / "job", environment=ranks_gate.environment)

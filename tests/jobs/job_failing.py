@@ -182,12 +182,23 @@ def with_grandchildren() -> None:
         signal.pause()
 
 
+def _wait_with_a_child() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    say(json.dumps({"pid": os.getpid(), "child": child.pid, "server": os.getppid()}))
+    signal.pause()
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def waits_with_a_child() -> None:
-    """Each rank starts a process, and waits for ever."""
-    child = subprocess.Popen(["sleep", "1000"])
-    say(json.dumps({"child": child.pid, "server": os.getppid()}))
-    signal.pause()
+    """Each rank starts processes, and waits for ever."""
+    _wait_with_a_child()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, start_method="spawn"))
+def waits_with_a_child_spawned() -> None:
+    """The same in fresh interpreters."""
+    _wait_with_a_child()
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2, timeouts=QUICK))
