@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import Problem, RenderError
 from .cluster import Kubeflow
-from .gpus import TaskArguments
+from .gpus import TaskArguments, amounts_of
 from .quantities import value_of
 
 _Amounts = Mapping[str, tuple[str, object]]
@@ -24,32 +24,32 @@ def problems_of_amounts(shape: Kubeflow, arguments: TaskArguments) -> Iterator[P
     requests, limits = _of_task(arguments)
     yield from _problems({}, requests, {}, limits)
     for role in ("master", "worker", "launcher"):
-        own = [_of(f"cluster.{role}.{part}", getattr(getattr(shape, role), part, None)) for part in _PARTS]
+        own = [_of(f"cluster.{role}.{part}", _named(getattr(getattr(shape, role), part, None))) for part in _PARTS]
         # The launcher has what it names, and nothing of the task's (see jobspec).
         below = ({}, {}) if role == "launcher" else (requests, limits)
         yield from _problems(below[0], own[0], below[1], own[1])
     spec = getattr(arguments.pod_template, "pod_spec", None)
     for container in [*(getattr(spec, "containers", None) or ()), *(getattr(spec, "init_containers", None) or ())]:
-        found = [_of(f"pod_template {container.name} {part}", container.resources, part) for part in _PARTS]
+        found = [_of(f"pod_template {container.name} {part}", amounts_of(container, part)) for part in _PARTS]
         yield from _problems({}, found[0], {}, found[1])
 
 
 _PARTS = ("requests", "limits")
 
 
-def _of(field: str, amounts: Any, part: str | None = None) -> _Amounts:
-    listed = amounts and (vars(amounts) if part is None else getattr(amounts, part))
-    return {
-        name: (f"{field}.{name}", value)
-        for name, value in (listed or {}).items()
-        if value is not None and name != "gpu"
-    }
+def _of(field: str, amounts: Mapping[str, object]) -> _Amounts:
+    return {name: (f"{field}.{name}", value) for name, value in amounts.items() if value is not None and name != "gpu"}
+
+
+def _named(resources: Any) -> Mapping[str, object]:
+    """flytekit's ``Resources`` as a mapping."""
+    return {} if resources is None else vars(resources)
 
 
 def _of_task(arguments: TaskArguments) -> tuple[_Amounts, _Amounts]:
     """Requests and limits, ``resources=`` taken apart."""
-    requests, limits = dict(_of("requests", arguments.requests)), dict(_of("limits", arguments.limits))
-    for name, (field, value) in _of("resources", arguments.resources).items():
+    requests, limits = dict(_of("requests", _named(arguments.requests))), dict(_of("limits", _named(arguments.limits)))
+    for name, (field, value) in _of("resources", _named(arguments.resources)).items():
         if isinstance(value, (list, tuple)):
             requests[name], limits[name] = (f"{field}[0]", value[0]), (f"{field}[1]", value[1])
         else:

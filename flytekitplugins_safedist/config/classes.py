@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import Problem
 from .cluster import Kubeflow, ScratchVolume
-from .gpus import TaskArguments
+from .gpus import TaskArguments, amounts_of
 from .quantities import size_in_bytes
 
 ROLES = {"master": "Master", "worker": "Worker", "launcher": "Launcher"}
@@ -64,8 +64,7 @@ def _read(spec: Any) -> None:
         listed = [container.name, container.command, container.args, container.ports]
         listed += [variable.name + (variable.value or "") for variable in container.env or ()]
         listed += [PurePosixPath(mount.mount_path) for mount in container.volume_mounts or ()]
-        if container.resources is not None:
-            listed += [{**(container.resources.requests or {})}, {**(container.resources.limits or {})}]
+        listed += [amounts_of(container, "requests"), amounts_of(container, "limits")]
     listed = [volume.name for volume in spec.volumes or ()]
     listed += [(toleration.key, toleration.effect) for toleration in spec.tolerations or ()]
     grace = spec.termination_grace_period_seconds

@@ -154,8 +154,15 @@ def _of_task(arguments: TaskArguments) -> _Count | None:
 
 
 def _template_resources(arguments: TaskArguments) -> dict[str, object]:
-    resources = getattr(arguments.primary_container(), "resources", None)
-    return {**(getattr(resources, "requests", None) or {}), **(getattr(resources, "limits", None) or {})}
+    container = arguments.primary_container()
+    return {**amounts_of(container, "requests"), **amounts_of(container, "limits")}
+
+
+def amounts_of(container: Any, part: str) -> Mapping[str, object]:
+    """Requests or limits of a container; Kubernetes' client takes a dict of them as well (before version 37)."""
+    resources = getattr(container, "resources", None)
+    found = resources.get(part) if isinstance(resources, Mapping) else getattr(resources, part, None)
+    return {**(found or {})}
 
 
 def _number(value: object) -> int | None:

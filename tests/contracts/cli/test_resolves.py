@@ -1,0 +1,70 @@
+"""What installers make of the wheel beside flytekit: an answer, and soon.
+
+The requirements of flytekit, of what it brings (s3fs, aiobotocore, botocore) and ours meet in few versions of some
+packages. An installer that begins elsewhere goes back through hundreds of releases: minutes, and no end in sight.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+from tests.procs import ROOT
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+
+SECONDS = 240
+"""A bound for a busy machine: 10 to 40 s are enough elsewhere. Going back took from two minutes to more than seven."""
+
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wheel")
+    (place / "source").mkdir()
+    for name in ("flytekitplugins_safedist", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        (place / "source" / name).symlink_to(ROOT / name)
+    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), str(place / "source")]
+    subprocess.run(command, check=True)
+    (found,) = place.glob("*.whl")
+    return found
+
+
+def python_with(pip: str, place: Path) -> str:
+    """An interpreter of an environment with nothing but this pip."""
+    venv.create(place, with_pip=False)
+    python = str(place / "bin" / "python")
+    install = [*PIP, "--python", python, "install", "--upgrade", "--retries", "0", "--timeout", "20", pip]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        needs.missing(f"no package index gives {pip} ({reason})", required="SAFEDIST_CI")
+    return python
+
+
+@pytest.mark.parametrize("pip", ["pip==23.2", "pip"])
+def test_pip_finds_versions_that_go_together(pip: str, wheel: Path, tmp_path: Path) -> None:
+    python = python_with(pip, tmp_path / "env")
+    command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "flytekit", str(wheel)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+
+    assert done.returncode == 0, done.stderr
+    # How long it goes back depends on the index of the day; that it does is what makes the minutes.
+    assert "This is taking longer than usual" not in done.stdout
+
+
+def test_uv_finds_versions_that_go_together(wheel: Path, tmp_path: Path) -> None:
+    uv = Path(sys.executable).with_name("uv")
+    python = python_with("pip", tmp_path / "env")
+    command = [str(uv), "pip", "install", "--dry-run", "--quiet", "--python", python, "flytekit", str(wheel)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+
+    assert done.returncode == 0, done.stderr
