@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import needs
-from tests.procs import ROOT
+from tests.harness import needs
+from tests.harness.procs import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
