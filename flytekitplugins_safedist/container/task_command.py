@@ -15,7 +15,7 @@ from ..compat import flytekit as flytekit_inside
 from ..errors import RankFailedError, SafedistError
 from ..flyte import error_document, uploads
 from ..flyte.storage_errors import one_line
-from ..job.verdict import Code
+from ..job.verdict import Code, Kind, Origin
 from . import other_command
 
 logger = logging.getLogger(__name__)
@@ -168,8 +168,13 @@ def _loaded(load_task: Callable[[], Any]) -> Any:
     except Exception as error:
         from ..job import arrival
 
-        arrival.of_no_task(error, os.environ)
-        raise
+        verdict = arrival.of_no_task(error, os.environ)
+        if verdict is None or (verdict.kind is Kind.RECOVERABLE and verdict.origin is Origin.USER):
+            raise  # flytekit knows what that is
+        if verdict.origin is Origin.SYSTEM:
+            failure = error_document.SystemFailure(verdict.code, str(verdict.error), verdict.time_ns)
+            raise error_document.Decided(failure) from error
+        raise verdict.error from error
 
 
 def _replace_process(command: list[str]) -> int:

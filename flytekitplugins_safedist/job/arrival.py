@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from .. import envvars, lastwords, topology
@@ -29,7 +28,7 @@ from ..topology import Topology
 from . import exit_order
 from .coordinator import Ended
 from .policy import Action, Decision
-from .verdict import is_infrastructure
+from .verdict import Verdict, is_infrastructure, judge
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +61,19 @@ def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) ->
     return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
 
-def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
-    """Deal with a task that cannot be loaded here, or has no inputs. Returns where this node is to upload the error.
+def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | None:
+    """Deal with a task that cannot be loaded here, or has no inputs.
+
+    Returns:
+        What this node is to upload, the same whether one node cannot begin or all; None for a task that is none of
+        ours, or where nobody knows which node this is.
 
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
     registered = Registered.from_env(environment)
-    if registered is None or registered.max_nodes == 1:
-        return
+    if registered is None:
+        return None
     flyte = task_context.take()
     try:
         place = JobPlace(
@@ -80,12 +83,16 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
             registered.max_replacements,
         )
     except TopologyError:
-        return  # nobody knows which node this is: it says what it knows
+        return None  # it says what it knows
+    ended = _ended(error, place)
+    verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=None)
+    if registered.max_nodes == 1:
+        return verdict
     try:
         uploads = arrive_with(error, place, flyte)
     except SafedistError as trouble:
         if place.topology.node_rank == 0:
-            return  # it is node 0's to upload, whether or not the others could be told
+            return verdict  # it is node 0's to upload, whether or not the others could be told
         lastwords.keep(error)
         logger.info(
             f"this node cannot begin: {type(error).__name__}: {error}; and the others cannot be told: {trouble}"
@@ -93,6 +100,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if not uploads:
         raise SystemExit(0) from error
+    return verdict
 
 
 def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnapshot) -> bool:
@@ -219,15 +227,17 @@ def _ended(error: Exception, place: JobPlace) -> Ended:
 
 
 def _shown(error: Exception) -> str:
-    """The traceback from the first frame that is the user's, where there is one."""
-    return "".join(traceback.format_exception(type(error), error, _first_of_users(error.__traceback__)))
+    """The traceback, and those of its causes, with the user's frames only."""
+    told: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    lines: list[str] = []
+    while told is not None:
+        users = traceback.StackSummary.from_list([frame for frame in told.stack if _is_users(frame.filename)])
+        head = ["Traceback (most recent call last):\n", *users.format()] if users else []
+        lines[:0] = [*head, *told.format_exception_only(), "\n"]
+        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    return "".join(lines)
 
 
-def _first_of_users(trace: TracebackType | None) -> TracebackType | None:
-    here, first = str(Path(__file__).parents[1]), trace
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not (name.startswith((here, "<frozen ")) or "/flytekit/" in name or "/importlib/" in name):
-            return trace
-        trace = trace.tb_next
-    return first
+def _is_users(file: str) -> bool:
+    here = str(Path(__file__).parents[1])
+    return not (file.startswith((here, "<frozen ")) or "/flytekit/" in file or "/importlib/" in file)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
-from tests.harness.procs import KILL, Ended, Running, Warm, until, uploaded_error, uploaded_output
+from tests.harness.procs import KILL, ROOT, Ended, Running, Warm, until, uploaded_error, uploaded_output
 
 BROKEN = {"TEST_BROKEN": "yes"}
 RECOVERABLE, SYSTEM = errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM
@@ -70,6 +70,18 @@ class Job:
             return caller.connect_ex(("127.0.0.1", int(self.port))) == 0
 
 
+def cannot_import(ended: Ended, *nodes: int) -> bool:
+    """Whether what is uploaded is the one text: the cause, and the user's frames only."""
+    error = uploaded_error(ended)
+    first, blank, *others = error.message.splitlines()
+    assert (error.code, error.kind) == ("USER:ModuleNotFoundError", 0)  # NON_RECOVERABLE: it would repeat
+    assert first in [f"node {node} ({socket.gethostname()}) cannot begin: it raised {MISSING}" for node in nodes]
+    assert (blank, others[0]) == ("", "Traceback (most recent call last):")
+    assert others[-3:] == [MISSING, "", "Not restarted in place: no rank was started."]
+    files = [line.split('"')[1] for line in others if line.startswith('  File "')]
+    return set(files) == {str(ROOT / "tests" / "jobs" / "job_unloadable.py")}
+
+
 def ended(*nodes: Running) -> tuple[Ended, ...]:
     all_ended = tuple(node.wait() for node in nodes)
     assert [node.left for node in all_ended] == [[] for _ in nodes]
@@ -82,10 +94,7 @@ def test_what_node_1_alone_cannot_import_ends_the_job_and_node_0_uploads_it(warm
     first, second = ended(job.start(0), job.start(1, BROKEN))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    text = uploaded_error(first).message
-    assert f"node 1 ({socket.gethostname()}) cannot begin: it raised {MISSING}" in text
-    assert "import no_such_module_here" in text
-    assert uploaded_error(first).kind == 0  # NON_RECOVERABLE: it would repeat
+    assert cannot_import(first, 1)
 
 
 def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_path):
@@ -94,7 +103,14 @@ def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_
     first, second = ended(job.start(0, BROKEN), waiting)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert MISSING in uploaded_error(first).message
+    assert cannot_import(first, 0)
+
+
+def test_what_a_job_of_one_node_cannot_import_is_told_as_of_several(warm, tmp_path):
+    environment = {"SAFEDIST_NODES": "1", "SAFEDIST_NPROC_PER_NODE": "1", **BROKEN}
+    only = warm.run("job_unloadable:fixed", tmp_path / "job", kind="execute", environment=environment)
+    assert (only.code, only.uploaded) == (0, ["error.pb"]), only.err
+    assert cannot_import(only, 0)
 
 
 def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
@@ -102,7 +118,7 @@ def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
     first, second = ended(job.start(0), job.start(1))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert MISSING in uploaded_error(first).message
+    assert cannot_import(first, 0, 1)  # whichever came first
 
 
 @pytest.mark.parametrize("nodes", ["node 0", "node 1", "both"])
