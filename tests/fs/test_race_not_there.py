@@ -13,7 +13,7 @@ import pytest
 from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
 from tests.fs.ranks import pause, processes
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.product import FileCoordinationStore, merge, refresh
+from tests.harness.product import FileCoordinationStore, obstacles, refresh
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_a_note_that_the_client_has_looked_for_before_is_read(pair):
 
 def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, monkeypatch):
     maker, other = pair
-    monkeypatch.setattr(merge, "_VISIBLE", 5.0)
+    monkeypatch.setattr(obstacles, "VISIBLE", 5.0)
     assert not (other / "made").exists()
     (maker / "made").mkdir()
     assert not (other / "made").exists()
-    assert merge._directory(os.fsencode(other / "made"), os.stat, replace=False)
+    assert obstacles.make_directory(os.fsencode(other / "made"), os.stat, replace=False)
 
 
 def test_a_directory_that_the_client_takes_for_missing_is_there(pair):

@@ -28,7 +28,7 @@ PRIVATE = {
     "StagingProgress": "container.staging:StagingProgress",
     "stage": "container.staging:stage",
     "remove_tree": "container.staging.locks:remove_tree",
-    "merge": "container.staging.merge",
+    "obstacles": "container.staging.obstacles",
     "places": "container.staging.places",
     "envvars": "envvars",
     "uploads": "flyte.uploads",

@@ -2,9 +2,13 @@
 
 Each file changes at one instant from the old one to the new one, and a directory that was not there at all appears
 whole. A file is linked from the staged tree where the file system allows that, and copied where not.
+
+What is in the way is looked for, and all that needs room on the disk is made beside the destination, before the first
+of its files changes: a merge that fails has changed nothing. One that fails all the same between two renames says what
+it has changed.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH116, PTH120, PTH208, PTH211, PTH114
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH116, PTH120, PTH208, PTH211
 # bytes paths and descriptors: names in archives need not be text, and Path costs more than the call
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ import hashlib
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -22,15 +25,14 @@ from pathlib import Path
 
 from ...errors import StagingError
 from ..archive import DIRECTORY, IMPLIED, SYMLINK, TreeEntry
+from .failures import disk_failed
 from .keeping import is_local
 from .locks import WorkDir
+from .obstacles import VISIBLE, filled, look, make_directory
 from .store import Tree
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 _NOT_FREE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-_VISIBLE = 90.0
-"""Seconds that a shared file system may take to show a directory that another node made (60 s have been reported)."""
-
 _TRIES = 100
 """How often another process may undo what we just did before that is an error of its own."""
 
@@ -44,19 +46,27 @@ def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
     Raises:
         StagingError: a directory that is not empty stands where the archive has a file.
         OSError: the destination is full, read-only or not ours.
+
+    The destination is as it was then, unless the error says under ``changed`` what is not.
     """
     if _whole(tree, dest, at):
         return
-    if not _directory(os.fsencode(dest), os.stat, replace=False):
+    if not make_directory(os.fsencode(dest), os.stat, replace=False):
         raise StagingError("The destination directory cannot be seen", where={"path": dest})
     with ExitStack() as stack:
         merger = _Merger(tree, dest, stack)
-        for top, below in _by_top(tree.entries):
-            if not merger.subtree(top, below):
-                for name in below:
-                    merger.entry(name)
-            at("merge")
-        merger.finish()
+        groups = list(_by_top(tree.entries))
+        for top, below in groups:
+            merger.prepare(top, below)
+        try:
+            for top, below in groups:
+                if not merger.subtree(top, below):
+                    for name in below:
+                        merger.entry(name)
+                at("merge")
+            merger.finish()
+        except (OSError, StagingError) as error:
+            raise merger.told(error) from error
 
 
 def _whole(tree: Tree, dest: Path, at: Callable[[str], None]) -> bool:
@@ -109,52 +119,6 @@ def _by_top(entries: dict[bytes, TreeEntry]) -> Iterable[tuple[bytes, list[bytes
     return groups.items()
 
 
-def _directory(path: bytes, look: Callable[[bytes], os.stat_result], *, replace: bool) -> bool:
-    """Make ``path`` a directory that this client sees; False when that cannot be had within :data:`_VISIBLE`.
-
-    Args:
-        replace: whether a file there makes room. As with tar, it does for a directory that the archive names, and not
-            for one that it only implies.
-
-    Raises:
-        StagingError: a file is in the way, and does not.
-
-    On network file systems mkdir may say "exists" for what another node made, while a look at it still says "does not
-    exist" from this node's cache; asking for the parent's listing refreshes that cache.
-    """
-    deadline, pause = time.monotonic() + _VISIBLE, 0.002
-    while True:
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            try:
-                if stat.S_ISDIR(look(path).st_mode):
-                    return True
-                if not replace:
-                    raise _in_the_way(path, "A file stands where a directory is needed") from None
-                os.unlink(path)
-                continue
-            except FileNotFoundError:
-                if os.path.islink(path):  # no waiting will help
-                    raise _in_the_way(path, "A link to nothing stands where a directory is needed") from None
-        else:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        with suppress(OSError):
-            os.listdir(os.path.dirname(path))
-        time.sleep(pause)
-        pause = min(2 * pause, 0.25)
-
-
-def _in_the_way(path: bytes, what: str) -> StagingError:
-    return StagingError(
-        what,
-        where={"path": os.fsdecode(path)},
-        hint="remove it from the image, or use another --dest-dir",
-    )
-
-
 class _Merger:
     """One merge: where temporary files go, and whether links work."""
 
@@ -167,23 +131,61 @@ class _Merger:
         self._serial = count()
         self._opened: set[bytes] = set()
         self._replaced: dict[bytes, set[bytes]] = {}
+        self._made: dict[bytes, bytes] = {}
+        self._changed: list[bytes] = []
         # Inside the destination: a rename is atomic only within one file system.
         self.work = stack.enter_context(WorkDir(dest))
         self.work.sweep(everybodys=is_local(dest))
 
+    def prepare(self, top: bytes, names: list[bytes]) -> None:
+        """Make what :meth:`subtree` and :meth:`entry` will put into the destination; nothing there changes.
+
+        Raises:
+            StagingError: something is in the way that tar would not replace either.
+            OSError: no room for it.
+        """
+        if self._entries[top].kind == DIRECTORY and not os.path.lexists(self._dest + top):
+            self._made[top] = self._temporary()
+            for name in names:
+                self.fresh(name, self._made[top] + name[len(top) :])
+            return
+        for name in names:
+            look(self._dest + name, self._entries[name])
+        for name in names:
+            if self._entries[name].kind != DIRECTORY:
+                self._made[name] = self._temporary()
+                self.fresh(name, self._made[name])
+
+    def _temporary(self) -> bytes:
+        return os.fsencode(self.work.path) + b"/" + str(next(self._serial)).encode()
+
+    def told(self, error: OSError | StagingError) -> OSError | StagingError:
+        """The error, with what has been changed before it."""
+        if not self._changed:
+            return error
+        dest = Path(os.fsdecode(self._dest))
+        failed = disk_failed(error, dest, "", "Putting the code there") if isinstance(error, OSError) else error
+        changed = f"{len(self._changed)} of {len(self._entries)} entries, the last {os.fsdecode(self._changed[-1])}"
+        return StagingError(
+            failed.what,
+            where={**failed.where, "changed": changed},
+            seen=failed.seen,
+            expected=failed.expected,
+            hint=failed.hint,
+        )
+
     def subtree(self, top: bytes, names: list[bytes]) -> bool:
         """Publish a directory that the destination lacks, with all that is below it, by one rename."""
-        if self._entries[top].kind != DIRECTORY or os.path.lexists(self._dest + top):
+        made = self._made.pop(top, None) if self._entries[top].kind == DIRECTORY else None
+        if made is None:
             return False
-        made = os.fsencode(self.work.path) + b"/" + str(next(self._serial)).encode()
-        for name in names:
-            self.fresh(name, made + name[len(top) :])
         try:
             os.rename(made, self._dest + top)
         except OSError as error:
             if error.errno not in _NOT_FREE:
                 raise
             return False
+        self._changed += names
         return True
 
     def fresh(self, name: bytes, path: bytes) -> None:
@@ -227,22 +229,24 @@ class _Merger:
     def _directory(self, name: bytes) -> None:
         # An implied directory may be the image's link to one, as with tar; a named one replaces the link.
         implied = self._entries[name].mode == IMPLIED
-        if not _directory(self._dest + name, os.stat if implied else os.lstat, replace=not implied):
+        if not make_directory(self._dest + name, os.stat if implied else os.lstat, replace=not implied):
             raise self._contended(name)
 
     def _contended(self, name: bytes) -> StagingError:
         return StagingError(
             "The destination directory keeps changing",
             where={"path": os.fsdecode(self._dest + name)},
-            expected=f"what one process makes there to stay, and to be seen within {_VISIBLE:g} s",
+            expected=f"what one process makes there to stay, and to be seen within {VISIBLE:g} s",
             hint="give each task its own destination directory, or check the health of the shared volume",
         )
 
     def _replace(self, name: bytes, work: WorkDir) -> None:
         path = self._dest + name
         for _ in range(_TRIES):
-            temporary = os.fsencode(work.path) + b"/" + str(next(self._serial)).encode()
-            self.fresh(name, temporary)
+            temporary = self._made.pop(name, None)
+            if temporary is None:
+                temporary = os.fsencode(work.path) + b"/" + str(next(self._serial)).encode()
+                self.fresh(name, temporary)
             try:
                 os.rename(temporary, path)
             except OSError as error:
@@ -254,6 +258,7 @@ class _Merger:
                 else:
                     raise
             else:
+                self._changed.append(name)
                 # Renaming one hard link over another of the same file does nothing, by POSIX.
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -277,11 +282,7 @@ class _Merger:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise StagingError(
-                "A directory that is not empty stands where the code archive has a file",
-                where={"path": os.fsdecode(self._dest + name)},
-                hint="remove it from the image, or rename the file",
-            ) from error
+            raise filled(self._dest + name) from error
 
     def _copy(self, name: bytes, entry: TreeEntry, path: bytes) -> None:
         if entry.kind == SYMLINK:

@@ -594,6 +594,67 @@ def test_a_file_in_place_of_an_implied_directory_is_refused_and_kept_as_with_tar
     assert (node.dest / "pkg").read_text() == "precious"
 
 
+IN_THE_WAY = {
+    "a file for a directory": ("zz", "precious"),
+    "a full directory for a file": ("main.py/full", "precious"),
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_WAY)
+def test_a_merge_that_something_is_in_the_way_of_changes_nothing(node, what):
+    node.archive.write_bytes(project({"aa.py": "new", "bb/c.py": "new", "main.py": "new", "zz/x.py": "new"}))
+    node.dest.mkdir()
+    (node.dest / "aa.py").write_text("older")
+    path, text = IN_THE_WAY[what]
+    (node.dest / path).parent.mkdir(exist_ok=True)
+    (node.dest / path).write_text(text)
+    before = snapshot(node.dest)
+    with pytest.raises(StagingError, match="stands where"):
+        node.stage()
+    assert snapshot(node.dest) == before
+
+
+@pytest.mark.parametrize("fails_at", range(3))
+def test_a_merge_for_which_the_disk_is_too_small_changes_nothing(node, fails_at, monkeypatch):
+    """With a store on another file system, so that files are copied."""
+    node.archive.write_bytes(project({"aa.py": "new", "bb/c.py": "new", "zz.py": "new"}))
+    node.dest.mkdir()
+    for name in ("aa.py", "zz.py"):
+        (node.dest / name).write_text("older")
+    before = snapshot(node.dest)
+    copied, real = [], shutil.copyfile
+
+    def fill(source, target, **more):
+        copied.append(target)
+        if len(copied) > fails_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        return real(source, target, **more)
+
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(shutil, "copyfile", fill)
+    with pytest.raises(StagingError, match="the disk is full"):
+        node.stage()
+    assert snapshot(node.dest) == before
+
+
+def test_a_merge_that_fails_between_two_renames_says_what_it_has_changed(node, monkeypatch):
+    node.archive.write_bytes(project({"aa.py": "new", "bb.py": "new", "zz.py": "new"}))
+    node.dest.mkdir()
+    for name in ("aa.py", "bb.py", "zz.py"):
+        (node.dest / name).write_text("older")
+    real = os.rename
+
+    def rename(source, target, **more):
+        if os.fsencode(target) == os.fsencode(node.dest / "zz.py"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+        real(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(StagingError, match=r"input/output error \[.*changed=2 of 3 entries, the last bb\.py\]"):
+        node.stage()
+    assert [(node.dest / name).read_text() for name in ("aa.py", "bb.py", "zz.py")] == ["new", "new", "older"]
+
+
 def test_a_file_in_place_of_a_named_directory_makes_room_as_with_tar(node):
     node.archive.write_bytes(targz([directory("pkg"), member("pkg/x", b"1")]))
     node.dest.mkdir()
