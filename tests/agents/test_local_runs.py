@@ -43,6 +43,18 @@ def test_ctrl_c_is_one_line(warm, tmp_path, command):
     assert ended.left == ended.scratch == []
 
 
+def test_ctrl_c_at_a_python_prompt_comes_back_to_it(warm, tmp_path):
+    typed = [
+        ([">>> "], "from tests.jobs.job_local import waits; waits()\n"),
+        (["[rank 0] here", "[rank 1] here"], CTRL_C),
+        (["KeyboardInterrupt", ">>> "], "6 * 7\n"),
+        (["42", ">>> "], "exit()\n"),
+    ]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, [sys.executable, "-q"]).wait()
+    assert ENDED in ended.out
+    assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.out
+
+
 def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
     typed = [(["imported again"], CTRL_C)]
     command = [PYFLYTE, "run", JOB, "waits"]
