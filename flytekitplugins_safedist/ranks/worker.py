@@ -7,7 +7,9 @@ inputs and outputs travel as Flyte literals, converted in the rank itself, so th
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from .. import log
 from ..compat import flytekit as flytekit_inside
@@ -52,6 +55,7 @@ OUTCOME_BYTES = 256 * 1024
 """Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
 be able to say so."""
 
+_CODE_CHARACTERS = 200
 _TELL_SECONDS = 5.0
 """For the user's exception to turn itself into text."""
 
@@ -162,6 +166,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     with users_code.importing():
         task = payload.load_task(job)
     uploads.be_patient(job.upload_timeout)
+    _flytes_errors()
     place = order.context
     with task_context.entered(
         job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
@@ -235,12 +240,22 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
     )
     data = outcome.fitting(OUTCOME_BYTES, RankOutcome.to_json).to_json().encode()
     reserved = _reserved(order.outcome)
-    with reserved.open("r+b") as file:
+    with _opened(reserved) as file:
         file.write(data)
         file.flush()
         os.ftruncate(file.fileno(), len(data))
     # One rename: the agent sees a whole record or none, whenever this process is killed.
     reserved.rename(order.outcome)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("r+b")
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    os.close(0)  # the rank's function has left no other number; nobody reads from there any more
+    return path.open("r+b")
 
 
 def _reserved(path: Path) -> Path:
@@ -258,7 +273,7 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
     errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
     return Raised(
-        type=qualified,
+        type=qualified[:_CODE_CHARACTERS],
         message=message,
         traceback=shown,
         fault=fault,
@@ -266,7 +281,7 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
         errnos=errnos,
         consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
         told=echo == 1,
-        code=_own_code(error, fault),
+        code=users_code.ask(lambda: _own_code(error, fault), str, within=_TELL_SECONDS),
     )
 
 
@@ -284,18 +299,28 @@ def _own_code(error: BaseException, fault: Fault) -> str:
     platform's that of our class, if it has one."""
     if fault is Fault.SYSTEM:
         return error.platforms if isinstance(error, SafedistError) else ""
-    code = getattr(error, "error_code", None)
-    return str(code) if isinstance(code, (str, int)) else ""
+    try:
+        code = getattr(error, "error_code", None)
+        return str(code)[:_CODE_CHARACTERS] if isinstance(code, (str, int)) else ""
+    except Exception:  # a property of the user's; the error has a name all the same
+        return ""
 
 
-def _fault(error: BaseException) -> Fault:
+@functools.cache
+def _flytes_errors() -> tuple[type[Exception], type[Exception]]:
+    """Found before the user's function runs, which may empty ``sys.modules``."""
     from flytekit.exceptions.base import FlyteRecoverableException
     from flytekit.exceptions.system import FlyteSystemException
 
+    return FlyteSystemException, FlyteRecoverableException
+
+
+def _fault(error: BaseException) -> Fault:
+    system, recoverable = _flytes_errors()
     # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
-    if isinstance(error, FlyteSystemException):
+    if isinstance(error, system):
         return Fault.SYSTEM
-    if isinstance(error, FlyteRecoverableException):
+    if isinstance(error, recoverable):
         return Fault.RECOVERABLE
     # Ours say by their class whose doing they are, or by what they were raised from.
     is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))

@@ -74,3 +74,22 @@ def test_an_exception_that_never_says_what_it_is_has_a_deadline(warm, tmp_path):
     ended = warm.run("job_hostile:fails", tmp_path / "job", environment={"TEST_HOW": "endless str"})
     assert "raised job_hostile.Endless: <no message: str() of it did not return within 5 s>" in str(ended.error)
     assert "raise Endless" in str(ended.error)
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "code"),
+    [
+        ("error_code raises", "WithoutCode: the reason", "USER:WithoutCode"),
+        ("error_code of 1 MB", "LongCode: the reason", "X" * 200),
+        ("no descriptors", "OSError: [Errno 24] Too many open files", "USER:OSError"),
+        ("no modules", "ValueError: the reason", "USER:ValueError"),
+    ],
+)
+def test_the_root_cause_is_told_whatever_the_function_has_done_to_its_process(warm, tmp_path, how, said, code):
+    options = {"kind": "execute", "environment": {"TEST_HOW": how}}
+    ended = warm.run("job_hostile:fails", tmp_path / "job", **options)
+    assert ended.uploaded == ["error.pb"]
+    error = uploaded_error(ended)
+    assert said in error.message.splitlines()[0]
+    assert "rank 1" in error.message.splitlines()[0]
+    assert error.code == code

@@ -45,13 +45,35 @@ class Endless(Exception):
         return "never"
 
 
+class WithoutCode(ValueError):
+    @property
+    def error_code(self) -> str:
+        raise RuntimeError("no code")
+
+
+class LongCode(ValueError):
+    error_code = "X" * 1_000_000
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def fails() -> None:
     """Rank 1 ends with an exception that does not say what it is."""
     if current_rank().rank == 0:
         signal.pause()
-    if os.environ["TEST_HOW"] == "endless str":
+    how = os.environ["TEST_HOW"]
+    if how == "endless str":
         raise Endless
+    if how == "error_code raises":
+        raise WithoutCode("the reason")
+    if how == "error_code of 1 MB":
+        raise LongCode("the reason")
+    if how == "no descriptors":
+        held = []
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    if how == "no modules":
+        sys.modules.clear()
+        raise ValueError("the reason")
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
