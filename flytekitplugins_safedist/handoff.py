@@ -29,6 +29,8 @@ class Handoff:
             once (``job.exit_order``).
         last_words: why the job failed, and how the log's last line begins. From the task to the entrypoint,
             once (``lastwords``).
+        failed_imports: by package, the error of its first import here that failed: what a second one says is of that
+            one's leavings. From who imports early to who cannot go on without (``ranks.preload``, ``ranks.backends``).
         rank: the ``RankContext`` of a rank, for the user's function (``ranks.context``).
         page: what that rank shares with its agent, a ``RankPage``; with it.
         at_end: what to call when the user's function has returned; from ``checkpoints()`` in it to the rank.
@@ -44,6 +46,7 @@ class Handoff:
     verdict_prefix: str | None = None
     open_rendezvous: Any = None
     last_words: tuple[str, str] | None = None
+    failed_imports: dict[str, str] = field(default_factory=dict)
     rank: Any = None
     page: Any = None
     at_end: list[Callable[[], object]] = field(default_factory=list)

@@ -23,6 +23,7 @@ from typing import Any
 from .. import envvars
 from ..compat import flytekit as flytekit_inside
 from ..errors import IncompatibleVersionError
+from ..handoff import HERE
 from . import users_code
 
 SAFE_IMPORT_ENVIRONMENT = {
@@ -225,7 +226,8 @@ def _import(name: str) -> str | None:
         with users_code.importing():
             importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
-        return f"importing {name} there failed with {type(error).__name__}: {error}"
+        told = HERE.failed_imports.setdefault(name.partition(".")[0], f"{type(error).__name__}: {error}")
+        return f"importing {name} there failed with {told}"
     try:
         # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.
         flytekit_inside.stop_event_loops()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import MissingDependencyError
+from ...handoff import HERE
 
 LOOPBACK = "127.0.0.1"
 
@@ -77,6 +78,5 @@ def require(module: str, *, package: str, hint: str) -> None:
     except Exception as error:
         installed = not isinstance(error, ModuleNotFoundError) or error.name != module.split(".", 1)[0]
         what = f"{package} is installed, but cannot be imported" if installed else f"{package} is not installed"
-        raise MissingDependencyError(
-            what, where={"module": module}, seen=f"{type(error).__name__}: {error}", hint=hint
-        ) from error
+        told = HERE.failed_imports.setdefault(module.partition(".")[0], f"{type(error).__name__}: {error}")
+        raise MissingDependencyError(what, where={"module": module}, seen=told, hint=hint) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -280,6 +281,33 @@ def test_a_package_whose_own_dependency_is_missing_is_installed_all_the_same() -
         require("json.no_such_part", package="a", hint="b")
     assert caught.value.where == {"module": "json.no_such_part"}
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+FAILS_OTHERWISE_THE_SECOND_TIME = """
+import sys
+tries = sys.argv
+tries.append("again")
+if tries.count("again") == 1:
+    raise OSError("libtorch_cpu.so: failed to map segment from shared object")
+raise RuntimeError("can only be initialized once per process")
+"""
+IN_A_POD = """
+from flytekitplugins_safedist.ranks import backends, preload
+from flytekitplugins_safedist.errors import MissingDependencyError
+preload.preload(backends.create("torch").libraries, [])
+for _ in range(2):
+    try:
+        backends.create("torch").check()
+    except MissingDependencyError as caught:
+        print(caught.seen)
+"""
+
+
+def test_why_torch_cannot_be_imported_is_what_its_first_import_said(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(FAILS_OTHERWISE_THE_SECOND_TIME)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])}
+    said = subprocess.run([sys.executable, "-c", IN_A_POD], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == ["OSError: libtorch_cpu.so: failed to map segment from shared object"] * 2
 
 
 def test_a_package_that_is_there_is_no_trouble() -> None:
