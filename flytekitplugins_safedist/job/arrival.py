@@ -22,7 +22,7 @@ from ..config.options import Timeouts
 from ..config.registered import Registered
 from ..errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
-from ..ranks import worker
+from ..ranks import recording
 from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
 from ..topology import Topology
 from . import exit_order
@@ -209,7 +209,7 @@ def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R 
 
 def _ended(error: Exception, place: JobPlace) -> Ended:
     node_rank = place.topology.node_rank
-    raised = worker.record(error, _shown(error))
+    raised = recording.record(error, _shown(error))
     if isinstance(error, SafedistError):
         raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
     cause = RankOutcome(

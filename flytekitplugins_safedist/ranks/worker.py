@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
-import functools
 import json
 import os
 import signal
@@ -17,54 +16,34 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from .. import log
 from ..compat import flytekit as flytekit_inside
-from ..errors import (
-    CheckpointError,
-    ConfigError,
-    FsAccessError,
-    FsUnsupportedError,
-    IncompatibleVersionError,
-    MissingDependencyError,
-    NoTerminalError,
-    NotInTaskError,
-    PathBlockedError,
-    PayloadError,
-    ReadOnlyFsError,
-    SafedistError,
-    TopologyError,
-)
 from ..flyte import storage_clients, task_context, uploads
-from ..flyte.storage_errors import failed_by_itself
-from . import context, debugger, importer, payload, preload, process_tree, replicas, shared_page, users_code
+from . import (
+    context,
+    debugger,
+    importer,
+    payload,
+    preload,
+    process_tree,
+    recording,
+    replicas,
+    shared_page,
+    users_code,
+)
 from .context import RankContext
-from .outcome import Fault, Raised, RankOutcome, Status, speaks_of_lost_peer, speaks_of_timeout
+from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
-from .scratch import FULL_ERRNOS
 
 EXIT_FAILED = 1
 EXIT_LOST_PARENT = 75
 OUTCOME_BYTES = 256 * 1024
 """Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
 be able to say so."""
-
-_CODE_CHARACTERS = 200
-_TELL_SECONDS = 5.0
-"""For the user's exception to turn itself into text."""
-
-_REPEATING = (
-    *(ImportError, SyntaxError, ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError),
-    *(NoTerminalError, PayloadError, CheckpointError, PathBlockedError, FsAccessError, ReadOnlyFsError),
-    *(FsUnsupportedError, TopologyError),
-)
-"""Where they are the user's, the same comes again at every start of the ranks."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +124,10 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
         _work(order, seconds)
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
-        shown = _own_frames_cut(error)
-        _leave_outcome(order, Status.RAISED, seconds, record(error, shown, world_size=order.context.world_size))
+        shown = recording.own_frames_cut(error)
+        _leave_outcome(
+            order, Status.RAISED, seconds, recording.record(error, shown, world_size=order.context.world_size)
+        )
         if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
             print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
@@ -166,7 +147,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     with users_code.importing():
         task = payload.load_task(job)
     uploads.be_patient(job.upload_timeout)
-    _flytes_errors()
+    recording.flytes_errors()
     place = order.context
     with task_context.entered(
         job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
@@ -260,100 +241,6 @@ def _opened(path: Path) -> BinaryIO:
 
 def _reserved(path: Path) -> Path:
     return path.with_suffix(".reserved")
-
-
-def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
-    """An exception as text, with its traceback as it is to be ``shown``, of one of ``world_size`` ranks."""
-    name = type(error).__qualname__
-    module = type(error).__module__
-    qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
-    silent = f"<no message: str() of it did not return within {_TELL_SECONDS:g} s>"
-    message = users_code.ask(lambda: _message(error), lambda: silent, within=_TELL_SECONDS)
-    fault, echo = _fault(error), error.echo if isinstance(error, SafedistError) else 0
-    causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
-    errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
-    return Raised(
-        type=qualified[:_CODE_CHARACTERS],
-        message=message,
-        traceback=shown,
-        fault=fault,
-        repeats=(isinstance(error, _REPEATING) and fault is Fault.USER) or not FULL_ERRNOS.isdisjoint(errnos),
-        errnos=errnos,
-        consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
-        told=echo == 1,
-        code=users_code.ask(lambda: _own_code(error, fault), str, within=_TELL_SECONDS),
-    )
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"the task function called sys.exit({error.code!r}) instead of returning a value"
-    try:
-        return str(error)
-    except Exception as problem:  # the user's class; the rank must say how it ended all the same
-        return f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
-
-
-def _own_code(error: BaseException, fault: Fault) -> str:
-    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException). Of the
-    platform's that of our class, if it has one."""
-    if fault is Fault.SYSTEM:
-        return error.platforms if isinstance(error, SafedistError) else ""
-    try:
-        code = getattr(error, "error_code", None)
-        return str(code)[:_CODE_CHARACTERS] if isinstance(code, (str, int)) else ""
-    except Exception:  # a property of the user's; the error has a name all the same
-        return ""
-
-
-@functools.cache
-def _flytes_errors() -> tuple[type[Exception], type[Exception]]:
-    """Found before the user's function runs, which may empty ``sys.modules``."""
-    from flytekit.exceptions.base import FlyteRecoverableException
-    from flytekit.exceptions.system import FlyteSystemException
-
-    return FlyteSystemException, FlyteRecoverableException
-
-
-def _fault(error: BaseException) -> Fault:
-    system, recoverable = _flytes_errors()
-    # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
-    if isinstance(error, system):
-        return Fault.SYSTEM
-    if isinstance(error, recoverable):
-        return Fault.RECOVERABLE
-    # Ours say by their class whose doing they are, or by what they were raised from.
-    is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))
-    return Fault.SYSTEM if is_platforms else Fault.USER
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-
-
-def _own_frames_cut(error: BaseException) -> str:
-    """The traceback as the user wrote it: without the frames of this package above the user's function."""
-    here = str(Path(__file__).parents[1])
-
-    def first_foreign(trace: TracebackType | None) -> TracebackType | None:
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
-            trace = trace.tb_next
-        return trace
-
-    trace = first_foreign(error.__traceback__)
-
-    def without_text() -> str:
-        frames = "".join(traceback.format_tb(trace))
-        return f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n"
-
-    return users_code.ask(
-        lambda: "".join(traceback.format_exception(type(error), error, trace)), without_text, within=_TELL_SECONDS
-    )
 
 
 def main(arguments: list[str]) -> int:

@@ -31,7 +31,7 @@ from flytekitplugins_safedist.errors import (
     PayloadError,
     ScratchError,
 )
-from flytekitplugins_safedist.ranks import worker
+from flytekitplugins_safedist.ranks import recording, worker
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
 from flytekitplugins_safedist.ranks.worker import RankOrder
@@ -72,7 +72,7 @@ def recorded(error: BaseException) -> Raised:
     """The record of an exception as a rank's function would raise it."""
     with pytest.raises(type(error)) as caught:
         raise error
-    return worker.record(caught.value, worker._own_frames_cut(caught.value))
+    return recording.record(caught.value, recording.own_frames_cut(caught.value))
 
 
 class LossError(ValueError):
@@ -145,28 +145,28 @@ def test_errnos_are_collected_along_the_chain_of_causes() -> None:
     assert recorded(wrapped).errnos == (errno.ENOSPC,)
     handling = ValueError("while handling")
     handling.__context__ = full
-    assert worker.record(handling, "").errnos == (errno.ENOSPC,)
+    assert recording.record(handling, "").errnos == (errno.ENOSPC,)
     assert recorded(OSError("no number")).errnos == ()
 
 
 def test_a_chain_of_causes_that_is_a_ring_ends() -> None:
     one, two = ValueError("1"), ValueError("2")
     one.__cause__, two.__cause__ = two, one
-    assert list(worker._chain(one)) == [one, two]
+    assert list(recording._chain(one)) == [one, two]
 
 
 def test_a_suppressed_context_is_no_cause() -> None:
     error = ValueError("x")
     error.__context__ = OSError(errno.ENOSPC, "full")
     error.__suppress_context__ = True
-    assert worker.record(error, "").errnos == ()
+    assert recording.record(error, "").errnos == ()
 
 
 def test_a_lost_peer_is_marked_as_a_consequence() -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
-    assert worker.record(lost, "", world_size=2).consequence
-    assert not worker.record(lost, "", world_size=1).consequence, "it has no peers"
-    assert not worker.record(RuntimeError("shapes do not match"), "", world_size=2).consequence
+    assert recording.record(lost, "", world_size=2).consequence
+    assert not recording.record(lost, "", world_size=1).consequence, "it has no peers"
+    assert not recording.record(RuntimeError("shapes do not match"), "", world_size=2).consequence
 
 
 def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""The user's exception as a record. All that it says of itself is the user's code: it may fail, or never return."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from ..errors import (
+    CheckpointError,
+    ConfigError,
+    FsAccessError,
+    FsUnsupportedError,
+    IncompatibleVersionError,
+    MissingDependencyError,
+    NoTerminalError,
+    NotInTaskError,
+    PathBlockedError,
+    PayloadError,
+    ReadOnlyFsError,
+    SafedistError,
+    TopologyError,
+)
+from ..flyte.storage_errors import failed_by_itself
+from . import users_code
+from .outcome import Fault, Raised, speaks_of_lost_peer
+from .scratch import FULL_ERRNOS
+
+_CODE_CHARACTERS = 200
+_TELL_SECONDS = 5.0
+"""For the user's exception to turn itself into text."""
+
+_REPEATING = (
+    *(ImportError, SyntaxError, ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError),
+    *(NoTerminalError, PayloadError, CheckpointError, PathBlockedError, FsAccessError, ReadOnlyFsError),
+    *(FsUnsupportedError, TopologyError),
+)
+"""Where they are the user's, the same comes again at every start of the ranks."""
+
+
+def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
+    """An exception as text, with its traceback as it is to be ``shown``, of one of ``world_size`` ranks."""
+    name = type(error).__qualname__
+    module = type(error).__module__
+    qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    silent = f"<no message: str() of it did not return within {_TELL_SECONDS:g} s>"
+    message = users_code.ask(lambda: _message(error), lambda: silent, within=_TELL_SECONDS)
+    fault, echo = _fault(error), error.echo if isinstance(error, SafedistError) else 0
+    causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
+    errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
+    return Raised(
+        type=qualified[:_CODE_CHARACTERS],
+        message=message,
+        traceback=shown,
+        fault=fault,
+        repeats=(isinstance(error, _REPEATING) and fault is Fault.USER) or not FULL_ERRNOS.isdisjoint(errnos),
+        errnos=errnos,
+        consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
+        told=echo == 1,
+        code=users_code.ask(lambda: _own_code(error, fault), str, within=_TELL_SECONDS),
+    )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the task function called sys.exit({error.code!r}) instead of returning a value"
+    try:
+        return str(error)
+    except Exception as problem:  # the user's class; the rank must say how it ended all the same
+        return f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
+
+
+def _own_code(error: BaseException, fault: Fault) -> str:
+    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException). Of the
+    platform's that of our class, if it has one."""
+    if fault is Fault.SYSTEM:
+        return error.platforms if isinstance(error, SafedistError) else ""
+    try:
+        code = getattr(error, "error_code", None)
+        return str(code)[:_CODE_CHARACTERS] if isinstance(code, (str, int)) else ""
+    except Exception:  # a property of the user's; the error has a name all the same
+        return ""
+
+
+@functools.cache
+def flytes_errors() -> tuple[type[Exception], type[Exception]]:
+    """Found before the user's function runs, which may empty ``sys.modules``."""
+    from flytekit.exceptions.base import FlyteRecoverableException
+    from flytekit.exceptions.system import FlyteSystemException
+
+    return FlyteSystemException, FlyteRecoverableException
+
+
+def _fault(error: BaseException) -> Fault:
+    system, recoverable = flytes_errors()
+    # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
+    if isinstance(error, system):
+        return Fault.SYSTEM
+    if isinstance(error, recoverable):
+        return Fault.RECOVERABLE
+    # Ours say by their class whose doing they are, or by what they were raised from.
+    is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))
+    return Fault.SYSTEM if is_platforms else Fault.USER
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def own_frames_cut(error: BaseException) -> str:
+    """The traceback as the user wrote it: without the frames of this package above the user's function."""
+    here = str(Path(__file__).parents[1])
+
+    def first_foreign(trace: TracebackType | None) -> TracebackType | None:
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+            trace = trace.tb_next
+        return trace
+
+    trace = first_foreign(error.__traceback__)
+
+    def without_text() -> str:
+        frames = "".join(traceback.format_tb(trace))
+        return f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n"
+
+    return users_code.ask(
+        lambda: "".join(traceback.format_exception(type(error), error, trace)), without_text, within=_TELL_SECONDS
+    )
