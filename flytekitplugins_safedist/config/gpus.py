@@ -2,8 +2,7 @@
 
 Sources: ``requests``, ``limits`` or ``resources`` of ``@task``, the primary container of its pod template, the roles of
 the job, and ``accelerator``, which names a kind of GPU but never a number. How the Flyte backend combines them
-(v1.16.8): the task's ``Resources`` replace those of the template's primary container altogether
-(``flytekit.core.utils._serialize_pod_spec``), a role's are merged over them
+(v1.16.8): a role's are merged over those of the container
 (``flytek8s/container_helper.go``, ``MergeResources``), and a GPU count of zero is dropped (``flytek8s/utils.go``).
 """
 
@@ -17,8 +16,11 @@ from ..errors import Problem
 from .cluster import Kubeflow
 from .options import Requested
 
-VENDORS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
+GENERIC_GPU = "gpu"
+"""flytekit's name for one; the platform has the other."""
+VENDORS = ("nvidia.com/gpu", "amd.com/gpu", GENERIC_GPU)
 _MIG = "nvidia.com/mig-"
+_COMMON = ("cpu", "memory", "ephemeral-storage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,6 @@ class TaskArguments:
         listed = [vars(amounts) for amounts in (self.requests, self.limits, self.resources) if amounts is not None]
         return frozenset(kubernetes.get(name, name) for amounts in listed for name, value in amounts.items() if value)
 
-    def template_resource_names(self) -> frozenset[str]:
-        """What the pod template's primary container asks for."""
-        return frozenset(_template_resources(self))
-
     def primary_container(self) -> Any:
         """The ``V1Container`` of the pod template that runs the task, or None."""
         if self.pod_template is None or self.pod_template.pod_spec is None:
@@ -100,9 +98,14 @@ def problems_of_gpus(
     """Everything about GPUs that contradicts itself, ranks against GPUs apart (that is the config's own check)."""
     yield from _unreadable(arguments, shape)
     yield from _request_against_limit(arguments)
-    yield from _lost_from_template(arguments)
+    yield from _beside_template(arguments)
     yield from _roles(arguments, shape, nproc_per_node, nodes)
     yield from _accelerator(arguments, shape, nproc_per_node, nodes)
+
+
+def is_gpu(name: str) -> bool:
+    """Whether Kubernetes' resource of that name is GPUs, or slices of them, on which ranks can be counted."""
+    return name in VENDORS or name.startswith(_MIG)
 
 
 def is_partitioned(arguments: TaskArguments) -> bool:
@@ -148,7 +151,7 @@ def _of_task(arguments: TaskArguments) -> _Count | None:
     if gpu is not None:
         return _Count(gpu[-1] if isinstance(gpu, (list, tuple)) else gpu, "resources.gpu")
     for name, value in _template_resources(arguments).items():
-        if name in VENDORS or name.startswith(_MIG):
+        if is_gpu(name):
             return _Count(value, f"pod_template {name}")
     return None
 
@@ -191,23 +194,14 @@ def _request_against_limit(arguments: TaskArguments) -> Iterator[Problem]:
             yield Problem(field, request, reason, "Kubernetes wants the same number in both; give one of them")
 
 
-def _lost_from_template(arguments: TaskArguments) -> Iterator[Problem]:
-    given = [
-        amounts
-        for amounts in (arguments.requests, arguments.limits, arguments.resources)
-        if amounts is not None and any(vars(amounts).values())
-    ]
-    if not given or any(amounts.gpu is not None for amounts in given):
+def _beside_template(arguments: TaskArguments) -> Iterator[Problem]:
+    """The template's GPUs are kept where the task names none (``plugin/serialization.py``); else two kinds are."""
+    if GENERIC_GPU not in arguments.resource_names():
         return
     for name, value in _template_resources(arguments).items():
-        if name in VENDORS or name.startswith(_MIG):
-            yield Problem(
-                f"pod_template {name}",
-                value,
-                "is lost: the task's own resources replace those of the template's primary container",
-                "put gpu= into the task's resources, or all resources into the template",
-            )
-            return
+        if is_gpu(name) and name not in ("nvidia.com/gpu", GENERIC_GPU):
+            reason = "is another kind of GPU than the task's own gpu=, which would take its place"
+            yield Problem(f"pod_template {name}", value, reason, "keep one of them")
 
 
 def _roles(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
@@ -223,11 +217,18 @@ def _roles(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tupl
         if own is not None and _number(own.value) == 0 and task is not None and _number(task.value) != 0:
             reason = f"does not take away {task.field}={task.value}: the backend drops a count of zero"
             yield Problem(own.field, own.value, reason, "request GPUs per role only, not on the task")
-    if shape.operator == "mpi" and task is not None and task.field.startswith("pod_template"):
-        reason = "goes to the launcher too, which runs no ranks"
-        yield Problem(
-            task.field, task.value, reason, "request GPUs in the task's resources, or in Kubeflow(worker=...)"
-        )
+    if shape.operator == "mpi" and nodes[1] + shape.one_node_job > 1:
+        for name, value in _template_resources(arguments).items():
+            if name not in _COMMON:
+                yield _of_launcher_too(name, value)
+
+
+def _of_launcher_too(name: str, value: object) -> Problem:
+    """Roles of their own name cpu, memory, disk and GPUs only (``core.Resources``)."""
+    repair = "use the operator 'pytorch', which has no launcher"
+    if is_gpu(name):
+        repair = "request GPUs in the task's resources, or in Kubeflow(worker=...)"
+    return Problem(f"pod_template {name}", value, "goes to the launcher too, which runs no ranks", repair)
 
 
 def _accelerator(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import flytekit as flytekit_inside
 from ..config.classes import of_their_classes, problems_of_function
 from ..config.cluster import Kubeflow
-from ..config.gpus import TaskArguments, gpus_requested
+from ..config.gpus import GENERIC_GPU, TaskArguments, gpus_requested, is_gpu
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
 from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
 from ..errors import ConfigError
@@ -138,6 +138,7 @@ class SerializesToKubeflow(_Base):
         asked = (container, settings.image_config, id(self.pod_template))
         if self._pod_asked != asked:
             self._pod_asked, self._pod = asked, super().get_k8s_pod(settings)
+            _keep_resources(self._pod.pod_spec["containers"][0], self.serialized.arguments.primary_container())
         self._warn(warning_of_image(self._pod.pod_spec["containers"][0].get("image"), self.serialized.job.custom))
         return self._pod
 
@@ -168,6 +169,26 @@ class SerializesToKubeflow(_Base):
         # The command serves both roles; the arguments are the launcher's, and the worker role has its own.
         parts = {"command": container.args[:1], "args": container.args[1:]}
         return _changed(container, env=environment, resources=_without_gpus(container.resources), **parts)
+
+
+def _keep_resources(container: dict[str, Any], of_template: Any) -> None:
+    """What the pod template's primary container asks for and the task does not name: EFA, hugepages, slices of a GPU.
+    flytekit puts the task's own resources in the place of all of them (``_serialize_pod_spec``)."""
+    from kubernetes.client import ApiClient
+
+    theirs = ApiClient().sanitize_for_serialization(getattr(of_template, "resources", None)) or {}
+    own = container.get("resources") or {}
+    named = {name for part in ("requests", "limits") for name in own.get(part) or {}}
+    for part in ("requests", "limits"):
+        kept = {
+            name: amount
+            for name, amount in (theirs.get(part) or {}).items()
+            if name not in named and not (GENERIC_GPU in named and is_gpu(name))
+        }
+        theirs[part] = {**kept, **(own.get(part) or {})}
+    resources = {**own, **{part: amounts for part, amounts in theirs.items() if amounts}}
+    if resources:
+        container["resources"] = resources
 
 
 def _changed(container: Any, **fields: Any) -> Any:

@@ -14,7 +14,6 @@ def notes_of(task: Any, template: Any, cluster: Cluster) -> list[str]:
     return [
         *unknown_template(template, cluster),
         *unusable_image(task, template),
-        *_lost_resources(task),
         *_fixed_by_roles(task),
     ]
 
@@ -37,19 +36,6 @@ def unusable_image(task: Any, template: Any) -> list[str]:
     (container, *_) = MessageToDict(template.k8s_pod.pod_spec)["containers"]
     warning = warning_of_image(container.get("image"), task.serialized.job.custom)
     return [] if warning is None else [warning]
-
-
-def _lost_resources(task: Any) -> Iterator[str]:
-    """flytekit replaces the resources of a template's primary container by the task's (``_serialize_pod_spec``)."""
-    serialized = task.serialized
-    if not serialized.arguments.has_resources():
-        return
-    kept = set(serialized.arguments.resource_names())
-    for name in sorted(serialized.arguments.template_resource_names() - kept):
-        yield (
-            f"{name} of the pod template's primary container is lost: the task's own resources replace all of that "
-            "container's; put all of them into the template"
-        )
 
 
 def _fixed_by_roles(task: Any) -> Iterator[str]:

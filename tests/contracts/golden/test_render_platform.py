@@ -11,14 +11,17 @@ import pytest
 from flytekit import ImageSpec, Resources
 from flytekit.configuration import Image, ImageConfig
 from flytekit.configuration.default_images import DefaultImages
+from flytekit.core.pod_template import PodTemplate
 from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
 from flytekitplugins import kfpytorch as kf
 from golden_cases import FAST, GPU8, MPI, make, template_of
+from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
 
 from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
 from flytekitplugins_safedist.errors import RenderError
 from tests.harness.product import (
     Cluster,
+    Execution,
     build,
     canonical,
     main,
@@ -223,18 +226,34 @@ def test_roles_that_all_have_an_image_need_none_of_the_task() -> None:
         assert any(NO_COMMAND in note for note in notes) == warned
 
 
-def test_resources_of_a_template_that_the_tasks_own_replace_are_named() -> None:
-    from flytekit.core.pod_template import PodTemplate
-    from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
+EXTENDED = {"vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "5Gi", "nvidia.com/mig-1g.5gb": "1", "intel.com/gpu": "1"}
 
-    resources = V1ResourceRequirements(limits={"rdma/ib": "1", "cpu": "2"})
+
+@pytest.mark.parametrize("nodes", [1, 2, "2:3"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"requests": Resources(cpu="2", mem="8Gi"), "limits": Resources(cpu="2", mem="8Gi")},
+        {"resources": Resources(cpu="2", mem="8Gi", ephemeral_storage="20Gi")},
+        {},
+    ],
+)
+def test_what_a_template_asks_for_and_the_task_does_not_name_reaches_every_pod(asked: Any, nodes: Any) -> None:
+    """As the backend makes pods of it, with a role's own resources and with a call's over them."""
+    resources = V1ResourceRequirements(limits={**EXTENDED, "cpu": "64"}, requests={**EXTENDED, "cpu": "64"})
     template = PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", resources=resources)]))
-    task = make(SafeTorch(nodes=2), requests=Resources(cpu="2"), pod_template=template)
+    roles = {} if nodes == 1 else {"worker": kf.Worker(requests=Resources(mem="4Gi"))}
+    task = make(SafeTorch(nodes=nodes, nproc_per_node=1, cluster=Kubeflow(**roles)), pod_template=template, **asked)
+    of_call = {"requests": [{"name": "CPU", "value": "1"}], "limits": [{"name": "CPU", "value": "1"}]}
 
-    notes = notes_of(task, template_of(task, FAST), Cluster())
-
-    assert [one for one in notes if "rdma/ib of the pod template's primary container is lost" in one]
-    assert not [one for one in notes if one.startswith("cpu")]
+    for node in (None, {"taskNode": {"overrides": {"resources": of_call}}}):
+        built = build(template_of(task, FAST), Execution(node=node)).manifest
+        for pod in [built] if nodes == 1 else pods(built):
+            found = training(pod)["resources"]
+            assert EXTENDED.items() <= found["limits"].items()
+            assert EXTENDED.items() <= found["requests"].items()
+            if node is None and asked:
+                assert found["limits"]["cpu"] == "2", "what the task names is the task's"
 
 
 POD: dict[str, Any] = {

@@ -120,6 +120,11 @@ MEANT = (
     ),
     Allowed(r"spec\.ports\[\d+\]\.name", "the same, in the service", recorded="None", rendered=r"(tcp|udp|sctp)-\d+"),
     Allowed(
+        rf"{_CONTAINER}\.resources\.(claims|(requests|limits)\.rdma/ib)",
+        "what the template's primary container asks for and the task does not name stays beside the task's resources",
+        recorded="None",
+    ),
+    Allowed(
         rf"{_CONTAINER}\.resources\.limits\.(cpu|memory)",
         "what a sidecar only requests is its limit, where the backend wrote zero and the API server refused it",
         recorded="0",

@@ -227,9 +227,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: declare(SafeTorch(), resources=Resources(gpu=("4", "8"))),
         "resources.gpu[0]='4' differs from resources.gpu[1]='8'",
     ),
-    "template's GPUs lost": (
-        lambda: declare(SafeTorch(), requests=Resources(cpu="4"), pod_template=template(resources=gpus("4"))),
-        "pod_template nvidia.com/gpu='4' is lost: the task's own resources replace those",
+    "two kinds of GPUs": (
+        lambda: declare(
+            SafeTorch(),
+            requests=Resources(gpu="4"),
+            pod_template=template(resources=V1ResourceRequirements(limits={"amd.com/gpu": "4"})),
+        ),
+        "pod_template amd.com/gpu='4' is another kind of GPU than the task's own gpu=",
+    ),
+    "launcher with the template's EFA": (
+        lambda: declare(
+            SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi")),
+            requests=Resources(cpu="4"),
+            pod_template=template(resources=V1ResourceRequirements(limits={"vpc.amazonaws.com/efa": "4"})),
+        ),
+        "pod_template vpc.amazonaws.com/efa='4' goes to the launcher too, which runs no ranks (use the operator "
+        "'pytorch', which has no launcher)",
     ),
     "roles differ": (
         lambda: declare(
@@ -485,6 +498,10 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
     "limits": (lambda: declare(SafeTorch(), limits=Resources(gpu=4)), 4),
     "resources": (lambda: declare(SafeTorch(), resources=Resources(gpu=("2", "2"))), 2),
     "template": (lambda: declare(SafeTorch(), pod_template=template(resources=gpus("4"))), 4),
+    "template beside the task's cpu": (
+        lambda: declare(SafeTorch(), requests=Resources(cpu="4"), pod_template=template(resources=gpus("4"))),
+        4,
+    ),
     "explicit": (lambda: declare(SafeTorch(nproc_per_node=2), requests=Resources(gpu="8")), 2),
     "roles": (
         lambda: declare(
