@@ -7,67 +7,31 @@ waits out ``Timeouts.rendezvous`` (90 s): an error that is lost makes these test
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
-from tests.harness.procs import KILL, ROOT, Ended, Running, Warm, until, uploaded_error, uploaded_output
+from tests.harness.job import Job, ended
+from tests.harness.procs import KILL, ROOT, Ended, Warm, until, uploaded_error, uploaded_output
 
 BROKEN = {"TEST_BROKEN": "yes"}
 RECOVERABLE, SYSTEM = errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM
 MISSING = "ModuleNotFoundError: No module named 'no_such_module_here'"
 
 
-class Job:
-    """Pods of one PyTorchJob."""
+class Unloadable(Job):
+    """Pods of one PyTorchJob, one rank each, which give up early."""
+
+    module = "job_unloadable"
+    nproc_per_node = 1
 
     def __init__(self, warm: Warm, directory: Path, task: str, more: dict[str, str] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = str(free.getsockname()[1])
-        self.warm, self.directory, self.task, self.more = warm, directory, task, more or {}
-        self.started = 0
+        super().__init__(warm, directory, task, "", more)
+        self.nodes = {"fixed": "2", "ranged": "2:3"}[task]
 
-    def start(
-        self, node: int, more: dict[str, str] | None = None, *, task: str = "", arguments: Sequence[str] = ()
-    ) -> Running:
-        operator = {
-            "fixed": {
-                "SAFEDIST_NODES": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": self.port,
-                "WORLD_SIZE": "2",
-                "RANK": str(node),
-                "PET_NNODES": "2",
-                "PET_NODE_RANK": str(node),
-                "PET_NPROC_PER_NODE": "auto",
-            },
-            "ranged": {
-                "SAFEDIST_NODES": "2:3",
-                "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
-                "PET_RDZV_BACKEND": "c10d",
-                "PET_NNODES": "2:3",
-                "PET_NPROC_PER_NODE": "1",
-                "PET_MAX_RESTARTS": "0",
-            },
-        }[self.task]
-        pinned = {
-            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
-            "SAFEDIST_NPROC_PER_NODE": "1",
-            "SAFEDIST_TIMEOUTS": "rendezvous=90 heartbeat=6 upload=60",
-        }
-        self.started += 1
-        files = self.directory / f"node-{node}-{self.started}"
-        environment = {**pinned, **operator, **self.more, **(more or {})}
-        call = f"job_unloadable:{task or self.task}"
-        return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
-
-    def listening(self) -> bool:
-        """Whether a node holds the store."""
-        with socket.socket() as caller:
-            return caller.connect_ex(("127.0.0.1", int(self.port))) == 0
+    def variables(self, pod: int) -> dict[str, str]:
+        return {"SAFEDIST_TIMEOUTS": "rendezvous=90 heartbeat=6 upload=60", **super().variables(pod)}
 
 
 def cannot_import(ended: Ended, *nodes: int) -> bool:
@@ -82,15 +46,8 @@ def cannot_import(ended: Ended, *nodes: int) -> bool:
     return set(files) == {str(ROOT / "tests" / "jobs" / "job_unloadable.py")}
 
 
-def ended(*nodes: Running) -> tuple[Ended, ...]:
-    all_ended = tuple(node.wait() for node in nodes)
-    assert [node.left for node in all_ended] == [[] for _ in nodes]
-    assert [node.scratch for node in all_ended] == [[] for _ in nodes]
-    return all_ended
-
-
 def test_what_node_1_alone_cannot_import_ends_the_job_and_node_0_uploads_it(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed")
+    job = Unloadable(warm, tmp_path, "fixed")
     first, second = ended(job.start(0), job.start(1, BROKEN))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
@@ -98,7 +55,7 @@ def test_what_node_1_alone_cannot_import_ends_the_job_and_node_0_uploads_it(warm
 
 
 def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed")
+    job = Unloadable(warm, tmp_path, "fixed")
     waiting = job.start(1)
     first, second = ended(job.start(0, BROKEN), waiting)
     assert (first.code, second.code) == (0, 0), first.err + second.err
@@ -114,7 +71,7 @@ def test_what_a_job_of_one_node_cannot_import_is_told_as_of_several(warm, tmp_pa
 
 
 def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed", BROKEN)
+    job = Unloadable(warm, tmp_path, "fixed", BROKEN)
     first, second = ended(job.start(0), job.start(1))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
@@ -124,7 +81,7 @@ def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
 @pytest.mark.parametrize("nodes", ["node 0", "node 1", "both"])
 @pytest.mark.parametrize(("how", "said"), [("sys.exit", "SystemExit: 0"), ("os._exit", "os._exit(0)")])
 def test_a_module_that_ends_its_process_at_import_ends_the_job(warm, tmp_path, how, said, nodes):
-    job = Job(warm, tmp_path, "fixed")
+    job = Unloadable(warm, tmp_path, "fixed")
     broken: list[dict[str, str] | None] = [
         {"TEST_BROKEN": how} if nodes in (f"node {node}", "both") else None for node in range(2)
     ]
@@ -135,7 +92,7 @@ def test_a_module_that_ends_its_process_at_import_ends_the_job(warm, tmp_path, h
 
 
 def test_a_task_that_node_1_does_not_have_ends_the_job(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed")
+    job = Unloadable(warm, tmp_path, "fixed")
     first, second = ended(job.start(0), job.start(1, task="no_such_task"))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
@@ -144,7 +101,7 @@ def test_a_task_that_node_1_does_not_have_ends_the_job(warm, tmp_path):
 
 
 def test_a_scratch_directory_that_node_1_cannot_use_ends_the_job(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed")
+    job = Unloadable(warm, tmp_path, "fixed")
     first, second = ended(job.start(0), job.start(1, {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "nowhere")}))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
@@ -165,7 +122,7 @@ def no_inputs(by: Ended) -> str:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node):
-    job = Job(warm, tmp_path, "fixed")
+    job = Unloadable(warm, tmp_path, "fixed")
     pods = [job.start(each, arguments=NO_INPUTS if each == node else ()) for each in (0, 1)]
     first, second = ended(*pods)
     assert (first.code, second.code) == (0, 0), first.err + second.err
@@ -174,7 +131,7 @@ def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(war
 
 
 def test_in_a_range_the_node_that_cannot_fetch_its_inputs_uploads_that(warm, tmp_path):
-    job = Job(warm, tmp_path, "ranged")
+    job = Unloadable(warm, tmp_path, "ranged")
     host = job.start(0)
     until(job.listening, "the first node holds the store")
     first, second = ended(host, job.start(1, arguments=NO_INPUTS))
@@ -184,14 +141,14 @@ def test_in_a_range_the_node_that_cannot_fetch_its_inputs_uploads_that(warm, tmp
 
 
 def test_inputs_that_a_worker_cannot_fetch_without_node_0_leave_it_undecided(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    job = Unloadable(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
     [alone] = ended(job.start(1, arguments=NO_INPUTS))
     assert (alone.code, alone.uploaded) == (1, [])
     assert "the task's inputs cannot be fetched" in alone.err
 
 
 def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tmp_path, ranks_gate):
-    job = Job(warm, tmp_path, "fixed", ranks_gate.environment)
+    job = Unloadable(warm, tmp_path, "fixed", ranks_gate.environment)
     first, lost = job.start(0), job.start(1)
     ranks_gate.heard(2)
     lost.signal(KILL)
@@ -209,7 +166,7 @@ def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tm
 
 
 def test_in_a_range_the_node_that_cannot_import_ends_the_job_and_uploads_that(warm, tmp_path):
-    job = Job(warm, tmp_path, "ranged")
+    job = Unloadable(warm, tmp_path, "ranged")
     host = job.start(0)
     until(job.listening, "the first node holds the store")
     first, second = ended(host, job.start(1, BROKEN))
@@ -219,7 +176,7 @@ def test_in_a_range_the_node_that_cannot_import_ends_the_job_and_uploads_that(wa
 
 
 def test_in_a_range_that_runs_a_further_node_that_cannot_import_ends_nothing(warm, tmp_path, ranks_gate):
-    job = Job(warm, tmp_path, "ranged", ranks_gate.environment)
+    job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)
     until(job.listening, "the first node holds the store")
     other = job.start(1)
@@ -234,7 +191,7 @@ def test_in_a_range_that_runs_a_further_node_that_cannot_import_ends_nothing(war
 
 
 def test_without_node_0_a_node_that_cannot_import_fails_with_its_error_in_its_log(warm, tmp_path):
-    job = Job(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    job = Unloadable(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
     [alone] = ended(job.start(1, BROKEN))
     assert alone.code == 1
     assert alone.uploaded == []

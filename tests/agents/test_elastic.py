@@ -7,15 +7,12 @@ an elastic policy gives its pods. What is not real here is the network between t
 from __future__ import annotations
 
 import signal
-import socket
-import weakref
-from pathlib import Path
 
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
-from tests.harness.procs import KILL, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
-from tests.harness.product import Keys, ReservedPort, departures
+from tests.harness.job import Job
+from tests.harness.procs import KILL, Ended, Gate, Running, until, uploaded_error, uploaded_output
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
@@ -25,41 +22,15 @@ ONE_RANK = ("torch_impatient", "torch_done_early")
 """Tasks with one rank per node."""
 
 
-class Job:
+class Range(Job):
     """Pods of one PyTorchJob with an elastic policy of 2 to 3 workers."""
 
     module = "job_elastic"
+    nodes = "2:3"
 
-    def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
-        reserved = ReservedPort()
-        weakref.finalize(self, reserved.close)
-        self.port = reserved.port
-        self.warm, self.directory, self.task = warm, directory, task
-        self.environment = {"TEST_HOW": how, **(more or {})}
-        self.started = 0
-
-    def start(self, pod: int) -> Running:
-        """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/elastic.go)."""
-        variables = {
-            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
-            "SAFEDIST_NODES": "2:3",
-            "SAFEDIST_NPROC_PER_NODE": "1" if self.task in ONE_RANK else "2",
-            "PET_RDZV_ENDPOINT": f"127.0.0.1:{self.port}",
-            "PET_RDZV_BACKEND": "c10d",
-            "PET_NNODES": "2:3",
-            "PET_NPROC_PER_NODE": "1" if self.task in ONE_RANK else "2",
-            "PET_MAX_RESTARTS": "1",
-            "TEST_POD": str(pod),
-        }
-        self.started += 1
-        files = self.directory / f"pod-{pod}-{self.started}"
-        everything = {**variables, **self.environment}
-        return self.warm.start(f"{self.module}:{self.task}", files, environment=everything, kind="execute")
-
-    def listening(self) -> bool:
-        """Whether a pod holds the store."""
-        with socket.socket() as caller:
-            return caller.connect_ex(("127.0.0.1", self.port)) == 0
+    @property
+    def nproc_per_node(self) -> int:  # type: ignore[override]
+        return 1 if self.task in ONE_RANK else 2
 
     def start_host(self) -> Running:
         """Start the pod that holds the store. On one machine, the first that listens does."""
@@ -90,7 +61,7 @@ def all_output(*pods: Ended) -> str:
 
 @pytest.mark.parametrize("task", BACKENDS)
 def test_two_nodes_of_two_to_three_meet_and_one_uploads_though_the_other_holds_the_store(warm, tmp_path, task):
-    host, other = Job(warm, tmp_path, task, "nothing").run_two()
+    host, other = Range(warm, tmp_path, task, "nothing").run_two()
     assert (host.code, other.code) == (0, 0), all_output(host, other)
     assert (host.uploaded, other.uploaded) == ([], ["outputs.pb"])
     assert uploaded_output(other) == "6 from 4 of 4 ranks on 2 nodes in round 0"
@@ -99,7 +70,7 @@ def test_two_nodes_of_two_to_three_meet_and_one_uploads_though_the_other_holds_t
 
 @pytest.mark.parametrize("task", BACKENDS)
 def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(warm, tmp_path, task):
-    host, other = Job(warm, tmp_path, task, "raise once").run_two()
+    host, other = Range(warm, tmp_path, task, "raise once").run_two()
     assert (host.code, other.code) == (0, 0), all_output(host, other)
     assert sorted(host.uploaded + other.uploaded) == ["outputs.pb"]
     assert uploaded_output(other if other.uploaded else host) == "6 from 4 of 4 ranks on 2 nodes in round 1"
@@ -108,7 +79,7 @@ def test_a_failure_on_one_node_restarts_the_ranks_of_both_and_leaves_no_error(wa
 
 @pytest.mark.parametrize("task", BACKENDS)
 def test_an_exception_on_node_1_is_the_one_error_when_the_budget_is_spent(warm, tmp_path, task):
-    ended = Job(warm, tmp_path, task, "raise").run_two()
+    ended = Range(warm, tmp_path, task, "raise").run_two()
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
     assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
     told = uploaded_error(next(pod for pod in ended if pod.uploaded))
@@ -119,14 +90,14 @@ def test_an_exception_on_node_1_is_the_one_error_when_the_budget_is_spent(warm, 
 
 
 def test_a_recoverable_exception_stays_recoverable(warm, tmp_path):
-    ended = Job(warm, tmp_path, "torch", "recoverable").run_two()
+    ended = Range(warm, tmp_path, "torch", "recoverable").run_two()
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
     assert sorted(ended[0].uploaded + ended[1].uploaded) == ["error.pb"]
     assert uploaded_error(next(pod for pod in ended if pod.uploaded)).kind == RECOVERABLE
 
 
 def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_once(warm, tmp_path):
-    ended = Job(warm, tmp_path, "torch", "killed").run_two()
+    ended = Range(warm, tmp_path, "torch", "killed").run_two()
     assert [pod.code for pod in ended] == [0, 0]
     assert sorted(pod.uploaded for pod in ended) == [[], ["error.pb"]]
     error = next(uploaded_error(pod) for pod in ended if pod.uploaded)
@@ -137,7 +108,7 @@ def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded
 
 @pytest.mark.parametrize("task", BACKENDS)
 def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm, tmp_path, task, ranks_gate: Gate):
-    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, task, "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1), job.start(2)]
     assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
     ranks_gate.let_go(4)  # at least one rank of another pod waits in the collective for the killed one's
@@ -156,14 +127,14 @@ def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm,
 
 
 def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ranks_gate: Gate):
-    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1), job.start(2)]
     assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
     pods[2].signal(signal.SIGTERM)
     # Within this gate's patience, which is a fraction of the time after which a node without a heartbeat counts as
     # lost.
     assert all("round 1 " in line and "of 4" in line for line in ranks_gate.heard(4))
-    assert pods[2].wait().code == 1
+    assert pods[2].wait().code == 137
     ranks_gate.let_go(4)
     ended = [pod.wait() for pod in pods[:2]]
     assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
@@ -174,10 +145,10 @@ def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ra
 def test_a_node_that_is_lost_with_rank_0s_outputs_costs_a_round_though_its_rank_had_succeeded(
     warm, tmp_path, ranks_gate: Gate
 ):
-    job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
+    job = Range(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
     host, uploader = job.start_two()
     assert ranks_gate.heard(1) == ["rank 1 round 0"]
-    until(lambda: done(job), "rank 0's node is done")
+    until(job.a_node_is_done, "rank 0's node is done")
     uploader.signal(KILL)
     uploader.wait()
     again = job.start(1)
@@ -188,16 +159,8 @@ def test_a_node_that_is_lost_with_rank_0s_outputs_costs_a_round_though_its_rank_
     assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "round 1"
 
 
-def done(job: Job) -> bool:
-    """Whether a node has said on the job's store that its ranks have succeeded in the first round."""
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", job.port, is_master=False, wait_for_workers=False)
-    return bool(store.add(departures.done_count(Keys(f"{job.directory.name}-a0"), 0), 0))
-
-
 def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp_path, ranks_gate: Gate):
-    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1)]
     assert all("round 0 " in line and "of 4" in line for line in ranks_gate.heard(4))
     pods.append(job.start(2))
@@ -216,7 +179,7 @@ def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp
 def test_the_others_outlive_the_stores_host_and_go_on_with_the_one_that_takes_its_place(
     warm, tmp_path, task, how, ranks_gate: Gate
 ):
-    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, task, "gate", ranks_gate.environment)
     host, other = job.start_two()
     assert all("round 0 " in line for line in ranks_gate.heard(4))
     host.signal(how)
@@ -233,7 +196,7 @@ def test_the_others_outlive_the_stores_host_and_go_on_with_the_one_that_takes_it
 
 
 def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm, tmp_path, ranks_gate: Gate):
-    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1), job.start(2)]
     assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
     pods[0].signal(KILL)
@@ -249,7 +212,7 @@ def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm,
 
 
 def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):
-    ended = Job(warm, tmp_path, "torch_impatient", "nothing").start(0).wait()
+    ended = Range(warm, tmp_path, "torch_impatient", "nothing").start(0).wait()
     assert (ended.code, ended.uploaded) == (0, ["error.pb"])
     error = uploaded_error(ended)
     assert (error.code, error.origin) == ("SYSTEM:RendezvousTimeout", execution_pb2.ExecutionError.SYSTEM)

@@ -16,7 +16,7 @@ import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.agents.test_node_0_lost import OnePrefix
-from tests.agents.test_nodes import Job
+from tests.harness.job import Job
 from tests.harness.procs import KILL, ROOT, TERM, Ended, Gate, Warm, uploaded_error
 
 NOBODY, RETRIES, FLYTE = "none: the task fails", "the task's `retries`", "Flyte"

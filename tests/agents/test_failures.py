@@ -16,7 +16,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
-from tests.agents.test_nodes import Job
+from tests.harness.job import Job
 from tests.harness.procs import Ended, Gate, Warm, alive, until, uploaded_output
 
 
@@ -125,9 +125,7 @@ def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_w
 def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_was(warm, tmp_path):
     class Failing(Job):
         module = "job_failing"
-
-        def pod(self, node: int) -> dict[str, str]:
-            return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}
+        nproc_per_node = 1
 
     waited, skipped = Failing(warm, tmp_path / "job", "one_node_skips_a_collective", "").run()
     error = error_document(waited).error

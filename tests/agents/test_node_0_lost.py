@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
-from tests.agents.test_nodes import BACKENDS, Job, platforms
+from tests.agents.test_nodes import BACKENDS, platforms
+from tests.harness.job import Job
 from tests.harness.procs import KILL, TERM, Ended, Gate, Running, until, uploaded_error, uploaded_output
 
 STOP = signal.SIGSTOP
@@ -25,7 +25,7 @@ class OnePrefix(Job):
 
     def start(self, node: int, more: dict[str, str] | None = None) -> Running:
         self.environment.update(more or {})
-        return self.start_again(node, self.outputs)
+        return super().start(node, outputs=self.outputs)
 
     @property
     def outputs(self) -> Path:
@@ -42,11 +42,7 @@ class OnePrefix(Job):
     def listens(self) -> None:
         """Wait until node 0's store does."""
 
-        def there() -> bool:
-            with socket.socket() as caller:
-                return caller.connect_ex(("127.0.0.1", int(self.port))) == 0
-
-        until(there, "node 0 listens")
+        until(self.listening, "node 0 listens")
 
 
 def end(pod: Running, how: int) -> None:
@@ -178,10 +174,8 @@ class Three(OnePrefix):
     """Three pods with one rank each, whose survivors both take themselves for the lowest."""
 
     module = "job_survivors"
-
-    def pod(self, node: int) -> dict[str, str]:
-        sizes = {"SAFEDIST_NODES": "3", "SAFEDIST_NPROC_PER_NODE": "1", "WORLD_SIZE": "3", "PET_NNODES": "3"}
-        return super().pod(node) | sizes
+    nodes = "3"
+    nproc_per_node = 1
 
 
 def test_two_survivors_that_both_take_themselves_for_the_lowest_upload_one_verdict(warm, tmp_path, ranks_gate: Gate):

@@ -6,84 +6,14 @@ its pods. What is not real here is the network between them; container tests hav
 
 from __future__ import annotations
 
-import weakref
-from pathlib import Path
-
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
-from tests.harness.procs import KILL, TERM, Ended, Gate, Running, Warm, until, uploaded_error, uploaded_output
-from tests.harness.product import Keys, ReservedPort, departures
+from tests.harness.job import Job
+from tests.harness.procs import KILL, TERM, Ended, Gate, until, uploaded_error, uploaded_output
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
-
-
-class Done:
-    """Whether node 1 has said on the job's store that its ranks have succeeded: nothing else tells it."""
-
-    def __init__(self, job: Job) -> None:
-        from torch.distributed import TCPStore
-
-        self.store = TCPStore("127.0.0.1", int(job.port), is_master=False, wait_for_workers=False)
-        self.key = departures.done_count(Keys(f"{job.directory.name}-a0"), 0)
-
-    def __call__(self) -> bool:
-        return bool(self.store.add(self.key, 0))
-
-
-class Job:
-    """Two pods of one PyTorchJob."""
-
-    module = "job_nodes"
-
-    def __init__(self, warm: Warm, directory: Path, task: str, how: str, more: dict[str, str] | None = None) -> None:
-        reserved = ReservedPort()
-        weakref.finalize(self, reserved.close)
-        self.port = str(reserved.port)
-        self.warm, self.directory, self.task = warm, directory, task
-        self.environment = {"TEST_HOW": how, **(more or {})}
-        self.started = 0
-
-    def start(self, node: int, more: dict[str, str] | None = None) -> Running:
-        """Start a pod, as the operator does (training-operator v1.9.0, pkg/controller.v1/pytorch/envvar.go)."""
-        self.started += 1
-        environment = {**self.pod(node), **self.environment, **(more or {})}
-        files = self.directory / f"node-{node}-{self.started}"
-        return self.warm.start(f"{self.module}:{self.task}", files, environment=environment, kind="execute")
-
-    def pod(self, node: int) -> dict[str, str]:
-        return {
-            "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
-            "SAFEDIST_NODES": "2",
-            "SAFEDIST_NPROC_PER_NODE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": self.port,
-            "WORLD_SIZE": "2",
-            "RANK": str(node),
-            "PET_MASTER_ADDR": "127.0.0.1",
-            "PET_MASTER_PORT": self.port,
-            "PET_NNODES": "2",
-            "PET_NODE_RANK": str(node),
-            "PET_NPROC_PER_NODE": "auto",
-        }
-
-    def start_again(self, node: int, outputs: Path) -> Running:
-        """Start a pod that finds what is at the attempt's output prefix, as all pods of one job do."""
-        self.started += 1
-        files = self.directory / f"node-{node}-{self.started}"
-        environment = {**self.pod(node), **self.environment}
-        call, arguments = f"{self.module}:{self.task}", ["--output-prefix", str(outputs)]
-        return self.warm.start(call, files, environment=environment, kind="execute", arguments=arguments)
-
-    def run(self) -> tuple[Ended, Ended]:
-        """Start node 1, then node 0, and wait for both."""
-        second = self.start(1)
-        first = self.start(0)
-        ended = first.wait(), second.wait()
-        assert [node.left for node in ended] == [[], []]
-        assert [node.scratch for node in ended] == [[], []]
-        return ended
 
 
 @pytest.mark.parametrize("task", BACKENDS)
@@ -218,7 +148,7 @@ def test_when_node_0_never_comes_another_uploads_the_verdict_and_a_late_node_0_f
     assert (ended.code, ended.uploaded) == (0, ["error.pb"])
     assert platforms(ended) == "SYSTEM:RendezvousTimeout"
     assert "node 0" in uploaded_error(ended).message
-    late = job.start_again(0, ended.files / "outputs").wait()
+    late = job.start(0, outputs=ended.files / "outputs").wait()
     assert (late.code, late.left, late.scratch) == (0, [], [])
     assert "its result is uploaded" in late.err
 
@@ -258,7 +188,7 @@ def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, rank
     ranks_gate.heard(4)
     first.signal(TERM)
     ended = first.wait()
-    assert (ended.code, ended.uploaded) == (1, [])
+    assert (ended.code, ended.uploaded) == (137, [])
     again = job.start(0)
     # Within this gate's patience, which is a fraction of what node 1 may wait for node 0's last word.
     assert all("round 0 " not in line for line in ranks_gate.heard(4))
@@ -273,7 +203,7 @@ def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm
     job.environment["SAFEDIST_NPROC_PER_NODE"] = "1"
     first, lost = job.start(0), job.start(1)
     assert ranks_gate.heard(1) == ["rank 0 round 0"]
-    until(Done(job), "node 1 is done")
+    until(job.a_node_is_done, "node 1 is done")
     lost.signal(KILL)
     lost.wait()
     until(lambda: "lost after their ranks had succeeded" in (first.files / "err").read_text(), "node 0 misses node 1")
@@ -292,7 +222,7 @@ def test_a_pod_that_comes_back_when_the_attempt_has_ended_leaves_at_once(warm, t
     assert first.uploaded == ["outputs.pb"]
     outputs = first.files / "outputs"
     before = (outputs / "outputs.pb").stat().st_mtime_ns
-    again = job.start_again(node, outputs).wait()
+    again = job.start(node, outputs=outputs).wait()
     assert (again.code, again.left, again.scratch) == (0, [], [])
     assert "its result is uploaded: nothing is left to do here" in again.err
     assert "start: torch" not in again.err

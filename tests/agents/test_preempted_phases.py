@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.test_nodes import Job
+from tests.harness.job import Job
 from tests.harness.procs import TERM, Ended, Gate, Running, until, uploaded_output
 
 SAVED, LAST = 1, 3
@@ -27,6 +27,7 @@ class InPhase(Job):
     """Two pods with one rank each, which are in the midst of something."""
 
     module = "job_phases"
+    nproc_per_node = 1
 
     def __init__(self, warm, directory: Path, task: str, phase: str, gate: Gate) -> None:
         environment = {**gate.environment, "TEST_PHASE": phase, "TEST_WHERE": str(directory / "saves")}
@@ -35,9 +36,6 @@ class InPhase(Job):
         self.first, self.told = self.start(0), self.start(1)
         assert sorted(gate.heard(2)) == ["rank 0 is there", "rank 1 is there"]
         self.told.signal(TERM)
-
-    def pod(self, node: int) -> dict[str, str]:
-        return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}
 
     def goes_on_with(self, step: int) -> Ended:
         """The pod is replaced, and the job comes to its end from there; how it was with the one that was told."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import test_elastic
-from tests.agents.test_nodes import Job
+from tests.harness.job import Job
 from tests.harness.procs import DEADLINE, TERM, Gate, Running, uploaded_output
 from tests.harness.product import leaving
 
@@ -172,7 +172,7 @@ def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_g
     assert [node.wait().code for node in (first, again)] == [0, 0]
 
 
-class PreemptedRange(test_elastic.Job):
+class PreemptedRange(test_elastic.Range):
     """Three pods of a range of two to three."""
 
     module = "job_preempted"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.test_nodes import Job
+from tests.harness.job import Job
 from tests.harness.procs import TERM, Gate, Running, uploaded_output
 
 EXAMPLES = [
@@ -86,6 +86,4 @@ class Resumed(Job):
     """Two pods with one rank each."""
 
     module = "job_resumed"
-
-    def pod(self, node: int) -> dict[str, str]:
-        return {**super().pod(node), "SAFEDIST_NPROC_PER_NODE": "1"}
+    nproc_per_node = 1
