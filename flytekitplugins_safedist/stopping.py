@@ -49,6 +49,7 @@ _grace = GRACE_SECONDS
 _unwinds = False
 _finishing = False
 _ends_at: float | None = None
+_leaving: float | None = None
 _verdict: int | None = None
 
 
@@ -79,6 +80,12 @@ def reckon_with(seconds: float) -> None:
     """How long Kubernetes waits between SIGTERM and SIGKILL."""
     global _grace  # noqa: PLW0603
     _grace = seconds
+
+
+def leave_within(seconds: float) -> None:
+    """How long :func:`leave` waits for what the user's code has left: threads, handlers of ``atexit``."""
+    global _leaving  # noqa: PLW0603
+    _leaving = seconds
 
 
 def within_grace(seconds: float, *, then: float) -> float:
@@ -145,12 +152,15 @@ def leave(code: int) -> NoReturn:
 
     Threads that wait in C++ for a store are still there. One that comes back to an interpreter that is being taken
     apart is ended by it in the middle of C++ code, which aborts the process (SIGABRT; as a container's first process,
-    SIGSEGV) and makes its exit code a lie.
+    SIGSEGV) and makes its exit code a lie. A thread or a handler of the user's that does not end has
+    :func:`leave_within`.
     """
     uploaded = _verdict == 0
     if not uploaded:  # else nothing turns that success into a failure
         decided(_undecided() if _told and _verdict is None and code in (0, EXIT_UNDECIDED) else code)
     threading = sys.modules.get("threading")
+    if _leaving is not None and _ends_at is None:
+        end_within(_leaving)
     try:
         if threading is not None:
             threading._shutdown()

@@ -55,7 +55,8 @@ class Timeouts:
             the preloading process or in each rank.
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
-        exit: for a rank that has reported its outcome to end.
+        exit: for a rank that has reported its outcome to end, and for the pod's process that has its verdict: threads
+            and ``atexit`` handlers that a module left have that long.
         heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
         preemption: for ranks to save their work after the pod is told to stop, before they are ended. The pod's grace
             period allows for it.

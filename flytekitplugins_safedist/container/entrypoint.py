@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
-from ..config.registered import grace_pinned
+from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError
 from ..flyte import storage_clients
 from . import early, readonly
@@ -119,6 +119,9 @@ def _say_last_words() -> None:
 def _run(arguments: list[str]) -> int:
     invocation = parse(arguments)
     stopping.reckon_with(grace_pinned(os.environ))
+    registered = Registered.from_env(os.environ)
+    if registered is not None:
+        stopping.leave_within(registered.timeouts.exit)  # until the task says more
     make_room()
     options = options_from(os.environ)
     prepare_ranks(os.environ)

@@ -126,6 +126,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         return self._to_native(ctx, result.outputs)
 
     def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> run.Done:
+        stopping.leave_within(self.settings.timeouts.exit)
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
             result = run.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())

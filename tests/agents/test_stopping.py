@@ -246,3 +246,9 @@ def test_a_rank_server_whose_agent_is_gone_ends_in_the_middle_of_an_import_that_
     until(lambda: not alive(int(server.split()[-1])), "the rank server ends")
     assert ended.left == []
     assert ended.scratch == []
+
+
+@pytest.mark.parametrize("how", ["a thread", "a handler"])
+def test_after_its_verdict_the_pod_ends_whatever_the_users_module_has_left_running(warm, tmp_path, how):
+    ended = warm.run("job_lingers:trains", tmp_path / "job", kind="execute", environment={"TEST_HOW": how})
+    assert (ended.code, ended.left, ended.uploaded) == (0, [], ["outputs.pb"]), ended.err
