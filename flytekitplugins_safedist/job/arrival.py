@@ -13,12 +13,13 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from .. import envvars, lastwords, topology
-from ..config.options import Timeouts
+from ..config.options import Resolved, Timeouts
 from ..config.registered import Registered
 from ..errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
@@ -61,32 +62,28 @@ def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) ->
     return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
 
-def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | None:
-    """Deal with a task that cannot be loaded here, or has no inputs.
+def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resolved | None = None) -> Verdict | None:
+    """Deal with a task that cannot be loaded here, or has no inputs, or that is not as this pod was registered.
+
+    Args:
+        error: why this node cannot begin.
+        environment: its variables.
+        settings: the task's, where it is loaded.
 
     Returns:
         What this node is to upload, the same whether one node cannot begin or all; None for a task that is none of
-        ours, or where nobody knows which node this is.
+        ours, or where nobody knows which node this is: it says what it knows.
 
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
-    registered = Registered.from_env(environment)
-    if registered is None:
-        return None
     flyte = task_context.take()
-    try:
-        place = JobPlace(
-            topology.from_env(environment, registered),
-            registered.timeouts,
-            run_id(flyte, environment),
-            registered.max_replacements,
-        )
-    except TopologyError:
-        return None  # it says what it knows
+    place = _place(environment, settings, run_id(flyte, environment))
+    if place is None:
+        return None
     ended = _ended(error, place)
     verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=None)
-    if registered.max_nodes == 1:
+    if place.topology.max_nodes == 1:
         return verdict
     try:
         uploads = arrive_with(error, place, flyte)
@@ -101,6 +98,16 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | No
     if not uploads:
         raise SystemExit(0) from error
     return verdict
+
+
+def _place(environment: Mapping[str, str], settings: Resolved | None, name: str) -> JobPlace | None:
+    """Where this node belongs, as it was registered; or, where its operator contradicts that, as the code says."""
+    as_coded = environment if settings is None else {**environment, **topology.pins(settings)}
+    for variables, job in ((environment, Registered.from_env(environment)), (as_coded, settings)):
+        if job is not None:
+            with suppress(TopologyError):
+                return JobPlace(topology.from_env(variables, job), job.timeouts, name, job.max_replacements)
+    return None
 
 
 def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnapshot) -> bool:

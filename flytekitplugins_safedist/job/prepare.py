@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import envvars, topology
 from ..config.options import Resolved
-from ..errors import ScratchError
+from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..flyte.output_limits import OutputLimits, limits_from
 from ..ranks import backends, disk_limit, main_module, memory, payload, scratch
@@ -67,7 +67,12 @@ class Job:
             TopologyError: nobody says which node this is, or two contradict each other.
         """
         backend = backends.create(settings.backend)
-        place = topology.from_env(environment, settings, devices=[device.name for device in Path("/dev").iterdir()])
+        try:
+            place = topology.from_env(environment, settings, devices=[device.name for device in Path("/dev").iterdir()])
+        except TopologyError as error:
+            # Uploaded by this node alone it would end, for Flyte, a job that goes on.
+            arrival.of_no_task(error, environment, settings)
+            raise
         flyte = task_context.take()
         run_id = arrival.run_id(flyte, environment)
         voice = arrival.Voice(arrival.JobPlace(place, settings.timeouts, run_id, settings.max_replacements), flyte)

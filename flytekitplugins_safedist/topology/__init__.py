@@ -9,5 +9,6 @@ from __future__ import annotations
 
 from .adapters import ADAPTERS, Adapter, from_env, is_alone
 from .model import DEFAULT_PORT, Asked, Endpoint, Topology
+from .pinned import pins
 
-__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env", "is_alone"]
+__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env", "is_alone", "pins"]

@@ -9,18 +9,21 @@ from ..errors import TopologyError
 from .model import Asked
 
 
+def pins(asked: Asked) -> dict[str, str]:
+    """What registration pins into a pod whose code *asked* for this."""
+    nodes = str(asked.max_nodes) if asked.min_nodes == asked.max_nodes else f"{asked.min_nodes}:{asked.max_nodes}"
+    pinned = {envvars.NODES: nodes, envvars.NPROC_PER_NODE: str(asked.nproc_per_node)}
+    backend = getattr(asked, "backend", None)
+    return pinned if backend is None else {**pinned, envvars.BACKEND: backend}
+
+
 def check_pinned(env: Mapping[str, str], asked: Asked) -> None:
     """Compare what was pinned into the pod with what the code *asked* for now.
 
     Raises:
         TopologyError: they differ.
     """
-    nodes = str(asked.max_nodes) if asked.min_nodes == asked.max_nodes else f"{asked.min_nodes}:{asked.max_nodes}"
-    now = {envvars.NODES: nodes, envvars.NPROC_PER_NODE: str(asked.nproc_per_node)}
-    backend = getattr(asked, "backend", None)
-    if backend is not None:
-        now[envvars.BACKEND] = backend
-    for name, value in now.items():
+    for name, value in pins(asked).items():
         pinned = env.get(name)
         if pinned is not None and pinned != value:
             field = name.removeprefix("SAFEDIST_").lower()

@@ -197,3 +197,33 @@ def test_without_node_0_a_node_that_cannot_import_fails_with_its_error_in_its_lo
     assert alone.uploaded == []
     assert MISSING in alone.err
     assert "node 0 is missing" in alone.err
+
+
+MISREGISTERED = {"SAFEDIST_NODES": "3"}
+DIFFERENT = "the code in this pod is configured differently from what was registered"
+
+
+def test_in_a_range_that_runs_a_further_pod_that_is_registered_otherwise_ends_nothing(warm, tmp_path, ranks_gate):
+    job = Job(warm, tmp_path, "ranged", ranks_gate.environment)
+    host = job.start(0)
+    until(job.listening, "the first node holds the store")
+    other = job.start(1)
+    ranks_gate.heard(2)
+    [further] = ended(job.start(2, MISREGISTERED))
+    assert (further.code, further.uploaded) == (1, []), further.err
+    assert DIFFERENT in further.err
+    ranks_gate.let_go(2)
+    done = ended(host, other)
+    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
+    assert sorted(node.uploaded for node in done) == [[], ["outputs.pb"]]
+
+
+@pytest.mark.parametrize("task", ["fixed", "ranged"])
+def test_a_pod_that_is_registered_otherwise_ends_a_job_that_has_not_begun_with_one_error(warm, tmp_path, task):
+    job = Job(warm, tmp_path, task)
+    first = job.start(0)
+    until(job.listening, "the first node holds the store")
+    done = ended(first, job.start(1, MISREGISTERED))
+    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
+    assert sorted(node.uploaded for node in done) == [[], ["error.pb"]]
+    assert DIFFERENT in uploaded_error(next(node for node in done if node.uploaded)).message
