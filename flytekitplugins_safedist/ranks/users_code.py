@@ -7,6 +7,7 @@ import, or from the task's function, would go on as a second agent, rank server 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from .. import stopping
 from ..errors import PayloadError
-from . import descriptors
+from . import descriptors, process_tree
 
 T = TypeVar("T")
 
@@ -62,12 +63,12 @@ class _Ended(BaseException):
 @contextmanager
 def importing() -> Iterator[None]:
     """Inside, the user's module is imported: what would end this process is an error, and what it closes of this
-    process is open again. Native code is not held.
+    process is open again; a child that it forks ends with this process. Native code is not held.
 
     Raises:
         PayloadError: the module would have ended this process, or has closed what cannot be had back.
     """
-    process, thread, before = os.getpid(), threading.get_ident(), os._exit
+    process, thread, before, forks = os.getpid(), threading.get_ident(), os._exit, os.fork
     ended: list[BaseException] = []
 
     def leave(status: int) -> NoReturn:
@@ -78,7 +79,14 @@ def importing() -> Iterator[None]:
         ended.append(_Ended(status))
         raise ended[-1]
 
-    os._exit = leave
+    def fork() -> int:
+        child = forks()
+        if child == 0 and threading.get_ident() == thread:
+            # It holds what this process has open: as long as it lives, nobody sees that this process is gone.
+            process_tree.die_with_parent(signal.SIGKILL)
+        return child
+
+    os._exit, os.fork = leave, fork
     try:
         with descriptors.kept(), without_children():
             yield
@@ -87,7 +95,7 @@ def importing() -> Iterator[None]:
     except BaseException as error:
         ended.insert(0, error)
     finally:
-        os._exit = before
+        os._exit, os.fork = before, forks
     if ended:  # also where the module has swallowed it
         raise _refused(ended[0]) from ended[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flytekitplugins_safedist.errors import RankFailedError
-from tests.harness.procs import uploaded_error, uploaded_output
+from tests.harness.procs import KILL, uploaded_error, uploaded_output
 
 CALLED = {
     "sys.exit": "SystemExit: 0",
@@ -93,3 +93,16 @@ def test_the_root_cause_is_told_whatever_the_function_has_done_to_its_process(wa
     assert said in error.message.splitlines()[0]
     assert "rank 1" in error.message.splitlines()[0]
     assert error.code == code
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["ends", "is killed"])
+def test_a_child_that_is_forked_at_import_does_not_outlive_its_agent(warm, tmp_path, ranks_gate, kill):
+    environment = {**ranks_gate.environment, "TEST_BROKEN": "leaves a child"}
+    running = warm.start("job_unloadable:alone", tmp_path / "job", kind="execute", environment=environment)
+    ranks_gate.heard(1)
+    if kill:
+        running.signal(KILL)
+    else:
+        ranks_gate.let_go(1)
+    ended = running.wait()
+    assert (ended.left, ended.scratch) == ([], [])

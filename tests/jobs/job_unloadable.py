@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -24,6 +25,8 @@ def broken(how: str) -> None:
             os._exit(0)
     if how == "KeyboardInterrupt":
         raise KeyboardInterrupt
+    if how == "leaves a child" and os.fork() == 0:
+        signal.pause()
     if how == "closerange":
         os.closerange(3, 1000)
     if how == "in a child":
