@@ -38,6 +38,33 @@ class Patch:
 
 
 TOP, TORCH, PYTORCH = "CMakeLists.txt", "horovod/torch/CMakeLists.txt", "cmake/Modules/FindPytorch.cmake"
+MPI_OPS = "horovod/torch/mpi_ops_v2.cc"
+WAITING = """\
+void WaitAndClear(int handle) {
+  while (true) {
+    if (handle_manager.PollHandle(handle)) break;
+    {
+      py::gil_scoped_release release_python_gil;
+      std::this_thread::yield();
+    }
+  }
+"""
+WAITING_ASLEEP = """\
+void WaitAndClear(int handle) {
+  {
+    py::gil_scoped_release release_python_gil;
+    const auto began = std::chrono::steady_clock::now();
+    while (!handle_manager.PollHandle(handle)) {
+      const auto waited = std::chrono::steady_clock::now() - began;
+      if (waited < std::chrono::microseconds(200)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(
+            waited / 32, std::chrono::milliseconds(1)));
+      }
+    }
+  }
+"""
 CPU_ONLY = '"$ENV{HOROVOD_GPU_OPERATIONS}" STREQUAL ""'
 
 
@@ -126,6 +153,17 @@ def patches(standard: int) -> tuple[Patch, ...]:
             why="it is half of the compiler's time (59 s against 30 s for one file), and nobody reads it: the image "
             "took it out again; the optimisation (-O3) stays",
             edits=(Edit("setup.py", "else 'RelWithDebInfo'", "else 'Release'"),),
+        ),
+        Patch(
+            name="a rank that waits for others leaves them the processor",
+            origin="ours",
+            why="the wait for a collective yielded in a loop and took Python's lock each time: with more ranks than "
+            "cores half of the processor time was the kernel's (benchmarks/waiting.py). It now lets go of the lock "
+            "once, spins for 200 us, and then sleeps a 32nd of what it has waited, 1 ms at most",
+            edits=(
+                Edit(MPI_OPS, "#include <chrono>\n", "#include <algorithm>\n#include <chrono>\n"),
+                Edit(MPI_OPS, WAITING, WAITING_ASLEEP),
+            ),
         ),
     )
 
