@@ -65,6 +65,8 @@ class Code(str, Enum):
     """The disk of a node failed; a full one is the task's own doing."""
 
 
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  (its name in an error)
+
 BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
 """What a disk, or a file server, says when it fails by itself."""
 
@@ -123,9 +125,14 @@ def judge(
     """
     kind, origin, code = _judged(cause, returned)
     text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
-    if _is_full(cause):
-        allowed = f"limited to {limit}" if limit is not None else "with no size limit"
+    if _is_full(cause) and cause.raised is not None and _SHARED_MEMORY in cause.raised.message:
         error: SafedistError = RankFailedError(
+            f"rank {cause.rank} found the node's shared memory ({_SHARED_MEMORY}) full.\n\n{text}",
+            hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
+        ).with_code(code)
+    elif _is_full(cause):
+        allowed = f"limited to {limit}" if limit is not None else "with no size limit"
+        error = RankFailedError(
             f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n{text}",
             hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
             "(Scratch(path=...))",

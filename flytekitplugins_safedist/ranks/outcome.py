@@ -34,9 +34,14 @@ class Fault(str, Enum):
     """Storage and platform trouble: Flyte retries, nothing is uploaded."""
 
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+"""What would move a terminal's cursor, clear it or hide what is written."""
+
+
 def encodable(text: str) -> str:
-    """``text`` as protobuf and files can hold it: lone surrogates (from names that are not UTF-8) are spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """``text`` as protobuf, files and terminals can hold it: lone surrogates (from names that are not UTF-8) and
+    control characters are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").translate(_CONTROLS)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Ranks:
                     "the orders for a rank cannot be written",
                     where={"path": file, "rank": order.context.rank},
                     seen=str(error),
-                    hint="free space there, or set Scratch(path=...) to a larger volume",
+                    hint=scratch.remedy(error),
                 ) from error
             starts.append(Start(file, order.environment, order.log))
         pids = self._server.start(starts, fork=fork, timeout=self._settings.timeouts.start)

@@ -106,6 +106,15 @@ class JobScratch:
         return self.logs / f"round-{round_}-rank-{rank}.log"
 
 
+def remedy(error: OSError) -> str:
+    """What to do where a file of a job cannot be made."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "let the pod's processes open more files (ulimit -n): an agent needs some for each of its ranks"
+    if error.errno in FULL_ERRNOS:
+        return "free space there, or set Scratch(path=...) to a larger volume"
+    return "see the error: it is of that directory's file system"
+
+
 def make_job(root: Path) -> JobScratch:
     """Make a job directory that no other job, attempt or process has (the kernel's mkdir decides).
 

@@ -36,7 +36,7 @@ from . import (
     users_code,
 )
 from .context import RankContext
-from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
+from .outcome import Raised, RankOutcome, Status, encodable, speaks_of_timeout
 from .preload import Preloaded
 
 EXIT_FAILED = 1
@@ -124,7 +124,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
         _work(order, seconds)
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
-        shown = recording.own_frames_cut(error)
+        shown = encodable(recording.own_frames_cut(error))
         _leave_outcome(
             order, Status.RAISED, seconds, recording.record(error, shown, world_size=order.context.world_size)
         )

@@ -339,5 +339,10 @@ def _merge(run: _Run, tree: Tree, dest: Path) -> None:
 def _explained(directory: Path, doing: str, needed: str = "") -> Iterator[None]:
     try:
         yield
+    except ArchiveError as error:
+        where = {**error.where, "host": os.uname().nodename}
+        raise ArchiveError(
+            error.what, where=where, seen=error.seen, expected=error.expected, hint=error.hint
+        ) from error
     except OSError as error:
         raise disk_failed(error, directory, needed, doing) from error

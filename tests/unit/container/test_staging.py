@@ -314,6 +314,11 @@ def test_the_destination_is_made_when_missing_and_only_then_visible(node):
 
 
 # --- errors ------------------------------------------------------------------------------------------------------
+def test_an_archive_that_is_refused_names_the_host(node):
+    node.archive.write_bytes(targz([member("../x", b"")]))
+    assert f"host={os.uname().nodename}" in node.refused(ArchiveError)
+
+
 def test_missing_code_says_to_register_again(node):
     node.archive.unlink()
     message = node.refused(CodeNotFoundError)

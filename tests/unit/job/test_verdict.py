@@ -98,6 +98,14 @@ def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_tim
     assert judged.time_ns == 1_700_000_000_000_000_123
 
 
+def test_full_shared_memory_is_not_called_scratch() -> None:
+    message = "[Errno 28] No space left on device: '/dev/shm/torch_123'"
+    text = str(verdict(failed(0, of=raised("OSError", message, errnos=(errno.ENOSPC,))), 2 * 2**30).error)
+    assert text.startswith("rank 0 found the node's shared memory (/dev/shm) full.\n\n")
+    assert "@task(shared_memory=...)" in text
+    assert "Scratch" not in text
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> None:
     cause = failed(0, of=raised("OSError", os.strerror(number), errnos=(number,)))

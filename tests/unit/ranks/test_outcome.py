@@ -390,3 +390,8 @@ def test_letters_that_no_encoding_has_are_spelled_out_wherever_they_stand() -> N
         ("fine", "\\udcff"),
         {"\\udcff": 1.0},
     )
+
+
+def test_control_characters_of_an_exception_are_spelled_out() -> None:
+    shown = raised("ValueError", "\x1b[2J\x07gone\r\x00\x9b\ttab\nline")
+    assert shown.message == "\\x1b[2J\\x07gone\\x0d\\x00\\x9b\ttab\nline"

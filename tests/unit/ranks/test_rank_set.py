@@ -337,3 +337,16 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
     with pytest.raises(ScratchError, match="No space left on device") as caught:
         ranks.start(fork=True)
     assert "rank=4" in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "larger volume")])
+def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monkeypatch, number, remedy):
+    def fail(path: Path) -> None:
+        raise OSError(number, "no", str(path))
+
+    settings = resolve(SafeTorch(nproc_per_node=2), Requested())
+    orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
+    ranks = Ranks(Processes(), orders, settings, show=lambda text: None, warn=lambda text: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker, "reserve_outcome", fail)
+    with pytest.raises(ScratchError, match=remedy):
+        ranks.start(fork=True)
