@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -221,6 +222,10 @@ def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: Sc
     named = environment.get(envvars.SCRATCH_ROOT)
     elsewhere = Path(settings.scratch.path or named or tempfile.gettempdir())
     is_ours = settings.scratch.path is None and volume is not None and named == volume.mount_path
+    wanted = environment.get(envvars.TMPDIR)
+    if wanted and elsewhere == Path(tempfile.gettempdir()) and elsewhere != Path(os.path.abspath(wanted)):  # noqa: PTH100
+        why = "it is full, or cannot be written" if Path(wanted).is_dir() else "there is no such directory"
+        logger.warning(f"TMPDIR={wanted} is not used ({why}): scratch is in {elsewhere}")
     if not is_ours or elsewhere.is_dir():
         return elsewhere
     logger.warning(

@@ -267,7 +267,8 @@ class RankServer:
             where={"pid": self._pid, "host": socket.gethostname()},
             seen=seen,
             hint="give the pod more memory if it was killed; a task module that ends its process at import "
-            "needs start_method='spawn'",
+            "needs start_method='spawn'; and a PYTHONHOME of another interpreter keeps Python from starting (its "
+            "words are in this pod's log): unset it",
         )
 
     def _reap(self, patience: float) -> None:

@@ -95,6 +95,12 @@ def test_a_pod_without_the_volume_that_registration_named_has_its_scratch_in_its
     assert "warning: this pod has no scratch volume at /var/run/safedist/scratch" in ended.err
 
 
+def test_a_directory_for_temporary_files_that_is_not_there_is_named_with_what_is_used_instead(call):
+    ended = call("who_alone", environment={"TMPDIR": "/no/such/place"})
+    assert ended.value == "0 of 1"
+    assert "warning: TMPDIR=/no/such/place is not used (there is no such directory): scratch is in /" in ended.err
+
+
 def test_the_deck_of_rank_0_is_uploaded_and_no_other(call):
     ended = call("with_deck", kind="execute")
     assert ended.code == 0
