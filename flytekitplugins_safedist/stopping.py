@@ -143,7 +143,8 @@ def end() -> NoReturn:
 
 def _undecided() -> int:
     if _told:
-        termination.say("told to stop by SIGTERM before this attempt had a verdict: nothing is wrong with the task")
+        text = "told to stop by SIGTERM before this attempt had a verdict: nothing is wrong with the task"
+        termination.say(text, alone=True)
     return EXIT_UNDECIDED
 
 

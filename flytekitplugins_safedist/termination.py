@@ -14,8 +14,8 @@ LIMIT = 4096
 """Bytes that the kubelet takes; of a longer file its end, which says least."""
 
 
-def say(text: str) -> None:
-    """Add *text* behind what is there, while there is room; a text that is there already is not said again.
+def say(text: str, *, alone: bool = False) -> None:
+    """Add *text* behind what is there, while there is room, unless it is there already; ``alone``: only if nothing is.
 
     Outside a pod there is no such file, and none is made.
     """
@@ -26,7 +26,7 @@ def say(text: str) -> None:
     try:
         before = os.read(file, LIMIT)
         said = text.encode("utf-8", "backslashreplace") + b"\n"
-        if said.rstrip() not in before:
+        if said.rstrip() not in before and not (alone and before):
             os.write(file, _cut(said, LIMIT - len(before)))
     except OSError:
         return

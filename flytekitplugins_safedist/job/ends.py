@@ -70,8 +70,14 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
             raise
         if place.max_nodes == 1 and not isinstance(error, JobInterruptedError):
             raise
-        lastwords.keep(error)
-        say(f"infrastructure failure; nothing is uploaded, so that this pod is replaced: {error}")
+        if isinstance(error, JobInterruptedError):
+            goes_on = "the job goes on" if place.max_nodes > 1 else "the job begins anew"
+            text, prefix = f"this node leaves ({error.what}): {goes_on} when its replacement is there", ""
+            say(f"nothing is wrong with the task, and nothing is uploaded: {text}")
+        else:
+            text, prefix = str(error), "this pod is to be replaced: "
+            say(f"infrastructure failure; nothing is uploaded, so that this pod is replaced: {error}")
+        lastwords.keep(text, prefix)
         raise Undecided from error
 
 

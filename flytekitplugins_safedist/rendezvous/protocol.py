@@ -183,9 +183,10 @@ class End:
                 hint="look at the missing pods: pending, crashed, or unable to reach node 0; or raise "
                 "timeouts.rendezvous",
             )
-        return GroupClosedError(
-            "the group is closed", where={"node": node, "closed by node": self.node}, seen=f"{self.kind}: {self.text}"
-        )
+        where = {"node": node, "closed by node": self.node}
+        if self.kind == "replacements":
+            return GroupClosedError(self.text, where=where)
+        return GroupClosedError("the group is closed", where=where, seen=f"{self.kind}: {self.text}")
 
     def _superseded(self, node: int, *, holds_store: bool) -> RendezvousError:
         where = {"node": node, "told by node": self.node}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,6 +190,32 @@ ELSEWHERE = {
 }
 """By row: the file and the test that asserts it."""
 
+HOST = "h" * 40
+"""In the place of a node's name: as long as those of pods are."""
+
+RANK_1 = f"rank 1 (local_rank 1) on node 0 ({HOST}) "
+FIRST = {
+    "USER:ValueError": RANK_1 + "raised ValueError: n",
+    "USER:FlyteRecoverableException": RANK_1 + "raised flytekit.exc",
+    "SYSTEM:SIGKILL": RANK_1 + "was killed by SIGKIL",
+    "SYSTEM:SIGTERM": RANK_1 + "was killed by SIGTER",
+    "USER:SIGSEGV": RANK_1 + "was killed by SIGSEG",
+    "USER:Exit3": RANK_1 + "ended with exit code",
+    "USER:OSError": "rank 1 ran out of disk space. Scratch is ",
+    "USER:PeersLost": "every rank that failed had only lost its connection to others: none failed by itself",
+    "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
+    "USER:RanksNotReady": RANK_1.replace("1", "0", 2) + "raised LaunchError:",
+    "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",
+    "USER:OutputTooLargeError": RANK_1.replace("1", "0", 2) + "raised flytekitplug",
+    "SYSTEM:Storage": RANK_1 + "raised flytekit.exc",
+    "SYSTEM:Storage for a node": "the task's inputs cannot be fetched from /nowhere/inputs.pb: ",
+    "SYSTEM:RanksNotStarted": "the process that starts and watches this node's ranks is gone, and its ranks with it",
+    "SYSTEM:Stopped": "told to stop by SIGTERM; every rank has been ended",
+    "SYSTEM:RendezvousTimeout": "node 1 of 2 did not arrive within 1 s",
+    "SYSTEM:NodeLost": "node 0 was lost, and none took its place within 3 s",
+}
+"""How the first 100 characters of each verdict begin: they are all that a list of executions shows."""
+
 UPLOADS_NOTHING = (
     "nothing can be uploaded: the store is down, the pod is told to stop before the task is loaded, "
     "the rank server cannot be started"
@@ -224,6 +251,8 @@ def test_an_end_uploads_what_its_row_says_and_exits_0(warm, tmp_path, ranks_gate
     assert (error.code, PAYS[error.kind, error.origin]) == (code.split()[0], CODES[row][2])
     assert text in error.message
     assert said_at_last(ended) == error.message.splitlines()[0]
+    shown = error.message.replace(f"({socket.gethostname()})", f"({HOST})")[:100]
+    assert shown.startswith(FIRST[code][:100]), shown
 
 
 def said_at_last(ended: Ended) -> str:
@@ -238,6 +267,22 @@ def said_at_last(ended: Ended) -> str:
         assert f"{uploaded_error(ended).message}\n".startswith(message.decode().rstrip())
     assert f"[safedist] the job failed: {first}".startswith(ended.err.splitlines()[-1].removesuffix("..."))
     return first
+
+
+def test_a_node_that_leaves_while_its_job_goes_on_says_that(warm, tmp_path, ranks_gate: Gate):
+    job = OnePrefix(warm, tmp_path, "torch_not_replaced", "gate", ranks_gate.environment)
+    stays, leaves = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    leaves.signal(TERM)
+    ended = leaves.wait()
+    stays.signal(KILL)
+    stays.wait()
+    said = "this node leaves (told to stop by SIGTERM; every rank has been ended): the job goes on when its replacement"
+    assert ended.code == 137
+    assert ended.err.splitlines()[-1] == f"[safedist] {said} is there"
+    assert (ended.files / "termination-log").read_text() == f"{said} is there\n"
+    assert "the job failed" not in ended.err
+    assert "Flyte retries" not in ended.err
 
 
 def test_where_nothing_can_be_uploaded_the_pod_exits_with_another_status(warm, tmp_path):
