@@ -1,6 +1,8 @@
-# The image of a training pod: Python, CPU torch, Horovod (Gloo), flytekit and this package. Non-root, no compilers.
+# The image of a training pod: Python, torch (of the default index: a CUDA build), Horovod, flytekit and this package.
+# Non-root, no compilers. Horovod reduces on the CPU (Gloo) unless HOROVOD_GPU=nccl; SafeTorch uses torch's own NCCL.
 #
 #   make image                                              builds it (scripts/build_image.py), also where no image can be pulled
+#   make image IMAGE_OPTIONS="--gpu nccl"                   the same with a Horovod for GPUs
 #   docker build -t safedist .                              the same by hand; needs BuildKit
 #   docker build -t safedist --target mpi .                 with an ssh server, for operator="mpi"
 #
@@ -32,6 +34,8 @@ ENV PATH=/opt/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 
 WORKDIR /build
 ARG PIP_EXTRA_INDEX_URL=
 ARG TORCH=torch==2.15.0
+# "nccl": Horovod for GPUs. With CUDA 13's torch the compiler comes from pip; else BASE_IMAGE must have a CUDA toolkit.
+ARG HOROVOD_GPU=none
 # What rarely changes comes first: torch, what Horovod's build needs, Horovod itself, flytekit; the package is last.
 COPY requirements/constraints.txt requirements/build.txt requirements/
 RUN --mount=type=bind,from=wheels,target=/wheels \
@@ -47,7 +51,7 @@ COPY scripts/build_horovod.py scripts/horovod_*.py scripts/verify_horovod.py scr
 RUN --mount=type=cache,id=safedist-horovod,target=/var/cache/safedist-horovod \
     --mount=type=bind,from=wheels,target=/wheels \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
-    python scripts/build_horovod.py --cache-dir /var/cache/safedist-horovod --also-from /wheels/horovod
+    python scripts/build_horovod.py --gpu "${HOROVOD_GPU}" --cache-dir /var/cache/safedist-horovod --also-from /wheels/horovod
 COPY --from=metadata /dependencies.txt .
 # numpy: torch warns where it is absent, and no training is without it.
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \

@@ -175,18 +175,25 @@ def secrets(settings: Mapping[str, str], env: Mapping[str, str]) -> Iterator[lis
         yield ["--secret", f"id=pip_conf,src={conf}", *(["--secret", f"id=ca,src={ca}"] if ca else [])]
 
 
+def build_command(docker: str, options: argparse.Namespace, *, wheels_image: str | None) -> list[str]:
+    """The build, the secrets and the directory apart."""
+    arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "HOROVOD_GPU": options.gpu}
+    arguments["EXTRA_PACKAGES"] = options.extra_packages
+    if wheels_image is not None:
+        arguments["WHEELS_IMAGE"] = wheels_image
+    command = [docker, "build", "--tag", options.tag, "--target", options.target, "--progress", "plain"]
+    for name, value in arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
+    return command
+
+
 def build(options: argparse.Namespace) -> None:
     """Build the image. Raises ImageError."""
     docker = find_docker()
     require_base(docker, options.base_image)
     settings = pip_settings(output([sys.executable, "-m", "pip", "config", "list"]))
     wheels = wheels_and_their_places(settings, default_cache(os.environ), options.torch)
-    arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "EXTRA_PACKAGES": options.extra_packages}
-    if wheels:
-        arguments["WHEELS_IMAGE"] = import_wheels(docker, wheels)
-    command = [docker, "build", "--tag", options.tag, "--target", options.target, "--progress", "plain"]
-    for name, value in arguments.items():
-        command += ["--build-arg", f"{name}={value}"]
+    command = build_command(docker, options, wheels_image=import_wheels(docker, wheels) if wheels else None)
     with secrets(settings, os.environ) as given:
         env = {**os.environ, "DOCKER_BUILDKIT": "1"}
         status = subprocess.run([*command, *given, str(ROOT)], env=env, check=False).returncode
@@ -203,6 +210,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--target", choices=("final", "mpi"), default="final", help="mpi: with an ssh server")
     parser.add_argument(
         "--torch", default=os.environ.get("TORCH", TORCH), help="what pip installs; default: %(default)s"
+    )
+    parser.add_argument(
+        "--gpu", choices=("none", "nccl"), default="none", help="what Horovod reduces GPU tensors with; default: none"
     )
     parser.add_argument("--extra-packages", default="", help="further packages, separated by spaces")
     return parser.parse_args(arguments)

@@ -164,3 +164,24 @@ def test_the_dockerfile_mounts_what_this_script_hands_in() -> None:
     assert f"ARG BASE_IMAGE={build_image.BASE_IMAGE}\n" in text
     for argument in ("WHEELS_IMAGE", "TORCH", "EXTRA_PACKAGES"):
         assert f"\nARG {argument}=" in text
+
+
+@pytest.mark.parametrize(("said", "given"), [((), "HOROVOD_GPU=none"), (("--gpu", "nccl"), "HOROVOD_GPU=nccl")])
+def test_a_horovod_for_gpus_is_asked_of_the_dockerfile(said: tuple[str, ...], given: str) -> None:
+    command = build_image.build_command("docker", build_image.parse([*said]), wheels_image=None)
+    dockerfile = (build_image.ROOT / "Dockerfile").read_text()
+
+    assert given in command
+    assert "ARG HOROVOD_GPU=none" in dockerfile
+    assert 'build_horovod.py --gpu "${HOROVOD_GPU}"' in dockerfile
+    for name in [
+        word.partition("=")[0] for before, word in zip(command, command[1:], strict=False) if before == "--build-arg"
+    ]:
+        assert f"ARG {name}=" in dockerfile, "a name that the Dockerfile lacks would be ignored"
+
+
+def test_the_dockerfile_says_which_torch_it_takes() -> None:
+    """The default index's torch is a CUDA build."""
+    header = (build_image.ROOT / "Dockerfile").read_text().partition("\n\n")[0]
+    assert "CPU torch" not in header
+    assert "CUDA build" in header
