@@ -1,4 +1,6 @@
-"""``safedist``: see the job before it is registered, examine an image or a laptop. Parses, calls, prints."""
+"""See a task's job before it is registered, examine an image or a machine, print the config that replaces another."""
+
+# Parses, calls, prints; --help begins with the line above.
 
 from __future__ import annotations
 

@@ -63,8 +63,17 @@ def template_of(task: Any, *, images: Sequence[str] = (), fast: bool = True) -> 
     from flytekit.configuration import FastSerializationSettings, ImageConfig, SerializationSettings
     from flytekit.tools.translator import get_serializable
 
+    try:
+        named = ImageConfig.validate_image(None, "--image", tuple(images))
+    except (AssertionError, ValueError) as error:
+        raise RenderError(
+            "this is not an image",
+            where={"--image": ", ".join(images)},
+            seen=error,
+            expected="[NAME=]REGISTRY/NAME:TAG",
+        ) from error
     settings = SerializationSettings(
-        image_config=with_image_names(task, ImageConfig.validate_image(None, "--image", tuple(images))),
+        image_config=with_image_names(task, named),
         project="flytesnacks",
         domain="development",
         version="unregistered",

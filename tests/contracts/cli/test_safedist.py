@@ -203,3 +203,20 @@ def test_gpus_fewer_than_the_pinned_ranks_are_broken() -> None:
 
     assert finding.status == "broken"
     assert "4 ranks are registered for this pod, and 2 GPUs are visible" in finding.what
+
+
+def test_help_says_in_words_what_the_commands_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert "``" not in said
+    assert "Parses, calls, prints" not in said
+    assert "before it is registered" in said
+
+
+def test_an_image_without_a_tag_is_refused_with_the_form_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", str(TRAINING), "train", "--image", "x"]) == 2
+    said = capsys.readouterr().err
+    assert "--image" in said
+    assert "REGISTRY/NAME:TAG" in said
+    assert "Traceback" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -174,10 +175,9 @@ def test_a_horovod_for_gpus_is_asked_of_the_dockerfile(said: tuple[str, ...], gi
     assert given in command
     assert "ARG HOROVOD_GPU=none" in dockerfile
     assert 'build_horovod.py --gpu "${HOROVOD_GPU}"' in dockerfile
-    for name in [
-        word.partition("=")[0] for before, word in zip(command, command[1:], strict=False) if before == "--build-arg"
-    ]:
-        assert f"ARG {name}=" in dockerfile, "a name that the Dockerfile lacks would be ignored"
+    for before, word in pairwise(command):
+        if before == "--build-arg":
+            assert f"ARG {word.partition('=')[0]}=" in dockerfile, "a name that the Dockerfile lacks would be ignored"
 
 
 def test_the_dockerfile_says_which_torch_it_takes() -> None:
