@@ -48,6 +48,7 @@ TORCH_STAMP := $(VENV)/.stamp-$(subst /,_,$(subst =,-,$(strip $(TORCH))))
 PACKAGE_STAMP := $(VENV)/.stamp-package
 HOROVOD_STAMP := $(TORCH_STAMP)-horovod-$(HOROVOD_GPU)
 DEV_STAMP := $(VENV)/.stamp-dev
+LIBRARIES_STAMP := $(VENV)/.stamp-libraries
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -61,7 +62,7 @@ demo: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 	$(DEMO)
 
 ## make test            unit, race and end-to-end tests on this machine
-test: $(DEV_STAMP) $(HOROVOD_STAMP)
+test: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
 	$(PYTEST) -m "not container" $(PYTEST_OPTIONS)
 
 ## make check           lint, types, and the tests that start no processes: the first tier, for the edit loop
@@ -144,4 +145,9 @@ $(HOROVOD_STAMP): $(PACKAGE_STAMP) scripts/build_horovod.py $(wildcard scripts/h
 $(DEV_STAMP): $(PACKAGE_STAMP) requirements/dev.txt
 	@echo "make: installing the tools for tests, lint and types"
 	$(PIP_INSTALL) -r requirements/dev.txt
+	@touch $@
+
+$(LIBRARIES_STAMP): $(DEV_STAMP) requirements/libraries.txt
+	@echo "make: installing the libraries that are imported for all ranks in tests"
+	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/libraries -r requirements/libraries.txt
 	@touch $@

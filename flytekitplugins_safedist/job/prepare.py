@@ -137,8 +137,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     settings = job.settings
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
-    environment = _server_environment(settings, job.environment)
-    running = server or RankServer.spawn(environment)
+    running = server or RankServer.spawn(_server_environment(settings, job.environment))
     volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
     root = _scratch_root(settings, job.environment, volume)
     held.enter_context(ends.replaced_when_undecided(job.place, logger.info))
@@ -156,7 +155,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     order_file.write_text(order.to_json())
     started = time.monotonic()
     held.enter_context(running)
-    running.enter(Path.cwd(), environment)
+    running.enter(Path.cwd(), _server_environment(settings, job.environment))
     plan = NodePlan(
         settings=settings,
         topology=job.place,
@@ -177,7 +176,9 @@ def _preload(server: RankServer, settings: Resolved, backend: backends.RankBacke
         return False
     libraries = [*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"]
     modules = [order.module] if order.module is not None else []
-    unsafe, _ = server.preload(libraries, modules, search_path=order.sys_path, timeout=settings.timeouts.start)
+    unsafe, _ = server.preload(
+        libraries, modules, late=backend.late, search_path=order.sys_path, timeout=settings.timeouts.start
+    )
     if unsafe is not None:
         logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
     return unsafe is None

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from .. import stopping
 from ..errors import IncompatibleVersionError
-from . import importer, preload, process_tree, replicas, scratch, worker
+from . import importer, known, preload, process_tree, replicas, scratch, worker
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -38,10 +38,13 @@ _LOOK_SECONDS = 1.0
 _LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM}
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     """Entry as a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.forkserver SOCKET_FD``."""
     serve(socket.socket(fileno=int(arguments[0])))
-    return 0
+    with contextlib.suppress(Exception):  # an object of a user's module may stand there
+        sys.stdout.flush()
+    # What libraries have to say at an interpreter's end (nanobind lists what it takes for leaks) concerns nobody.
+    stopping.end_now(0)
 
 
 def serve(connection: socket.socket) -> None:
@@ -125,7 +128,7 @@ class _Server:
     def on_enter(self, request: dict[str, Any]) -> dict[str, Any]:
         os.chdir(request["directory"])
         os.environ.clear()
-        os.environ.update({**request["environment"], **preload.SAFE_IMPORT_ENVIRONMENT})
+        os.environ.update({**request["environment"], **known.VARIABLES})
         preload.limit_openmp(os.environ)
         importer.install_from(os.environ)
         return {}
@@ -161,7 +164,7 @@ class _Server:
         try:
             self.look_for_agent()  # the word may have come before we were importing
             replicas.install()
-            self.preloaded = preload.preload(request["libraries"], request["modules"])
+            self.preloaded = preload.preload(request["libraries"], request["modules"], request["late"])
         except IncompatibleVersionError as error:  # fresh interpreters will say so themselves, where it is seen
             self.preloaded = Preloaded(str(error))
         finally:
@@ -301,4 +304,4 @@ def _signal_rank(pid: int, number: int, *, whole_group: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

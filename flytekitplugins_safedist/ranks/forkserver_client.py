@@ -118,15 +118,21 @@ class RankServer:
         self.close()
 
     def preload(
-        self, libraries: Sequence[str], modules: Sequence[str], *, search_path: Sequence[str], timeout: float
+        self,
+        libraries: Sequence[str],
+        modules: Sequence[str],
+        *,
+        late: Sequence[str] = (),
+        search_path: Sequence[str],
+        timeout: float,
     ) -> tuple[str | None, float]:
         """Import modules in the server.
 
         Returns:
             Why ranks must not be forked from it (None: they may), and the seconds that importing took.
         """
-        request = {"libraries": list(libraries), "modules": list(modules), "sys_path": list(search_path)}
-        reply = self._ask("preload", request, timeout=timeout)
+        names = {"libraries": list(libraries), "modules": list(modules), "late": list(late)}
+        reply = self._ask("preload", {**names, "sys_path": list(search_path)}, timeout=timeout)
         return reply["unsafe"], reply["seconds"]
 
     def imported(self) -> int:

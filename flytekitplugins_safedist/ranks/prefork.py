@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from .. import envvars
 from ..config.options import BACKENDS
 from ..handoff import HERE
-from . import backends, preload
+from . import backends, known, preload
 from .forkserver_client import RankServer
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def prepare(environment: Mapping[str, str]) -> None:
         "flytekitplugins_safedist.job.node_agent",
     ]
     # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
-    with _variables({**environment, envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
+    with _variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
         unsafe = preload.preload(libraries, []).unsafe
     if unsafe is None:
         HERE.rank_server = RankServer.fork()

@@ -20,25 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import envvars
 from ..compat import flytekit as flytekit_inside
 from ..errors import IncompatibleVersionError
 from ..handoff import HERE
-from . import users_code
-
-SAFE_IMPORT_ENVIRONMENT = {
-    # OpenBLAS starts its threads when it is loaded, unless it has just one. Ranks get their own number back.
-    "OPENBLAS_NUM_THREADS": "1",
-    # torch.cuda.is_available() then asks NVML instead of initialising the driver, which no fork survives
-    # (torch/cuda/__init__.py: is_available).
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
-"""Variables under which the preloading process imports."""
+from . import known, users_code, watching
 
 GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
 """How the paths of the GPU drivers' device files begin."""
 
 _LEAVING_SECONDS = 0.5
+
+_WAY_OUT = "import that in the task's function, or set start_method='spawn' to be told no more"
 
 
 @dataclass(frozen=True)
@@ -56,12 +48,14 @@ class Preloaded:
     numpy_seeded: bool = False
 
 
-def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
+def preload(libraries: Sequence[str], modules: Sequence[str], late: Sequence[str] = ()) -> Preloaded:
     """Import everything, in order, stopping at the first import that makes forking unsafe.
 
     Args:
         libraries: torch, the backend, flytekit: imported before the random generators are looked at.
         modules: the user's.
+        late: what the libraries import by themselves when ranks begin their work; what cannot be imported is left
+            to that.
     """
     with _collector_resting():
         for name in libraries:
@@ -74,21 +68,19 @@ def preload(libraries: Sequence[str], modules: Sequence[str]) -> Preloaded:
         importlib.import_module("numpy.random")
     with _seeds_noted() as seeded:
         for name in modules:
-            with _identity_withheld() as reads:
-                reason = _import(name)
-            if reads:
-                # First of all: an import that failed without a rank's variables has failed for this.
-                return Preloaded(f"importing {name} reads {'; '.join(reads)}: only a rank has it, and each its own")
+            reason = _import_alike(name)
+            if reason is not None:
+                return Preloaded(reason)
+        random_state = random.getstate() if "random" in seeded else None
+    with _collector_resting():
+        for name in late:
+            reason = _import_alike(name, needed=False)
             if reason is not None:
                 return Preloaded(reason)
     # What is alive now lives as long as the node: keep the collector from touching it, so that pages stay shared.
     gc.collect()
     gc.freeze()
-    return Preloaded(
-        None,
-        random_state=random.getstate() if "random" in seeded else None,
-        numpy_seeded="numpy.random" in seeded,
-    )
+    return Preloaded(None, random_state=random_state, numpy_seeded="numpy.random" in seeded)
 
 
 @contextlib.contextmanager
@@ -135,45 +127,6 @@ def _seeds_noted() -> Iterator[set[str]]:
             setattr(module, function, original)
 
 
-@contextlib.contextmanager
-def _identity_withheld() -> Iterator[list[str]]:
-    """Take a rank's variables out of the environment, and note who asks for them: ``LOCAL_RANK (in users, line 3)``.
-
-    What a module keeps of them would be one value for all ranks: a default, or the operator's index of the pod.
-    """
-    reads: list[str] = []
-    held = {name: os.environ.pop(name) for name in envvars.IDENTITY if name in os.environ}
-
-    def recording(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def encodekey(key: Any) -> Any:
-            name = os.fsdecode(key) if isinstance(key, (str, bytes)) else ""
-            if name in envvars.IDENTITY:
-                note = f"{name} ({_reader()})"
-                reads.extend([] if note in reads else [note])
-            return encode(key)
-
-        return encodekey
-
-    # What each way to read a variable goes through (os._Environ): [], get, in, os.getenv; also with bytes.
-    kept = [(environ, environ.encodekey) for environ in (os.environ, os.environb)]
-    for environ, encode in kept:
-        environ.encodekey = recording(encode)
-    try:
-        yield reads
-    finally:
-        for environ, encode in kept:
-            environ.encodekey = encode
-        os.environ.update(held)
-
-
-def _reader() -> str:
-    """The module and line that reads os.environ: the first frame outside the mapping's own code and this module."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc", __name__):
-        frame = frame.f_back
-    return f"in {frame.f_globals.get('__name__')}, line {frame.f_lineno}"
-
-
 def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
     """In a rank just forked: give it the random numbers and the number of threads that a fresh interpreter would have.
 
@@ -181,6 +134,7 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
         preloaded: what :func:`preload` returned, in the process this one was forked from.
         environment: the rank's own variables.
     """
+    known.put_right()
     # Python reseeds ``random`` in every forked child; put a module's deliberate seed back.
     if preloaded.random_state is not None:
         random.setstate(preloaded.random_state)
@@ -221,31 +175,48 @@ def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _import(name: str) -> str | None:
+def _import_alike(name: str, *, needed: bool = True) -> str | None:
+    """Import what must be the same in all ranks; why it is not, or why ranks must not be forked, or None."""
+    with watching.identity_withheld() as reads:
+        reason = _import(name, needed=needed)
+        noted = "; ".join(reads)
+        try:
+            known.put_right()
+        except Exception as error:  # a version of a library that has it otherwise
+            return f"after importing {name}, what a library keeps of a rank cannot be put right: {error!r}"
+    if noted:  # first of all: an import that failed without a rank's variables has failed for this
+        return f"importing {name} reads {noted}: only a rank has it, and each its own; {_WAY_OUT}"
+    return reason
+
+
+def _import(name: str, *, needed: bool = True) -> str | None:
     try:
-        with users_code.importing():
+        with users_code.importing(), watching.threads_traced() as noted:
             importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         told = HERE.failed_imports.setdefault(name.partition(".")[0], f"{type(error).__name__}: {error}")
-        return f"importing {name} there failed with {told}"
+        if needed:
+            return f"importing {name} there failed with {told}"
     try:
         # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.
         flytekit_inside.stop_event_loops()
     except IncompatibleVersionError as error:
         return f"after importing {name}, flytekit's threads cannot be ended: {error}"
-    return unsafe_to_fork(f"importing {name}")
+    by = noted[0] if noted and noted[0].name != name else None
+    return unsafe_to_fork(f"importing {name}", f" in {by.name} ({by.origin})" if by is not None else "")
 
 
-def unsafe_to_fork(culprit: str) -> str | None:
+def unsafe_to_fork(culprit: str, where: str = "") -> str | None:
     """Why this process must not be forked, or None.
 
     Args:
         culprit: what was done last, for the message.
+        where: in which module of a library, where that is known.
     """
     threads = _threads()
     if threads:
-        named = ", ".join(threads)
-        return f"{culprit} started {len(threads)} thread(s) ({named}), and a forked copy of their locks can hang"
+        started = f"{culprit} started {len(threads)} thread(s) ({', '.join(threads)}){where}"
+        return f"{started}, and a forked copy of their locks can hang; {_WAY_OUT}"
     torch_cuda = sys.modules.get("torch.cuda")
     if torch_cuda is not None and torch_cuda.is_initialized():
         return f"{culprit} initialised CUDA, which does not survive a fork"

@@ -183,9 +183,6 @@ def _take_environment(order: RankOrder) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     tempfile.tempdir = None  # computed once and cached; a preloaded module may have asked before we had a TMPDIR
-    numba_config = sys.modules.get("numba.core.config")
-    if numba_config is not None:  # reads NUMBA_CACHE_DIR when imported, which may have been in the preloading process
-        numba_config.reload_config()  # type: ignore[attr-defined, unused-ignore]
 
 
 def _redirect_output(log: Path) -> None:

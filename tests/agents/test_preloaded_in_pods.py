@@ -73,6 +73,8 @@ def test_a_pod_preloads_a_module_under_the_variables_of_its_task(tmp_path):
     ours = {"MY": "x", "HIS": "y", "OMP_NUM_THREADS": "2"}
     assert found["at import"] == {**ours, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert found["threads"] == 2, "torch, which the pod loads before it knows the task"
+    assert found["training"], "what an optimizer imports is there before there is one"
+    assert found["tuned"], "by a variable of the task's that is read then"
     assert found["in the rank"] == {**ours, "OPENBLAS_NUM_THREADS": None, "PYTORCH_NVML_BASED_CUDA_CHECK": None}
     # flytekit gives a task's own ``environment=`` to its container alone: a laptop has it where the shell does.
     assert found == on_a_laptop("found", tmp_path, MY="x")

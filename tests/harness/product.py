@@ -53,7 +53,7 @@ PRIVATE = {
     "SafeTask": "plugin.task:SafeTask",
     "context": "ranks.context",
     "payload": "ranks.payload",
-    "SAFE_IMPORT_ENVIRONMENT": "ranks.preload:SAFE_IMPORT_ENVIRONMENT",
+    "SAFE_IMPORT_ENVIRONMENT": "ranks.known:VARIABLES",
     "process_tree": "ranks.process_tree",
     "replicas": "ranks.replicas",
     "scratch": "ranks.scratch",

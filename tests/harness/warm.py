@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.handoff import HERE
-from flytekitplugins_safedist.ranks import prefork, preload
+from flytekitplugins_safedist.ranks import backends, known, prefork, preload
 from flytekitplugins_safedist.ranks.forkserver_client import RankServer
 from tests.harness import hugepages
 
@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
     further = [one for one in ("horovod", *arguments[1:]) if one not in MODULES or importlib.util.find_spec(one)]
     libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
-    with prefork._variables({envvars.OMP_NUM_THREADS: "1", **preload.SAFE_IMPORT_ENVIRONMENT}):
-        unsafe = preload.preload(libraries, []).unsafe
+    with prefork._variables({envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
+        unsafe = preload.preload(libraries, [], backends.create("torch").late).unsafe
     hugepages.collapse()
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
     connections: list[socket.socket] = []

@@ -16,13 +16,15 @@ READ = {
     name: os.environ.get(name)
     for name in ("MY", "HIS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK")
 }
+HIS = {"HIS": "y", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "1"}
 THREADS = torch.get_num_threads()
 
 
-@task(
-    task_config=SafeTorch(nproc_per_node=2, environment={"HIS": "y", "OMP_NUM_THREADS": "2"}), environment={"MY": "x"}
-)
+@task(task_config=SafeTorch(nproc_per_node=2, environment=HIS), environment={"MY": "x"})
 def found() -> str:
     forked = "flytekitplugins_safedist.ranks.forkserver" in sys.modules
+    training = "torch._dynamo" in sys.modules
+    tuned = bool(training and sys.modules["torch._inductor.config"].coordinate_descent_tuning)
     found = {"at import": READ, "threads": THREADS, "forked": forked, "norm": float(scipy.linalg.norm([3.0, 4.0]))}
+    found |= {"training": training, "tuned": tuned}
     return json.dumps({**found, "in the rank": {name: os.environ.get(name) for name in READ}})

@@ -67,7 +67,7 @@ ENVIRONMENT = {
     "job.process_state": "what torch reads in the agent; put back when the job is over",
     "ranks.forkserver": "what modules read when they are imported for all ranks",
     "ranks.prefork": "what libraries read when they are imported; put back",
-    "ranks.preload": "hides who this process is from modules that are imported; put back",
+    "ranks.watching": "hides who this process is from modules that are imported; put back",
     "ranks.worker": "a rank's whole environment, before anything of the user's runs",
 }
 """Modules that write ``os.environ``, and why."""

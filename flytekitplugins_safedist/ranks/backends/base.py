@@ -54,6 +54,9 @@ class RankBackend(Protocol):
     libraries: tuple[str, ...]
     """Modules worth importing once for all ranks of a node."""
 
+    late: tuple[str, ...]
+    """Modules that these import by themselves when a rank begins to train: worth it too, after the user's."""
+
     def check(self) -> None:
         """Raise MissingDependencyError if the backend is not installed here."""
 

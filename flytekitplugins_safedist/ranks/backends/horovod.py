@@ -28,6 +28,7 @@ class HorovodBackend:
     """``hvd.init()`` finds everything in the environment; torch.distributed is told the same places."""
 
     libraries: tuple[str, ...] = ("torch", "horovod.torch")
+    late: tuple[str, ...] = TorchBackend.late
 
     def __init__(self) -> None:
         self._server: Any = None

@@ -20,6 +20,7 @@ class TorchBackend:
     """``torch.distributed.init_process_group()`` finds everything in the environment."""
 
     libraries: tuple[str, ...] = ("torch", "torch.distributed")
+    late: tuple[str, ...] = ("torch._dynamo",)  # by the first optimizer, or DistributedDataParallel
 
     def check(self) -> None:
         """Raise MissingDependencyError if torch cannot be imported, or is older than :data:`FLOOR`."""

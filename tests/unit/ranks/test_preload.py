@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.ranks.preload import GPU_DEVICES, SAFE_IMPORT_ENVIRONMENT, blas_threads
+from flytekitplugins_safedist.ranks import known
+from flytekitplugins_safedist.ranks.preload import GPU_DEVICES, blas_threads
 
 pytestmark = pytest.mark.processes
+
+WAY_OUT = "; import that in the task's function, or set start_method='spawn' to be told no more"
 
 PRELOAD = """
 import json, sys
@@ -49,7 +52,7 @@ for _ in range(2):
 def run(code: str, directory: Path, *, libraries: list[str] | None = None, modules: list[str] | None = None) -> str:
     arguments = [sys.executable, "-c", code, json.dumps([libraries or [], modules or []])]
     path = os.pathsep.join([str(directory), str(Path(__file__).parents[3])])
-    environment = {**os.environ, "PYTHONPATH": path, **SAFE_IMPORT_ENVIRONMENT}
+    environment = {**os.environ, "PYTHONPATH": path, **known.VARIABLES}
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -84,6 +87,7 @@ def test_a_module_that_starts_threads_is_named_with_their_names(tmp_path: Path) 
     )
     assert unsafe(tmp_path, source) == (
         "importing users started 2 thread(s) (heartbeat 0, heartbeat 1), and a forked copy of their locks can hang"
+        + WAY_OUT
     )
 
 
@@ -97,6 +101,7 @@ def test_a_thread_that_python_does_not_know_is_named_as_the_kernel_does(tmp_path
     )
     assert unsafe(tmp_path, source) == (
         "importing users started 1 thread(s) (native 'of-a-driver'), and a forked copy of their locks can hang"
+        + WAY_OUT
     )
 
 
@@ -113,7 +118,7 @@ def test_a_thread_that_python_does_not_know_is_named_as_the_kernel_does(tmp_path
 def test_a_module_that_reads_who_its_rank_is_is_named_with_variable_and_line(tmp_path, monkeypatch, source, reads):
     monkeypatch.setenv("RANK", "0")  # the operator's: the index of the pod
     found = reads or "WORLD_SIZE (in users, line 2); WORLD_SIZE (in users, line 3)"
-    assert unsafe(tmp_path, source) == f"importing users reads {found}: only a rank has it, and each its own"
+    assert unsafe(tmp_path, source) == f"importing users reads {found}: only a rank has it, and each its own" + WAY_OUT
 
 
 def test_a_module_that_copies_the_environment_or_reads_it_in_a_function_is_safe(tmp_path, monkeypatch):
@@ -243,6 +248,67 @@ def test_a_library_that_makes_forking_unsafe_is_named_too(tmp_path: Path) -> Non
     assert said == "importing library there failed with OSError: undefined symbol\n"
 
 
+def test_threads_that_a_library_starts_are_told_with_its_module_and_file(tmp_path: Path) -> None:
+    inner = tmp_path / "library" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "library" / "__init__.py").write_text("import json.tool\nimport library.inner.starts\nimport csv\n")
+    (inner / "starts.py").write_text(
+        "import ctypes\nc = ctypes.CDLL(None)\nthread = ctypes.c_ulong()\n"
+        "c.pthread_create(ctypes.byref(thread), None, c.pause, None)\n"
+        "assert c.pthread_setname_np(thread, b'of-a-driver') == 0\n"
+    )
+    assert unsafe(tmp_path, "import library\nimport sched\n") == (
+        "importing users started 1 thread(s) (native 'of-a-driver') in library.inner.starts "
+        f"({inner / 'starts.py'}), and a forked copy of their locks can hang" + WAY_OUT
+    )
+
+
+def test_what_libraries_import_late_comes_after_the_module_and_its_seeds(tmp_path: Path) -> None:
+    source = "import sys, random\nrandom.seed(7)\nassert 'later' not in sys.modules\n"
+    (tmp_path / "users.py").write_text(source)
+    (tmp_path / "later.py").write_text("import random, users\nDRAWN = random.random()\n")
+    code = FORKED.replace("libraries, modules)", "libraries, modules, ['later', 'no_such_module'])")
+    import random
+
+    said = [json.loads(line)[0] for line in run(code, tmp_path, modules=["users"]).splitlines()]
+    assert said == [random.Random(7).random()] * 2
+
+
+def test_what_is_imported_late_may_start_no_thread_either(tmp_path: Path) -> None:
+    (tmp_path / "later.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
+    code = PRELOAD.replace("libraries, modules)", "libraries, modules, ['later'])")
+    said = run(code + "import os\nprint(done.unsafe, flush=True)\nos._exit(0)", tmp_path)
+    assert said.startswith("importing later started 1 thread(s)")
+
+
+def stand_in(directory: Path, module: str, source: str) -> None:
+    """A module in the place of an installed one."""
+    *packages, name = module.split(".")
+    for depth in range(len(packages)):
+        package = directory.joinpath(*packages[: depth + 1])
+        package.mkdir()
+        (package / "__init__.py").touch()
+    directory.joinpath(*packages, f"{name}.py").write_text(source)
+
+
+def test_a_known_library_in_a_version_that_keeps_its_rank_otherwise_is_told(tmp_path: Path) -> None:
+    stand_in(tmp_path, "torchmetrics.utilities.prints", "import os\nRANK = os.getenv('LOCAL_RANK')\n")
+    said = unsafe(tmp_path, "import torchmetrics.utilities.prints\n")
+    assert said is not None
+    assert said.startswith("after importing users, what a library keeps of a rank cannot be put right: AttributeError")
+
+
+def test_a_known_library_that_is_asked_for_its_rank_by_the_module_is_told(tmp_path: Path) -> None:
+    keeps = "import os\ndef _get_rank(): return os.environ.get('RANK')\ndef rank_zero_only(): ...\n"
+    keeps += "rank_zero_only.rank = _get_rank() or 0\n"
+    stand_in(tmp_path, "lightning_fabric.utilities.rank_zero", keeps)
+    source = "from lightning_fabric.utilities import rank_zero\n"
+    assert unsafe(tmp_path, source) is None
+    said = unsafe(tmp_path, f"{source}MINE = rank_zero._get_rank()\n")
+    assert said is not None
+    assert said.startswith("importing users reads RANK (in lightning_fabric.utilities.rank_zero, line 2)")
+
+
 def test_what_every_job_preloads_is_safe_to_fork(tmp_path: Path) -> None:
     libraries = ["torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.plugin.task"]
     assert run(PRELOAD + "print(done.unsafe)", tmp_path, libraries=libraries) == "None\n"
@@ -344,7 +410,11 @@ def test_a_forked_rank_gets_its_own_number_of_blas_threads_back(tmp_path: Path) 
 
 
 def test_importing_runs_under_variables_that_keep_openblas_and_cuda_quiet() -> None:
-    assert SAFE_IMPORT_ENVIRONMENT == {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert known.VARIABLES == {
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    }
 
 
 def test_torch_gets_openmps_number_of_threads_and_not_openblas(tmp_path: Path) -> None:
