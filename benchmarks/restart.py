@@ -1,4 +1,5 @@
-"""Restart after a rank's failure, 2 nodes x 2 ranks: from the failure until every rank is back in the function.
+"""Restart after a rank's failure, 2 nodes x 2 ranks: from the failure until every rank is back in the function, and
+until every rank has made the first step of an optimizer there; and the CPU seconds that the new ranks took until then.
 
 Two nodes are two agents on loopback; the same function, interleaved runs, medians. The peers:
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import socket
 import statistics
@@ -28,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no types
@@ -116,8 +119,17 @@ def safedist(task: str) -> Callable[[int, int, Path], Command]:
     return command
 
 
-def run(variant: Variant) -> float:
-    """Seconds from the failure to the last rank's second entry."""
+@dataclass(frozen=True)
+class Back:
+    """Seconds from the failure to the last rank's second entry, and to its first step then; the ranks' CPU seconds."""
+
+    entry: float
+    step: float
+    cpu: float
+
+
+def run(variant: Variant) -> Back:
+    """One run, to its end."""
     with tempfile.TemporaryDirectory(prefix="restart-") as name:
         directory, port = Path(name), free_port()
         nodes = []
@@ -138,7 +150,9 @@ def run(variant: Variant) -> float:
             for log_file in sorted(directory.glob("log-*")):
                 print(log_file.read_text()[-3000:], file=sys.stderr)
             raise SystemExit("a run did not come back")
-        return max(entries) - float((directory / "failed").read_text())
+        failed = float((directory / "failed").read_text())
+        steps = [json.loads(mark.read_text()) for mark in directory.glob("step-*")]
+        return Back(max(entries) - failed, max(at for at, _ in steps) - failed, sum(cpu for _, cpu in steps))
 
 
 def start(variant: Variant, node: int, port: int, directory: Path, **more: str) -> subprocess.Popen[bytes]:
@@ -249,16 +263,23 @@ def main() -> None:
         "SafeTorch": safedist("safe_torch"),
         "SafeHorovod": safedist("safe_horovod"),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    found: dict[str, list[Back]] = {name: [] for name in variants}
     for _ in range(arguments.runs):
         for name, variant in variants.items():
-            seconds[name].append(run(variant))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, median in medians.items():
-        spread = f"{min(seconds[name]):.2f} to {max(seconds[name]):.2f}"
-        print(f"{name:12} {median:6.2f} s   median of {arguments.runs} ({spread})")
-    for ours, peer in (("SafeTorch", "torchrun"), ("SafeHorovod", "horovodrun")):
-        print(f"{ours} / {peer}: {medians[ours] / medians[peer]:.2f}")
+            found[name].append(run(variant))
+    report(found)
+
+
+def report(found: dict[str, list[Back]]) -> None:
+    """Print the medians."""
+    pairs = (("SafeTorch", "torchrun"), ("SafeHorovod", "horovodrun"))
+    for what in ("entry", "step", "cpu"):
+        values = {name: [getattr(one, what) for one in each] for name, each in found.items()}
+        medians = {name: statistics.median(each) for name, each in values.items()}
+        print({"entry": "until the last entry", "step": "until the first step", "cpu": "CPU of the ranks"}[what])
+        for name, each in values.items():
+            print(f"  {name:12} {medians[name]:6.2f} s   median of {len(each)} ({min(each):.2f} to {max(each):.2f})")
+        print("  " + ", ".join(f"{ours} / {peer}: {medians[ours] / medians[peer]:.2f}" for ours, peer in pairs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From command start to the last rank inside the user's function: seconds, CPU seconds, and memory per further rank.
+"""From command start to the last rank inside the user's function, and to its first optimizer step; and what it takes.
 
 The commands are those that run in a pod under fast registration, here on one machine:
 
@@ -6,9 +6,10 @@ The commands are those that run in a pod under fast registration, here on one ma
 - ``elastic``: kfpytorch's ``Elastic`` with spawn;
 - ``safedist``: ours; ``safedist spawn``: ours with ``start_method="spawn"``.
 
-Runs are interleaved and medians are printed. Seconds end when the last rank has entered the function. CPU seconds are
-those of the whole command with all its descendants, to its end. Memory is the PSS of every process of the job while all
-ranks wait inside the function; "per further rank" is the slope between the smallest and the largest number of ranks.
+Runs are interleaved and medians are printed. Seconds end when the last rank has entered the function, and when the last
+one has made the first step of a small model's optimizer. CPU seconds are those of the whole command with all its
+descendants, until that step and to its end. Memory is the PSS of every process of the job while all ranks wait after
+that step; "per further rank" is the slope between the smallest and the largest number of ranks.
 
     python benchmarks/startup.py --ranks 1 2 4 8 --runs 5
 """
@@ -16,6 +17,7 @@ ranks wait inside the function; "per further rank" is the slope between the smal
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
@@ -39,9 +41,12 @@ DEADLINE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Run:
-    """One run: seconds to the last entry, CPU seconds in total, PSS of the whole job in bytes."""
+    """One run: seconds to the last entry and to the last rank's first step, CPU seconds until then and in total, PSS of
+    the whole job in bytes."""
 
     entry: float
+    step: float
+    step_cpu: float
     cpu: float
     pss: int
 
@@ -108,22 +113,31 @@ VARIANTS: dict[str, Callable[[Path, Path, int], list[str]]] = {
 }
 
 
-def pss_of_job(marker: str) -> int:
-    """Bytes of proportional set size of every process that carries the marker in its environment."""
+def of_job(marker: str, measure: Callable[[Path], float]) -> float:
+    """The sum over every process that carries the marker in its environment."""
     wanted = f"{MARKER}={marker}".encode()
-    total = 0
+    total = 0.0
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         try:
-            if wanted not in (process / "environ").read_bytes().split(b"\0"):
-                continue
-            for line in (process / "smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                total += measure(process)
         except OSError:
             continue
     return total
+
+
+def pss_of(process: Path) -> float:
+    """Bytes of proportional set size."""
+    lines = (process / "smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def cpu_of(process: Path) -> float:
+    """CPU seconds, with those of children that have ended (proc(5): stat, fields 14 to 17)."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def run(variant: str, ranks: int) -> Run:
@@ -151,8 +165,10 @@ def run(variant: str, ranks: int) -> Run:
                 command, env=environment, cwd=work, stdout=log, stderr=log, start_new_session=True
             )
             try:
-                entry = wait_for_entries(work, ranks, process) - started
-                pss = pss_of_job(marker)
+                entry = wait_for_marks(work, "entered", ranks, process) - started
+                step = wait_for_marks(work, "stepped", ranks, process) - started
+                step_cpu = of_job(marker, cpu_of)
+                pss = of_job(marker, pss_of)
                 (work / "release").touch()
                 process.wait(DEADLINE_SECONDS)
             except BaseException:
@@ -164,18 +180,18 @@ def run(variant: str, ranks: int) -> Run:
         if process.returncode != 0:
             shutil.copy(work / "log", "startup-failed.log")
             raise SystemExit(f"{variant} with {ranks} ranks ended with {process.returncode}; see startup-failed.log")
-        return Run(entry=entry, cpu=cpu, pss=pss)
+        return Run(entry=entry, step=step, step_cpu=step_cpu, cpu=cpu, pss=int(pss))
 
 
-def wait_for_entries(work: Path, ranks: int, process: subprocess.Popen[bytes]) -> float:
-    """The time (seconds since the epoch) at which the last rank entered the function."""
+def wait_for_marks(work: Path, what: str, ranks: int, process: subprocess.Popen[bytes]) -> float:
+    """The time (seconds since the epoch) at which the last rank had left its mark."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        entered = list(work.glob("*.entered"))
-        if len(entered) == ranks:
-            return max(float(mark.read_text()) for mark in entered)
+        marks = list(work.glob(f"*.{what}"))
+        if len(marks) == ranks:
+            return max(float(mark.read_text()) for mark in marks)
         time.sleep(0.02)
-    raise SystemExit(f"only {len(list(work.glob('*.entered')))} of {ranks} ranks entered the function")
+    raise SystemExit(f"only {len(list(work.glob(f'*.{what}')))} of {ranks} ranks have {what}")
 
 
 def main() -> None:
@@ -194,7 +210,7 @@ def main() -> None:
     report(runs, arguments.ranks, arguments.variants)
     if arguments.json:
         rows = [
-            {"variant": variant, "ranks": ranks, "entry": one.entry, "cpu": one.cpu, "pss": one.pss}
+            {"variant": variant, "ranks": ranks, **dataclasses.asdict(one)}
             for (variant, ranks), each in runs.items()
             for one in each
         ]
@@ -207,11 +223,14 @@ def report(runs: dict[tuple[str, int], list[Run]], ranks: list[int], variants: l
     def median(variant: str, count: int, what: Callable[[Run], float]) -> float:
         return statistics.median(what(one) for one in runs[variant, count])
 
-    print(f"{'variant':16} {'ranks':>5} {'to last entry':>14} {'CPU':>9} {'PSS of job':>11}")
+    columns = f"{'to last entry':>14} {'first step':>11} {'CPU to it':>10} {'CPU':>9} {'PSS of job':>11}"
+    print(f"{'variant':16} {'ranks':>5} {columns}")
     for count in ranks:
         for variant in variants:
             print(
                 f"{variant:16} {count:5d} {median(variant, count, lambda one: one.entry):12.2f} s "
+                f"{median(variant, count, lambda one: one.step):9.2f} s "
+                f"{median(variant, count, lambda one: one.step_cpu):8.2f} s "
                 f"{median(variant, count, lambda one: one.cpu):7.2f} s "
                 f"{median(variant, count, lambda one: one.pss) / 2**20:7.0f} MiB"
             )
@@ -229,7 +248,12 @@ def report(runs: dict[tuple[str, int], list[Run]], ranks: list[int], variants: l
         for count in ranks:
             entry = median("safedist", count, lambda one: one.entry) / median(variant, count, lambda one: one.entry)
             cpu = median("safedist", count, lambda one: one.cpu) / median(variant, count, lambda one: one.cpu)
-            print(f"  {variant:16} {count:2d} ranks: to last entry {entry:.2f}, CPU {cpu:.2f}")
+            step = median("safedist", count, lambda one: one.step) / median(variant, count, lambda one: one.step)
+            its = median("safedist", count, lambda one: one.step_cpu) / median(variant, count, lambda one: one.step_cpu)
+            print(
+                f"  {variant:16} {count:2d} ranks: to last entry {entry:.2f}, CPU {cpu:.2f}; "
+                f"to the first step {step:.2f}, CPU {its:.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from restart_script import enter, fail_once
+from restart_script import enter, fail_once, step
 
 
 @hvd.elastic.run  # type: ignore[untyped-decorator]  # horovod is untyped
@@ -18,6 +18,7 @@ def train(state: hvd.elastic.TorchState) -> None:
     hvd.allreduce(torch.ones(1), name="barrier")
     fail_once(directory, hvd.rank(), again=again)
     hvd.allreduce(torch.ones(1), name="step")
+    step(directory, hvd.rank())
 
 
 if __name__ == "__main__":

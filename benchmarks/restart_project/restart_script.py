@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -34,6 +35,15 @@ def fail_once(directory: Path, rank: int, *, again: bool) -> None:
         raise RuntimeError("fails once")
 
 
+def step(directory: Path, rank: int) -> None:
+    """Make an optimizer's first step; write when it was done, and this process's CPU seconds until then."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    (directory / f"step-{rank}").write_text(json.dumps([time.time(), time.process_time()]))
+
+
 def with_torch(directory: Path, rank: int) -> None:
     """Meet, fail once, and meet again."""
     again = enter(directory, rank)
@@ -41,6 +51,7 @@ def with_torch(directory: Path, rank: int) -> None:
     dist.barrier()
     fail_once(directory, rank, again=again)
     dist.all_reduce(torch.ones(1))
+    step(directory, rank)
     dist.destroy_process_group()
 
 
@@ -51,6 +62,7 @@ def with_horovod(directory: Path, rank: int) -> None:
     hvd.allreduce(torch.ones(1), name="barrier")
     fail_once(directory, rank, again=again)
     hvd.allreduce(torch.ones(1), name="step")
+    step(directory, rank)
 
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1))

@@ -1,4 +1,5 @@
-"""The same function as a stock HorovodJob, a kfpytorch Elastic task, and ours: it says when it was entered, and waits.
+"""The same function as a stock HorovodJob, a kfpytorch Elastic task, and ours: it says when it was entered, makes
+a step of an optimizer, says so, and waits.
 
 Run by ``benchmarks/startup.py``; importing it costs what importing a real training module costs: torch and Horovod.
 """
@@ -21,13 +22,21 @@ from flytekitplugins_safedist import SafeHorovod
 RANKS = int(os.environ.get("BENCH_RANKS", "1"))
 
 
-def _enter(directory: str) -> int:
-    assert hvd is not None
-    assert torch is not None
-    here = Path(directory)
+def _mark(here: Path, what: str) -> None:
     mark = here / f"{uuid.uuid4().hex}.tmp"
     mark.write_text(repr(time.time()))
-    mark.rename(mark.with_suffix(".entered"))
+    mark.rename(mark.with_suffix(f".{what}"))
+
+
+def _enter(directory: str) -> int:
+    assert hvd is not None
+    here = Path(directory)
+    _mark(here, "entered")
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    _mark(here, "stepped")
     while not (here / "release").exists():
         time.sleep(0.02)
     return 0
