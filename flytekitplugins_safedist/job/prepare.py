@@ -155,7 +155,8 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     order_file.write_text(order.to_json())
     started = time.monotonic()
     held.enter_context(running)
-    running.enter(Path.cwd(), _server_environment(settings, job.environment))
+    caches = scratch.make_preload(made, settings.scratch.shared_caches)
+    running.enter(Path.cwd(), _server_environment(settings, {**job.environment, **caches}))
     plan = NodePlan(
         settings=settings,
         topology=job.place,

@@ -194,8 +194,8 @@ def _import(name: str, *, needed: bool = True) -> str | None:
         with users_code.importing(), watching.threads_traced() as noted:
             importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
-        told = HERE.failed_imports.setdefault(name.partition(".")[0], f"{type(error).__name__}: {error}")
         if needed:
+            told = HERE.failed_imports.setdefault(name.partition(".")[0], f"{type(error).__name__}: {error}")
             return f"importing {name} there failed with {told}"
     try:
         # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.

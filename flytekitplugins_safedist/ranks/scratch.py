@@ -6,7 +6,8 @@ Layout, all of it mode 0700::
         round-0/rank-3/        what current_rank().scratch names
             tmp/               TMPDIR
             flyte/             flytekit's local sandbox and working directory
-            cache/<name>/      compile caches (caches.py)
+        cache/rank-3/<name>/   compile caches (caches.py): a restart does not compile again
+        cache/preload/<name>/  those of the process that imports for all ranks
         logs/round-0-rank-3.log
         orders/                what the agent hands to ranks, and what they hand back
 
@@ -27,10 +28,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config.caches import CACHES
 from ..envvars import TMPDIR
 from ..errors import ScratchError
-from . import short_paths
+from . import compile_caches, short_paths
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -44,10 +44,12 @@ class RankScratch:
     Attributes:
         path: of its own directory.
         short: the same, short enough for sockets below its TMPDIR.
+        caches: parent of its compile caches, in every round the same.
     """
 
     path: Path
     short: Path
+    caches: Path
 
     @property
     def tmp(self) -> Path:
@@ -59,19 +61,13 @@ class RankScratch:
         """flytekit's sandbox and ``current_context().working_directory`` live here."""
         return self.path / "flyte"
 
-    @property
-    def caches(self) -> Path:
-        """Parent of the compile caches."""
-        return self.path / "cache"
-
     def environment(self, shared: Collection[str]) -> dict[str, str]:
         """Variables that send temporary files and compile caches here.
 
         Args:
             shared: names of caches (``caches.CACHES``) that stay where the environment has them.
         """
-        private = {cache.variable: str(self.caches / cache.name) for cache in CACHES if cache.name not in shared}
-        return {TMPDIR: str(self.tmp), **private}
+        return {TMPDIR: str(self.tmp), **compile_caches.variables(self.caches, shared)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class JobScratch:
     def rank(self, round_: int, rank: int) -> RankScratch:
         """The directories of a rank; they exist after :func:`make_rank`."""
         below = Path(f"round-{round_}") / f"rank-{rank}"
-        return RankScratch(self.path / below, self.short / below)
+        return RankScratch(self.path / below, self.short / below, self.path / "cache" / f"rank-{rank}")
 
     def log(self, round_: int, rank: int) -> Path:
         """The file that holds all that a rank printed."""
@@ -149,13 +145,26 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
     try:
         # Several ranks of a round make its directory at once in a multi-process launch: let mkdir arbitrate.
         scratch.path.parent.mkdir(mode=0o700, exist_ok=True)
-        for path in (scratch.path, scratch.tmp, scratch.flyte, scratch.caches):
+        for path in (scratch.path, scratch.tmp, scratch.flyte):
             path.mkdir(mode=0o700)
-        for cache in CACHES:
-            (scratch.caches / cache.name).mkdir(mode=0o700)
+        compile_caches.make(scratch.caches)
     except OSError as error:
         raise _cannot_write(scratch.path, error) from error
     return scratch
+
+
+def make_preload(job: JobScratch, shared: Collection[str]) -> dict[str, str]:
+    """Make compile caches for what is imported for all ranks; the variables that send it there, ``shared`` ones aside.
+
+    Raises:
+        ScratchError: they cannot be made.
+    """
+    caches = job.path / "cache" / "preload"
+    try:
+        compile_caches.make(caches)
+    except OSError as error:
+        raise _cannot_write(caches, error) from error
+    return compile_caches.variables(caches, shared)
 
 
 def remove_rounds_before(job: JobScratch, round_: int) -> None:
@@ -313,7 +322,8 @@ class Usage:
 
 def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
     """Measure a job in one of its rounds."""
-    by_rank = tuple((rank, bytes_of(job.rank(round_, rank).path) + bytes_of(job.log(round_, rank))) for rank in ranks)
+    own = {rank: (job.rank(round_, rank).path, job.rank(round_, rank).caches, job.log(round_, rank)) for rank in ranks}
+    by_rank = tuple((rank, sum(map(bytes_of, paths))) for rank, paths in own.items())
     earlier = sum(map(bytes_of, _of_other_rounds(job, round_)))
     return Usage(path=job.path, by_rank=by_rank, free=shutil.disk_usage(job.path).free, earlier=earlier)
 

@@ -31,19 +31,13 @@ def test_a_row_has_a_usable_name_a_variable_of_its_own_and_a_source(cache: Cache
 
 
 def test_a_rank_gets_a_private_directory_for_each_cache_unless_it_is_shared_on_purpose() -> None:
-    scratch = RankScratch(Path("/s/round-0/rank-1"), Path("/t/rank-1"))
+    scratch = RankScratch(Path("/s/round-0/rank-1"), Path("/t/rank-1"), Path("/s/cache/rank-1"))
     private = scratch.environment(shared=())
-    assert private == {TMPDIR: "/t/rank-1/tmp"} | {
-        cache.variable: f"/s/round-0/rank-1/cache/{cache.name}" for cache in CACHES
-    }
+    assert private == {TMPDIR: "/t/rank-1/tmp"} | {cache.variable: f"/s/cache/rank-1/{cache.name}" for cache in CACHES}
     shared = scratch.environment(shared={"triton", "cuda"})
     assert set(private) - set(shared) == {"TRITON_CACHE_DIR", "CUDA_CACHE_PATH"}
-    assert (
-        RankScratch(Path("/s/round-0/rank-2"), Path("/t/rank-2"))
-        .environment(shared=())
-        .items()
-        .isdisjoint(private.items())
-    )
+    other = RankScratch(Path("/s/round-0/rank-2"), Path("/t/rank-2"), Path("/s/cache/rank-2"))
+    assert other.environment(shared=()).items().isdisjoint(private.items())
 
 
 def test_torch_takes_its_inductor_and_extension_directories_from_these_variables(
@@ -52,7 +46,7 @@ def test_torch_takes_its_inductor_and_extension_directories_from_these_variables
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch.utils.cpp_extension import _get_build_directory
 
-    for variable, path in RankScratch(tmp_path, tmp_path).environment(shared=()).items():
+    for variable, path in RankScratch(tmp_path, tmp_path, tmp_path / "cache").environment(shared=()).items():
         monkeypatch.setenv(variable, path)
     assert Path(cache_dir()) == tmp_path / "cache" / "inductor"
     assert Path(_get_build_directory("ext", verbose=False)).is_relative_to(tmp_path / "cache" / "torch_extensions")

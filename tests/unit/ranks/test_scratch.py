@@ -71,13 +71,14 @@ def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path)
     assert job.path.parent == tmp_path
     assert job.path.name.startswith("safedist-")
     assert rank.path == job.path / "round-1" / "rank-3"
-    assert (rank.flyte, rank.caches) == (rank.path / "flyte", rank.path / "cache")
+    assert (rank.flyte, rank.caches) == (rank.path / "flyte", job.path / "cache" / "rank-3")
     assert rank.tmp.resolve() == rank.path / "tmp"
     assert (job.orders, job.logs) == (job.path / "orders", job.path / "logs")
     assert job.log(1, 3) == job.path / "logs" / "round-1-rank-3.log"
     made = {path.relative_to(job.path).as_posix() for path in job.path.rglob("*")}
-    parts = {"tmp", "flyte", "cache", *(f"cache/{cache.name}" for cache in CACHES)}
-    assert made == {"orders", "logs", "round-1", "round-1/rank-3", *(f"round-1/rank-3/{part}" for part in parts)}
+    parts = {"round-1", *(f"round-1/rank-3{part}" for part in ("", "/tmp", "/flyte"))}
+    caches = {"cache", "cache/rank-3", *(f"cache/rank-3/{cache.name}" for cache in CACHES)}
+    assert made == {"orders", "logs", *parts, *caches}
     assert {mode(path) for path in [job.path, *job.path.rglob("*")]} == {0o700}
 
 
@@ -335,7 +336,7 @@ def test_sizes_are_written_for_people(size: int, text: str) -> None:
 
 def test_directories_are_values_that_compare() -> None:
     assert JobScratch(Path("/s"), Path("/t")).rank(0, 1) == RankScratch(
-        Path("/s/round-0/rank-1"), Path("/t/round-0/rank-1")
+        Path("/s/round-0/rank-1"), Path("/t/round-0/rank-1"), Path("/s/cache/rank-1")
     )
 
 
@@ -345,4 +346,33 @@ def test_earlier_rounds_make_room_for_the_next(tmp_path):
         made = scratch.make_rank(job, round_, 0)
         (made.tmp / "file").write_text("text")
     scratch.remove_rounds_before(job, 10)
-    assert sorted(path.name for path in job.path.iterdir()) == ["logs", "orders", "round-10"]
+    assert sorted(path.name for path in job.path.iterdir()) == ["cache", "logs", "orders", "round-10"]
+
+
+def test_compile_caches_are_the_ranks_in_every_round_and_count_as_its_own(tmp_path):
+    job = scratch.make_job(tmp_path)
+    caches = scratch.make_rank(job, 0, 1).caches
+    (caches / "inductor" / "kernel.so").write_bytes(os.urandom(1 << 18))
+    scratch.remove_rounds_before(job, 1)
+    assert scratch.make_rank(job, 1, 1).caches == caches
+    assert (caches / "inductor" / "kernel.so").stat().st_size == 1 << 18
+    assert dict(scratch.usage(job, 1, [1]).by_rank)[1] >= 1 << 18
+
+
+def test_a_lock_that_a_killed_rank_left_in_a_cache_does_not_hold_the_next_round(tmp_path):
+    from torch.utils.file_baton import FileBaton
+
+    job = scratch.make_job(tmp_path)
+    build = scratch.make_rank(job, 0, 0).caches / "torch_extensions" / "mine"
+    build.mkdir()
+    assert FileBaton(str(build / "lock")).try_acquire()  # and never released
+    scratch.make_rank(job, 1, 0)
+    assert FileBaton(str(build / "lock")).try_acquire()
+
+
+def test_what_is_imported_for_all_ranks_has_caches_of_its_own(tmp_path):
+    job = scratch.make_job(tmp_path)
+    given = scratch.make_preload(job, {"triton"})
+    assert Path(given["TORCHINDUCTOR_CACHE_DIR"]) == job.path / "cache" / "preload" / "inductor"
+    assert "TRITON_CACHE_DIR" not in given
+    assert all(Path(path).is_dir() for path in given.values())

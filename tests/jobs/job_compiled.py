@@ -1,0 +1,33 @@
+"""A task that compiles in both its rounds, and tells where that is kept and whether it was found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
+from tests.harness.procs import say, wait_for_word
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1, timeouts=Timeouts(stop=0.5, exit=0.5)))
+def compiles_twice() -> None:
+    from torch._dynamo.utils import counters
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    computed = torch.compile(lambda x: x * x + 1)(torch.full((8,), 3.0))
+    assert computed[0] == 10.0
+    me = current_rank()
+    kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    built = sorted(path.name for path in kept.rglob("*.so"))
+    found = counters["inductor"]["fxgraph_cache_hit"]
+    say(json.dumps([me.rank, me.round, str(kept), str(cache_dir()), len(built), found]))
+    if me.round == 0:
+        if me.rank != 0:
+            signal.pause()
+        wait_for_word()
+        raise ValueError("once")
