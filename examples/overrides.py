@@ -13,10 +13,10 @@ from flytekitplugins_safedist import SafeTorch, current_rank
 SIDECAR = PodTemplate(
     primary_container_name="trainer",
     pod_spec=V1PodSpec(
-        containers=[
-            V1Container(name="metrics", image="registry.example/metrics:2"),
-            V1Container(name="trainer"),
-        ]
+        containers=[V1Container(name="trainer")],
+        # A native sidecar (Kubernetes 1.29 and later): it ends with the trainer. In `containers`, one that never ends
+        # by itself would keep a finished job running for ever.
+        init_containers=[V1Container(name="metrics", image="registry.example/metrics:2", restart_policy="Always")],
     ),
 )
 

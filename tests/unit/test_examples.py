@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -46,3 +47,11 @@ def test_the_real_command_trains_and_says_where_the_model_is(warm, tmp_path):
     assert ended.scratch == []
     [model] = re.findall(r"(/\S*digits\.pt)", ended.out)
     assert Path(model).stat().st_size > 10_000, ended.out
+
+
+def test_the_sidecar_that_is_shown_ends_with_the_trainer() -> None:
+    """One beside it in ``containers`` that never ends keeps a finished job running."""
+    names = runpy.run_path(str(ROOT / "examples" / "overrides.py"))
+    spec = names["SIDECAR"].pod_spec
+    assert [container.name for container in spec.containers] == ["trainer"]
+    assert [container.restart_policy for container in spec.init_containers] == ["Always"]
