@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,17 @@ os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
 # Much of the time in which a worker collects thousands of tests would be Python's collector's, over what is there to
 # stay; it looks at none of that again while tests run.
 gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each process that imports flytekit leaves two directories of temporary files, for good: hundreds in a session.
+    All of them go where they end with it. Workers and what they start inherit it; pytest's own directories stay."""
+    if hasattr(config, "workerinput"):
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="sd-")  # short: sockets live in it, too
+    Path(tempfile.tempdir).chmod(0o1777)  # some tests start processes of another user
+    config.add_cleanup(lambda: shutil.rmtree(tempfile.tempdir, ignore_errors=True))
 
 
 def pytest_collection_finish() -> None:
