@@ -281,6 +281,11 @@ def error_code(outcome: RankOutcome) -> str:
     return f"USER:Exit{outcome.exit_code}"
 
 
+def _class(raised: Raised) -> str:
+    """Its class: of flytekit's and ours, whose modules would take what a list of executions shows, without them."""
+    return raised.type.rpartition(".")[2] if raised.type.startswith("flytekit") else raised.type
+
+
 def describe(outcome: RankOutcome) -> str:
     """The failure as the user should read it: who, what, traceback, last log lines."""
     place = f"rank {outcome.rank} (local_rank {outcome.local_rank}) on node {outcome.node_rank} ({outcome.host})"
@@ -288,7 +293,9 @@ def describe(outcome: RankOutcome) -> str:
         node = "a node" if outcome.node_rank < 0 else f"node {outcome.node_rank}"
         place = f"{node} ({outcome.host}) cannot begin: it"
     if outcome.raised is not None:
-        text = f"{place} raised {outcome.raised.type}: {outcome.raised.message}\n\n{outcome.raised.traceback.rstrip()}"
+        text = (
+            f"{place} raised {_class(outcome.raised)}: {outcome.raised.message}\n\n{outcome.raised.traceback.rstrip()}"
+        )
     elif outcome.status is Status.KILLED:
         reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
         text = f"{place} was killed by {reason}"

@@ -196,7 +196,7 @@ HOST = "h" * 40
 RANK_1 = f"rank 1 (local_rank 1) on node 0 ({HOST}) "
 FIRST = {
     "USER:ValueError": RANK_1 + "raised ValueError: n",
-    "USER:FlyteRecoverableException": RANK_1 + "raised flytekit.exc",
+    "USER:FlyteRecoverableException": RANK_1 + "raised FlyteRecovera",
     "SYSTEM:SIGKILL": RANK_1 + "was killed by SIGKIL",
     "SYSTEM:SIGTERM": RANK_1 + "was killed by SIGTER",
     "USER:SIGSEGV": RANK_1 + "was killed by SIGSEG",
@@ -206,8 +206,8 @@ FIRST = {
     "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
     "USER:RanksNotReady": RANK_1.replace("1", "0", 2) + "raised LaunchError:",
     "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",
-    "USER:OutputTooLargeError": RANK_1.replace("1", "0", 2) + "raised flytekitplug",
-    "SYSTEM:Storage": RANK_1 + "raised flytekit.exc",
+    "USER:OutputTooLargeError": RANK_1.replace("1", "0", 2) + "raised OutputTooLarg",
+    "SYSTEM:Storage": RANK_1 + "raised FlyteUploadD",
     "SYSTEM:Storage for a node": "the task's inputs cannot be fetched from /nowhere/inputs.pb: ",
     "SYSTEM:RanksNotStarted": "the process that starts and watches this node's ranks is gone, and its ranks with it",
     "SYSTEM:Stopped": "told to stop by SIGTERM; every rank has been ended",

@@ -39,7 +39,7 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "USER:ValueError": (failed(), "raised ValueError: bad"),
     "USER:FlyteRecoverableException": (
         failed(of=raised("flytekit.exceptions.user.FlyteRecoverableException", fault=Fault.RECOVERABLE)),
-        "raised flytekit.exceptions.user.FlyteRecoverableException",
+        "raised FlyteRecoverableException",
     ),
     "USER:OutOfMemory": (killed(signal.SIGKILL, out_of_memory=True), "out-of-memory killer"),
     "SYSTEM:SIGKILL": (killed(signal.SIGKILL), "was killed by SIGKILL"),
