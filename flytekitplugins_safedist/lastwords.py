@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import termination
 from .errors import SafedistError
 from .handoff import HERE
+from .texts import encodable
 
 LIMIT = 1000
 """Characters of the last line: all of it must fit into the end of a log that is shown."""
@@ -25,7 +26,7 @@ def keep(error: BaseException | str, prefix: str = FAILED) -> None:
         error: why the job failed, or this process ends.
         prefix: what the last line of the log says before that.
     """
-    HERE.last_words = (prefix, error if isinstance(error, str) else text_of(error))
+    HERE.last_words = (prefix, encodable(error if isinstance(error, str) else text_of(error)))
 
 
 def text_of(error: BaseException) -> str:

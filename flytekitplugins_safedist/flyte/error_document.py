@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
+from ..texts import encodable
 
 if TYPE_CHECKING:
     from flyteidl.core.errors_pb2 import ErrorDocument
@@ -62,8 +63,8 @@ def document(failure: SystemFailure, worker: str = "") -> ErrorDocument:
     kinds, origins = errors_pb2.ContainerError, execution_pb2.ExecutionError
     made = errors_pb2.ErrorDocument(
         error=errors_pb2.ContainerError(
-            code=_encodable(failure.code),
-            message=_encodable(failure.message),
+            code=encodable(failure.code),
+            message=encodable(failure.message),
             kind=kinds.NON_RECOVERABLE if failure.repeats else kinds.RECOVERABLE,
             origin=origins.USER if failure.repeats else origins.SYSTEM,
             worker=worker,
@@ -91,8 +92,3 @@ def upload(failure: SystemFailure, access: Any, output_prefix: str) -> None:
     with tempfile.TemporaryDirectory(prefix="safedist-error-") as directory:
         (Path(directory) / ERROR_FILE_NAME).write_bytes(text)
         access.put_data(directory, output_prefix, is_multipart=True)
-
-
-def _encodable(text: str) -> str:
-    """protobuf refuses lone surrogates, which names of files can hold."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from ..errors import NodeLostError, RendezvousError
-from ..ranks.outcome import RankOutcome, echo, encodable, is_consequence
+from ..ranks.outcome import RankOutcome, echo, is_consequence
 from ..rendezvous.failure import Failure
 from ..rendezvous.heartbeat_monitor import HeartbeatMonitor
 from ..rendezvous.jobstore import TEXT_LIMIT
 from ..rendezvous.session import RendezvousSession
+from ..texts import encodable
 from .policy import Action, Decision, decide, would_repeat
 
 REPORT_SECONDS = 15.0

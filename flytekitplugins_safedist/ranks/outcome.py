@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from ..texts import encodable
+
 
 class Status(str, Enum):
     """How a rank ended."""
@@ -32,16 +34,6 @@ class Fault(str, Enum):
     """``FlyteRecoverableException`` or a subclass: Flyte retries."""
     SYSTEM = "system"
     """Storage and platform trouble: Flyte retries, nothing is uploaded."""
-
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-"""What would move a terminal's cursor, clear it or hide what is written."""
-
-
-def encodable(text: str) -> str:
-    """``text`` as protobuf, files and terminals can hold it: lone surrogates (from names that are not UTF-8) and
-    control characters are spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8").translate(_CONTROLS)
 
 
 @dataclass(frozen=True)

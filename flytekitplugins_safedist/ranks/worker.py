@@ -23,6 +23,7 @@ from typing import BinaryIO
 from .. import log
 from ..compat import flytekit as flytekit_inside
 from ..flyte import storage_clients, task_context, uploads
+from ..texts import encodable
 from . import (
     context,
     debugger,
@@ -36,7 +37,7 @@ from . import (
     users_code,
 )
 from .context import RankContext
-from .outcome import Raised, RankOutcome, Status, encodable, speaks_of_timeout
+from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
 
 EXIT_FAILED = 1
