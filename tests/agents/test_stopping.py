@@ -6,15 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2, literals_pb2
 
-from tests.harness.procs import DEADLINE, ROOT, alive, until
-from tests.harness.tarballs import project
+from tests.harness.pod import Pod
+from tests.harness.procs import DEADLINE, alive, until
 
 TOLD = 137
 """What Flyte takes for the platform's doing, and tries again without any of the task's ``retries``."""
@@ -87,53 +85,20 @@ fsspec.register_implementation("gated", Gated, clobber=True)
 """Its uploads say that they begin, and wait to be let go."""
 
 
-class Pod:
-    """A container's view, with real torch; the command is the console script's function."""
+class Stopped(Pod):
+    """A pod with real torch, whose command is the console script's function."""
 
     def __init__(self, root: Path, code: str) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self.root, self.outputs = root, root / "outputs"
-        self.prefix = str(self.outputs)
-        (root / "cwd").mkdir()
-        (root / "tmp").mkdir()
-        (root / "fast.tar.gz").write_bytes(project({"workflows.py": code}))
-        (root / "inputs.pb").write_bytes(literals_pb2.LiteralMap().SerializeToString())
+        super().__init__(root, {"workflows.py": code})
 
-    def start(self, task: str, *how: str, **more: str) -> subprocess.Popen[str]:
-        program = how or ("-c", "from flytekitplugins_safedist.container.start import main; main()")
-        root = self.root
-        arguments = [
-            *("--additional-distribution", str(root / "fast.tar.gz"), "--dest-dir", ".", "--", "pyflyte-execute"),
-            *("--inputs", str(root / "inputs.pb"), "--output-prefix", self.prefix),
-            *("--raw-output-data-prefix", str(root / "raw")),
-            *("--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"),
-            *("task-module", "workflows", "task-name", task),
-        ]
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SAFEDIST")},
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)]),
-            "TMPDIR": str(root / "tmp"),
-            **more,
-        }
-        return subprocess.Popen(
-            [sys.executable, *program, *arguments],
-            cwd=root / "cwd",
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def error(self) -> errors_pb2.ContainerError:
-        return errors_pb2.ErrorDocument.FromString((self.outputs / "error.pb").read_bytes()).error
-
-    def uploaded(self) -> list[str]:
-        return sorted(os.listdir(self.outputs)) if self.outputs.exists() else []
+    def begin(self, task: str, module: str = "", **more: str) -> subprocess.Popen[str]:
+        self.environment |= more
+        return self.start(*self.fast_arguments(task), module=module)
 
 
 def test_at_sixty_points_of_all_imports_sigterm_ends_the_process_at_once_and_in_silence(tmp_path):
-    pod = Pod(tmp_path, MODULE)
-    process = pod.start("harmless", "-m", "tests.harness.stop_walker", "30", **TORCH)
+    pod = Stopped(tmp_path, MODULE)
+    process = pod.begin("harmless", "tests.harness.stop_walker 30", **TORCH)
     out, err = process.communicate()
     assert process.returncode == 0, err
     ended = json.loads(out.splitlines()[-1])
@@ -146,16 +111,16 @@ def test_at_sixty_points_of_all_imports_sigterm_ends_the_process_at_once_and_in_
 
 @pytest.mark.parametrize("task", ["swallows_and_returns", "swallows_for_ever"])
 def test_a_task_that_catches_everything_is_ended_and_uploads_nothing(tmp_path, task):
-    pod = Pod(tmp_path, MODULE)
-    process = pod.start(task)
+    pod = Stopped(tmp_path, MODULE)
+    process = pod.begin(task)
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == TOLD, err
     assert pod.uploaded() == []
 
 
 def test_a_module_that_catches_everything_at_import_is_ended_there(tmp_path):
-    pod = Pod(tmp_path, SWALLOWING_IMPORT)
-    process = pod.start("harmless")
+    pod = Stopped(tmp_path, SWALLOWING_IMPORT)
+    process = pod.begin("harmless")
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == TOLD, err
     assert pod.uploaded() == []
@@ -164,9 +129,9 @@ def test_a_module_that_catches_everything_at_import_is_ended_there(tmp_path):
 
 def test_a_handler_that_flytekit_left_behind_does_not_keep_the_process(tmp_path):
     code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n" + MODULE
-    pod = Pod(tmp_path, code)
+    pod = Stopped(tmp_path, code)
     # Makes flytekit install packages at the start of the task, by a pip that does nothing here.
-    process = pod.start("harmless", RUNTIME_PACKAGES="", _F_RUNTIME_PACKAGES="--version")
+    process = pod.begin("harmless", RUNTIME_PACKAGES="", _F_RUNTIME_PACKAGES="--version")
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == TOLD, err
     assert pod.uploaded() == []
@@ -177,8 +142,8 @@ def test_at_any_time_of_a_jobs_start_sigterm_ends_it_and_is_never_the_users_erro
     count = int(os.environ.get("SAFEDIST_SIGTERM_TIMES", "6"))
 
     def told_at(number: int) -> str:
-        pod = Pod(tmp_path / str(number), SAFE)
-        process = pod.start("train", **TORCH, SAFEDIST_SCRATCH_ROOT=str(tmp_path / str(number) / "tmp"))
+        pod = Stopped(tmp_path / str(number), SAFE)
+        process = pod.begin("train", **TORCH, SAFEDIST_SCRATCH_ROOT=str(tmp_path / str(number) / "tmp"))
         try:
             process.wait(6.0 * number / count)
         except subprocess.TimeoutExpired:
@@ -200,11 +165,11 @@ def test_at_any_time_of_a_jobs_start_sigterm_ends_it_and_is_never_the_users_erro
 
 def uploading(root: Path, **more: str) -> tuple[Pod, subprocess.Popen[str]]:
     """A pod in the middle of uploading its outputs, told to stop."""
-    pod = Pod(root, GATED)
+    pod = Stopped(root, GATED)
     pod.prefix = f"gated://{pod.outputs}"
     for name in ("begun", "go"):
         os.mkfifo(root / name)
-    process = pod.start("train", **TORCH, TEST_GATE=str(root), SAFEDIST_SCRATCH_ROOT=str(root / "tmp"), **more)
+    process = pod.begin("train", **TORCH, TEST_GATE=str(root), SAFEDIST_SCRATCH_ROOT=str(root / "tmp"), **more)
     with open(root / "begun"):  # opens when the upload begins
         process.terminate()
     return pod, process

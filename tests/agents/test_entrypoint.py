@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2, literals_pb2
+from flyteidl.core import errors_pb2
 
-from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.errors import ConfigError, StagingError
 from tests.harness.objectstore import ObjectStore
-from tests.harness.procs import Ended, Warm, ignored_signals
+from tests.harness.pod import PROGRAM, RESOLVER, Pod
+from tests.harness.procs import ignored_signals
+from tests.harness.product import entrypoint
 from tests.harness.tarballs import project
 
 pytestmark = pytest.mark.processes
-
-RESOLVER = ["--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"]
 
 WORKFLOWS = """
 import json, os, sys
@@ -56,7 +53,7 @@ def leaves() -> str:
 WAITS_IN_A_STORE = """
 import __main__, os
 from flytekit import task
-from flytekitplugins_safedist.rendezvous.client import Connection, Server
+from tests.harness.product import Connection, Server
 
 class EndsTheStoreAtTheLastMoment:
     def __init__(self, pid):
@@ -85,89 +82,9 @@ def waits() -> str:
 FILES = {"workflows.py": WORKFLOWS, "lib.py": "WHO = 'archive'", "data.txt": "data"}
 
 
-PROGRAM = """
-from flytekitplugins_safedist import termination
-from flytekitplugins_safedist.container import start
-termination.PATH = {message!r}
-start.main()
-"""
-
-
 @pytest.fixture
 def pod(warm, tmp_path):
-    return Pod(warm, tmp_path)
-
-
-class Pod:
-    """A container's view: working directory, archive, inputs and outputs, and the real console script's function.
-
-    It runs in a process that has imported flytekit already; in a fresh interpreter where :meth:`start` is called.
-    """
-
-    def __init__(self, warm: Warm, root: Path) -> None:
-        self.warm = warm
-        self.root = root
-        self.cwd = root / "workdir"
-        self.cwd.mkdir()
-        self.outputs = root / "outputs"
-        self.archive = root / "fast.tar.gz"
-        self.archive.write_bytes(project(FILES))
-        (root / "inputs.pb").write_bytes(literals_pb2.LiteralMap().SerializeToString())
-        self.environment: dict[str, str] = {}
-        self.message = root / "termination-log"
-
-    def command(self, task: str, module: str = "workflows") -> list[str]:
-        return [
-            *("pyflyte-execute", "--inputs", str(self.root / "inputs.pb"), "--output-prefix", str(self.outputs)),
-            *("--raw-output-data-prefix", str(self.root / "raw"), "--checkpoint-path", str(self.root / "check")),
-            *("--prev-checkpoint", '""', *RESOLVER, "task-module", module, "task-name", task),
-        ]
-
-    def start(self, *arguments: str, program: str = PROGRAM, **kwargs) -> subprocess.Popen[str]:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SAFEDIST")},
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "SAFEDIST_CODE_STORE": str(self.root / "store"),
-            **self.environment,
-        }
-        self.message.touch()
-        return subprocess.Popen(
-            [sys.executable, "-c", program.format(message=str(self.message)), *arguments],
-            cwd=self.cwd,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **kwargs,
-        )
-
-    def run(self, *arguments: str) -> Ended:
-        files = self.root / f"case-{len(list(self.root.glob('case-*')))}"
-        environment = {"SAFEDIST_CODE_STORE": str(self.root / "store"), **self.environment}
-        ended: Ended = self.warm.run(
-            "", files, kind="entrypoint", prefork=False, arguments=arguments, cwd=self.cwd, environment=environment
-        )
-        return ended
-
-    def fast(self, task: str, dest: str = ".") -> Ended:
-        return self.run(*self.fast_arguments(task, dest))
-
-    def fresh(self, *arguments: str) -> Ended:
-        """In an interpreter of its own: what it does as it begins and ends, and the path that it makes itself."""
-        process = self.start(*arguments)
-        out, err = process.communicate()
-        return Ended(process.returncode, [], out, err, self.root)
-
-    def fast_arguments(self, task: str, dest: str = ".") -> list[str]:
-        return ["--additional-distribution", str(self.archive), "--dest-dir", dest, "--", *self.command(task)]
-
-    def output(self) -> dict[str, object]:
-        literals = literals_pb2.LiteralMap.FromString((self.outputs / "outputs.pb").read_bytes())
-        return json.loads(literals.literals["o0"].scalar.primitive.string_value)
-
-    def error(self) -> errors_pb2.ContainerError:
-        assert os.listdir(self.outputs) == ["error.pb"]
-        return errors_pb2.ErrorDocument.FromString((self.outputs / "error.pb").read_bytes()).error
+    return Pod(tmp_path, FILES, warm)
 
 
 def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_it(pod):
@@ -216,8 +133,7 @@ def test_a_restart_uses_what_is_there(pod):
 
 def test_tasks_that_share_a_destination_run_each_the_code_of_its_own_archive(pod):
     pod.archive.write_bytes(project({**FILES, "late.py": "WHO = 'first'"}))
-    (pod.root / "other").mkdir()
-    other = Pod(pod.warm, pod.root / "other")
+    other = Pod(pod.root / "other", FILES, pod.warm)
     other.archive.write_bytes(project({**FILES, "lib.py": "WHO = 'second'", "late.py": "WHO = 'second'"}))
     other.cwd = pod.cwd
     os.mkfifo(pod.cwd / "go")
@@ -538,7 +454,7 @@ def test_every_wrong_limit_is_reported_at_once():
 def test_nothing_heavy_and_no_thread_before_the_rank_server_can_be_forked():
     program = """
 import sys, threading
-from flytekitplugins_safedist.container import entrypoint
+from tests.harness.product import entrypoint
 def prepare(environment):
     heavy = {"flytekit", "fsspec", "s3fs", "torch", "horovod", "grpc", "botocore"} & set(sys.modules)
     print(sorted(heavy), threading.active_count())
