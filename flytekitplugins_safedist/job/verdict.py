@@ -19,7 +19,15 @@ from enum import Enum
 
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
 from ..ranks.disk_limit import DiskLimit
-from ..ranks.outcome import Fault, RankOutcome, Status, describe, error_code, is_consequence
+from ..ranks.outcome import (
+    Fault,
+    RankOutcome,
+    Status,
+    describe,
+    error_code,
+    is_consequence,
+    speaks_of_full_shared_memory,
+)
 from ..ranks.scratch import FULL_ERRNOS
 from .policy import Decision
 
@@ -64,8 +72,6 @@ class Code(str, Enum):
     DISK = "SYSTEM:NodeDisk"
     """The disk of a node failed; a full one is the task's own doing."""
 
-
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108  (its name in an error)
 
 BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
 """What a disk, or a file server, says when it fails by itself."""
@@ -125,9 +131,9 @@ def judge(
     """
     kind, origin, code = _judged(cause, returned)
     text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
-    if _is_full(cause) and cause.raised is not None and _SHARED_MEMORY in cause.raised.message:
+    if cause.raised is not None and speaks_of_full_shared_memory(cause.raised):
         error: SafedistError = RankFailedError(
-            f"rank {cause.rank} found the node's shared memory ({_SHARED_MEMORY}) full.\n\n{text}",
+            f"rank {cause.rank} found the node's shared memory (/dev/shm) full.\n\n{text}",
             hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
         ).with_code(code)
     elif _is_full(cause):

@@ -237,12 +237,24 @@ def speaks_of_timeout(text: str) -> bool:
     return _TIMED_OUT.search(text) is not None
 
 
+# torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback).
+_SHARED_MEMORY_FULL = re.compile(
+    r"</torch_[^>]*>[^\n]*No space left on device|No space left on device[^\n]*/dev/shm/|"
+    r"DataLoader worker \([^)]*\) is killed by signal: Bus error"
+)
+
+
+def speaks_of_full_shared_memory(raised: Raised) -> bool:
+    """Whether an exception says that /dev/shm is full."""
+    return any(_SHARED_MEMORY_FULL.search(text) for text in (raised.message, raised.traceback))
+
+
 _SIGNAL_REASONS = {
     signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
     signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",
     signal.SIGINT: "interrupted from outside (Ctrl-C)",
     signal.SIGSEGV: "invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)",
-    signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise its size or use fewer loader workers)",
+    signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise @task(shared_memory=...))",
     signal.SIGABRT: "native code aborted (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
     signal.SIGFPE: "arithmetic error in native code (an integer division by zero)",
     signal.SIGILL: "an instruction that this processor lacks: the wheel was built for another one",

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
 from flytekitplugins_safedist.ranks.disk_limit import DiskLimit
-from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, describe
+from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.scratch import Usage
 from tests.harness.outcomes import failed, outcome, raised
 
@@ -98,12 +99,49 @@ def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_tim
     assert judged.time_ns == 1_700_000_000_000_000_123
 
 
-def test_full_shared_memory_is_not_called_scratch() -> None:
-    message = "[Errno 28] No space left on device: '/dev/shm/torch_123'"
-    text = str(verdict(failed(0, of=raised("OSError", message, errnos=(errno.ENOSPC,))), 2 * 2**30).error)
+IN_A_WORKER = """Caught RuntimeError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+    return cls._new_using_fd_cpu(size)
+RuntimeError: """
+BUS_ERROR = (
+    "DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+    "shared memory. Please try to raise your shared memory limit."
+)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        raised("OSError", "[Errno 28] No space left on device: '/dev/shm/torch_123'", errnos=(errno.ENOSPC,)),
+        raised("RuntimeError", "unable to write to file </torch_71_302_0>: No space left on device (28)"),
+        raised("RuntimeError", "unable to allocate shared memory(shm) for file </torch_7_3>: No space left on device"),
+        raised("RuntimeError", f"{IN_A_WORKER}unable to write to file </torch_7_3_0>: No space left on device (28)"),
+        raised("RuntimeError", BUS_ERROR),
+        replace(
+            raised("RuntimeError", "DataLoader worker (pid(s) 71) exited unexpectedly"),
+            traceback=f"RuntimeError: {BUS_ERROR}\n\nThe above exception was the direct cause of the following one",
+        ),
+    ],
+)
+def test_full_shared_memory_is_named_in_all_of_torchs_words_and_not_called_scratch(of: Raised) -> None:
+    judged = verdict(failed(0, of=of), 2 * 2**30)
+    text = str(judged.error)
     assert text.startswith("rank 0 found the node's shared memory (/dev/shm) full.\n\n")
     assert "@task(shared_memory=...)" in text
     assert "Scratch" not in text
+    assert (judged.kind, judged.origin, judged.code) == (*USERS, f"USER:{of.type}")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "DataLoader worker (pid 71) is killed by signal: Killed. ",
+        "unable to mmap 4096 bytes from file </torch_71_302_0>: Cannot allocate memory (12)",
+        "unable to open file </models/torch_7.pt>: No such file or directory (2)",
+    ],
+)
+def test_other_trouble_of_loader_workers_is_not_called_full_shared_memory(message: str) -> None:
+    assert "shared memory" not in str(verdict(failed(0, of=raised("RuntimeError", message))).error)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
