@@ -34,6 +34,7 @@ class Handoff:
         rank: the ``RankContext`` of a rank, for the user's function (``ranks.context``).
         page: what that rank shares with its agent, a ``RankPage``; with it.
         at_end: what to call when the user's function has returned; from ``checkpoints()`` in it to the rank.
+        in_any_case: what to call then, and also where it has raised. The same way.
         identity: what the user has said of who this process is (``fs.use_identity``).
         group: what the user has said of what ranks coordinate over (``fs.use_group``).
     """
@@ -50,6 +51,7 @@ class Handoff:
     rank: Any = None
     page: Any = None
     at_end: list[Callable[[], object]] = field(default_factory=list)
+    in_any_case: list[Callable[[], object]] = field(default_factory=list)
     identity: Any = None
     group: Any = None
 

@@ -50,7 +50,7 @@ class Leaving:
         who = current_identity()
         if who.rank != 0 or who.nnodes != 1 or not page.preemption_seconds:
             return
-        context.at_end(self.over)
+        context.in_any_case(self.over)
         inside = contextvars.copy_context()  # flytekit's way to the store is found through it
         threading.Thread(target=inside.run, args=(self._watch, page), name="safedist-leaving", daemon=True).start()
 

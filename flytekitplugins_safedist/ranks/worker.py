@@ -159,12 +159,13 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
             with users_code.without_children():
                 inputs = payload.native_inputs(job, task, ctx)
             phase_ended("inputs")
-            with users_code.without_children():
-                returned = task.task_function(**inputs)
-            flytekit_inside.no_warning_is_an_error()
-            storage_clients.forget_dead_loops()
-            # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
-            context.finish()
+            with context.letting_go():
+                with users_code.without_children():
+                    returned = task.task_function(**inputs)
+                flytekit_inside.no_warning_is_an_error()
+                storage_clients.forget_dead_loops()
+                # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
+                context.finish()
             phase_ended("function")
             if place.rank == 0:
                 with users_code.without_children():

@@ -157,6 +157,20 @@ def test_a_single_pod_that_is_killed_before_it_has_saved_is_waited_for_once(warm
     assert not job.mark.exists(), "the attempt after this one need not wait as well"
 
 
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_single_pod_whose_function_fails_when_told_to_stop_lets_the_next_attempt_begin_at_once(
+    warm, tmp_path, ranks_gate: Gate, how
+):
+    job = Overlapping(warm, tmp_path, ranks_gate, TEST_HOW=how)
+    pod = job.start(0)
+    ranks_gate.heard(2)
+    pod.signal(TERM)
+    until(job.mark.exists)
+    ranks_gate.let_go(1)
+    pod.wait()
+    assert not job.mark.exists()
+
+
 def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_gate: Gate):
     job = Preempted(warm, tmp_path, "by_hand", ranks_gate)
     first, told = job.start(0), job.start(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,11 @@ def alone_by_checkpoints() -> str:
     ckpt.step(0, state)
     say("in a long step")
     wait_for_word()
+    how = os.environ.get("TEST_HOW")
+    if how == "raise":
+        raise ValueError("the loss is NaN")
+    if how == "exit":
+        sys.exit(3)
     step = 0
     while not ckpt.wanted(step := step + 1):
         pass
