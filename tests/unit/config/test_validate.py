@@ -469,6 +469,18 @@ def test_a_job_that_cannot_work_is_refused_with_its_reason(case: str) -> None:
     assert all(problem.repair for problem in caught.value.problems)
 
 
+def test_a_role_of_a_subclass_is_taken_with_what_it_asks_for() -> None:
+    class BigWorker(kf.Worker):
+        """A team's own preset."""
+
+    def config(gpu: str) -> SafeTorch:
+        return SafeTorch(nodes=2, nproc_per_node=8, cluster=Kubeflow(worker=BigWorker(limits=Resources(gpu=gpu))))
+
+    declare(config("8"))
+    with pytest.raises(ConfigError, match=r"exceeds cluster\.worker\.limits\.gpu=4"):
+        declare(config("4"))
+
+
 def test_problems_of_size_and_shape_are_reported_together() -> None:
     with pytest.raises(ConfigError, match="4 problems") as caught:
         declare(
