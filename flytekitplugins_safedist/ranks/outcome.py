@@ -290,6 +290,12 @@ def _class(raised: Raised) -> str:
     return raised.type.rpartition(".")[2] if raised.type.startswith("flytekit") else raised.type
 
 
+def _frames(raised: Raised) -> str:
+    """Its traceback; of ours, whose messages are long, without the message that has just been told."""
+    trace, said = raised.traceback.rstrip(), f": {raised.message}"
+    return trace.removesuffix(said) if raised.type.startswith("flytekitplugins_safedist.") else trace
+
+
 def describe(outcome: RankOutcome) -> str:
     """The failure as the user should read it: who, what, traceback, last log lines."""
     place = f"rank {outcome.rank} (local_rank {outcome.local_rank}) on node {outcome.node_rank} ({outcome.host})"
@@ -297,9 +303,7 @@ def describe(outcome: RankOutcome) -> str:
         node = "a node" if outcome.node_rank < 0 else f"node {outcome.node_rank}"
         place = f"{node} ({outcome.host}) cannot begin: it"
     if outcome.raised is not None:
-        text = (
-            f"{place} raised {_class(outcome.raised)}: {outcome.raised.message}\n\n{outcome.raised.traceback.rstrip()}"
-        )
+        text = f"{place} raised {_class(outcome.raised)}: {outcome.raised.message}\n\n{_frames(outcome.raised)}"
     elif outcome.status is Status.KILLED:
         reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
         text = f"{place} was killed by {reason}"

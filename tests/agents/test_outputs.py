@@ -23,6 +23,7 @@ def test_outputs_over_flytes_limit_are_refused_with_name_size_and_way_out_and_al
     assert error.code == "USER:OutputTooLargeError"
     assert re.search(r"because of 'losses' \([23],\d{3},\d{3} bytes\);", text), text
     assert "'epochs'" not in text
+    assert text.count("Flyte would refuse the outputs") == ended.err.count("Flyte would refuse the outputs") == 1, text
     assert "at most 2,097,152 bytes for all outputs together" in text
     assert "return large values as FlyteFile" in text
     assert "round 1" not in ended.err, "it would repeat: the ranks are not started again"
