@@ -37,6 +37,7 @@ def refusals(manifest: Mapping[str, Any]) -> list[str]:
         found += _service(manifest["spec"])
     elif kind in ("PyTorchJob", "MPIJob"):
         found += _name(manifest, _LABEL_1035, 63)
+        found += _listed_by_name(manifest["spec"])
         if kind == "PyTorchJob":
             found += _webhook(manifest["spec"])
     return found
@@ -138,6 +139,18 @@ def _service(spec: Mapping[str, Any]) -> Iterator[str]:
             yield f".spec.ports[{index}].name: is required where there are several (port {port['port']})"
         if port.get("name"):
             yield from _dns_label(port["name"], f".spec.ports[{index}].name")
+
+
+def _listed_by_name(spec: Mapping[str, Any]) -> Iterator[str]:
+    """What the CRDs of jobs call a map by name (``x-kubernetes-list-map-keys``); in a pod the last of a name counts."""
+    for roles in ("pytorchReplicaSpecs", "mpiReplicaSpecs"):
+        for role, replica in spec.get(roles, {}).items():
+            pod = replica["template"]["spec"]
+            for part in ("initContainers", "containers"):
+                for container in pod.get(part, ()):
+                    path = f".spec.{roles}[{role}].template.spec.{part}[{container['name']}].env"
+                    names = [variable.get("name") for variable in container.get("env", ())]
+                    yield from (f"{path}: Duplicate value{found}" for found in _unique(names, ""))
 
 
 def _webhook(spec: Mapping[str, Any]) -> Iterator[str]:

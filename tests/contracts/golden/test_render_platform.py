@@ -15,7 +15,7 @@ from flytekit.core.pod_template import PodTemplate
 from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
 from flytekitplugins import kfpytorch as kf
 from golden_cases import FAST, GPU8, MPI, make, template_of
-from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
+from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements
 
 from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
 from flytekitplugins_safedist.errors import RenderError
@@ -286,3 +286,26 @@ def test_what_an_api_server_refuses_is_found(container: dict[str, Any], finding:
 
     assert any(finding in one for one in refusals({**POD, "spec": spec}))
     assert refusals(POD) == []
+
+
+@pytest.mark.parametrize("in_template", [False, True])
+@pytest.mark.parametrize("operator", ["pytorch", "mpi"])
+def test_a_variable_that_platform_and_task_name_is_refused_in_a_job(
+    tmp_path: Path, operator: Any, in_template: bool
+) -> None:
+    file = tmp_path / "platform.yaml"
+    file.write_text("plugins: {k8s: {default-env-vars: {AWS_REGION: a, OTHER: b}}}")
+    env = [V1EnvVar(name="AWS_REGION", value="c")]
+    template = PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", env=env)]))
+    own: Any = {"pod_template": template} if in_template else {"environment": {"AWS_REGION": "c"}}
+
+    def found(task: Any) -> list[str]:
+        return refusals(build(template_of(task, FAST), cluster=read_platform(file)).manifest)
+
+    findings = found(make(SafeHorovod(nodes=2, cluster=Kubeflow(operator=operator)), **own))
+    assert findings
+    for finding in findings:
+        assert "ReplicaSpecs[" in finding
+        assert "Duplicate value: 'AWS_REGION' is there 2 times" in finding
+    assert found(make(SafeHorovod(nodes=2, cluster=Kubeflow(operator=operator)))) == []
+    assert found(make(SafeTorch(nodes=1), **own)) == [], "a pod may name one twice: the last counts"
