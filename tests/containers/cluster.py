@@ -42,8 +42,8 @@ from tests.containers.engine import (
     state,
 )
 from tests.harness.procs import Gate
+from tests.harness.product import CHECKPOINTS_RECORD, Execution, job_manifest, pods
 from tests.harness.product import Cluster as Backend
-from tests.harness.product import Execution, job_manifest, places, pods
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,15 @@ class Pod:
         self.lives.append((sandbox, self.docker.run(self.name, image, command, own + self.options)))
         return self
 
-    def stop(self) -> None:
-        """As when the pod is preempted or drained: told to stop, killed when its grace period is over, and gone."""
-        self.container.stop(timeout=int(self.spec["spec"]["terminationGracePeriodSeconds"]))
+    def stop(self, grace: int | None = None) -> Ended:
+        """As when the pod is preempted or drained: told to stop, and gone before its grace period is over, at whose end
+        it would be killed."""
+        # docker takes it for the user's wish, and starts nothing again
+        self.container.stop(timeout=grace or int(self.spec["spec"]["terminationGracePeriodSeconds"]))
+        self.docker.ends.wait(self.ended_for_good, f"{self.name} leaves", DEADLINE)
+        ended = self.wait()
+        assert not self.docker.ends.killed(self.container), f"{self.name} had not left by itself:\n{ended.log}"
+        return ended
 
     def remove(self) -> None:
         """As when the pod is deleted: its processes end while they still have a network."""
@@ -320,7 +326,7 @@ class Job:
     def uploaded(self) -> list[str]:
         """Names of what is at the output prefix, but for decks and the record of where checkpoints are."""
         names = self.s3.names(self.prefix)
-        return [name for name in names if not name.startswith("deck") and name != places.RECORD]
+        return [name for name in names if not name.startswith("deck") and name != CHECKPOINTS_RECORD]
 
     @property
     def output(self) -> Any:

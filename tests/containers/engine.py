@@ -5,6 +5,7 @@ All that the workers of a test session make is labelled with the session, and re
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 import time
@@ -115,25 +116,35 @@ def remove(container: Container) -> None:
 
 
 class Ends:
-    """The exit codes of every run of this session's containers, as the daemon tells them."""
+    """The exit codes of every run of this session's containers, and whom the daemon killed, as it tells them."""
 
     def __init__(self, docker: Docker) -> None:
         self._codes: dict[str, list[int]] = defaultdict(list)
+        self._killed: set[str] = set()
         self._changed = threading.Condition()
-        which = {"label": f"{LABEL}={docker.session}", "type": "container", "event": "die"}
+        which = {"label": f"{LABEL}={docker.session}", "type": "container", "event": ["die", "kill"]}
         self._stream = docker.client.events(decode=True, filters=which)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for event in self._stream:
+            said = event["Actor"]["Attributes"]
             with self._changed:
-                self._codes[event["id"]].append(int(event["Actor"]["Attributes"]["exitCode"]))
+                if event["Action"] == "die":
+                    self._codes[event["id"]].append(int(said["exitCode"]))
+                elif int(said["signal"]) == signal.SIGKILL:
+                    self._killed.add(event["id"])
                 self._changed.notify_all()
 
     def of(self, container: Container) -> tuple[int, ...]:
         """Of each run that has ended, in order; 128 + n for signal n."""
         with self._changed:
             return tuple(self._codes[container.id])
+
+    def killed(self, container: Container) -> bool:
+        """Whether the daemon sent it SIGKILL before it had ended, as at the end of a grace period."""
+        with self._changed:
+            return container.id in self._killed
 
     def wait(self, true: Callable[[], Any], what: str, deadline: float) -> None:
         """Wait until something is so, looking again whenever a container has ended."""

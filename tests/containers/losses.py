@@ -55,10 +55,8 @@ class Told(Deleted):
 
     def happen(self) -> None:
         self.before = self.pod.address
-        # docker takes it for the user's wish, and starts nothing again
-        self.pod.container.stop(timeout=100)
-        told = self.pod.wait()
-        assert told.code not in (0, 137), told.log
+        told = self.pod.stop(grace=100)
+        assert told.code == 137, told.log
 
 
 class Killed(Loss):

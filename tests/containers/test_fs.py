@@ -11,7 +11,6 @@ from docker.types import Mount
 from tests.containers.cluster import Job
 from tests.containers.engine import Docker, Options
 
-BACKENDS = ["torch", "horovod"]
 MOUNTED = "/mnt/volume"
 
 
@@ -48,11 +47,10 @@ def reports(running: Job) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
-    volume: Callable[[], Options], job: Callable[..., Job], backend: str
+    volume: Callable[[], Options], job: Callable[..., Job]
 ) -> None:
-    running = job(f"places_{backend}", options=volume())
+    running = job("places_torch", options=volume())
     found = reports(running)
     assert [one["kind"] for one in found] == ["job"] * 4
     assert [one["parts"] for one in found] == [[[0, 1, 2, 3]]] * 4
@@ -61,11 +59,10 @@ def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
     assert [one["filled"] for one in found] == [1] * 4
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_volume_for_each_node_is_known_as_two_and_filled_on_both(
-    volume: Callable[[], Options], job: Callable[..., Job], backend: str
+    volume: Callable[[], Options], job: Callable[..., Job]
 ) -> None:
-    running = job(f"places_{backend}")
+    running = job("places_horovod")
     for pod in running.pods:
         pod.options += volume()
     found = reports(running)

@@ -12,7 +12,7 @@ from docker.types import Mount
 from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.containers.cluster import Job, Pod, gated
-from tests.containers.engine import Docker, Options, state, until
+from tests.containers.engine import Docker, Options, until
 from tests.containers.kube import Api, operated, operator_files, processes
 from tests.harness.procs import Gate
 
@@ -58,12 +58,6 @@ def idle(pod: Pod) -> bool:
     return len(running) == 1 and first.endswith("safedist-mpi-launch --wait")
 
 
-def stopped_by_the_kubelet(pod: Pod) -> int:
-    """A pod's exit status, when it is told to stop and killed only after a long grace period."""
-    pod.container.stop(timeout=100)
-    return int(state(pod.container)["ExitCode"])
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_its_result_is_the_other_operators(
     job: Callable[..., Job], mpi_job: Callable[..., MpiJob], backend: str
@@ -82,7 +76,7 @@ def test_its_result_is_the_other_operators(
     assert [running.api.agents(pod.name) for pod in running.workers] == [1, 1]
     # Nothing is left in its workers but what waits there, and that goes when the operator removes them.
     until(lambda: all(idle(pod) for pod in running.workers), "the agents have left")
-    assert [stopped_by_the_kubelet(pod) for pod in running.workers] == [0, 0]
+    assert [pod.stop(grace=100).code for pod in running.workers] == [0, 0]
 
 
 def test_a_user_exception_on_the_last_rank_is_the_one_error(mpi_job: Callable[..., MpiJob]) -> None:
@@ -155,8 +149,7 @@ def test_an_aborted_job_ends_its_ranks_though_the_launcher_may_not_reach_them_an
     running.launcher.signal(signal.SIGTERM)
     running.launcher.says("SIGTERM did not reach node 0 (")
     assert "is forbidden" in running.launcher.log
-    # Killed at the end of the grace period, it would be 137.
-    assert [stopped_by_the_kubelet(pod) for pod in reversed(running.workers)] == [0, 0]
+    assert [pod.stop(grace=100).code for pod in reversed(running.workers)] == [0, 0]
     assert all("SIGTERM: 1 agent(s) of this pod have ended" in pod.log for pod in running.workers)
     assert running.launcher.wait().code == 0
     assert running.job.uploaded == ["error.pb"]
@@ -178,11 +171,8 @@ def test_a_broken_connection_into_node_0_does_not_end_the_job(mpi_job: Callable[
     assert running.starts() == [1, 1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_worker_whose_container_is_killed_joins_again(
-    mpi_job: Callable[..., MpiJob], pods_gate: Gate, backend: str
-) -> None:
-    running = mpi_job(backend, **gated(pods_gate))
+def test_a_worker_whose_container_is_killed_joins_again(mpi_job: Callable[..., MpiJob], pods_gate: Gate) -> None:
+    running = mpi_job("torch", **gated(pods_gate))
     running.start()
     pods_gate.heard(4)
 
@@ -198,16 +188,15 @@ def test_a_worker_whose_container_is_killed_joins_again(
     assert running.starts() == [1, 2]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_node_0_whose_pod_is_deleted_comes_back_at_another_address_and_the_others_find_it(
-    mpi_job: Callable[..., MpiJob], pods_gate: Gate, backend: str
+    mpi_job: Callable[..., MpiJob], pods_gate: Gate
 ) -> None:
-    running = mpi_job(backend, **gated(pods_gate))
+    running = mpi_job("horovod", **gated(pods_gate))
     running.start()
     pods_gate.heard(4)
     lost, before = running.workers[0], running.workers[0].address
 
-    assert stopped_by_the_kubelet(lost) == 0, "as Failed it would fail the job"
+    assert lost.stop(grace=100).code == 0, "as Failed it would fail the job"
     assert lost.start().address != before
     heard = pods_gate.heard(4)
     assert not any("round 0" in line for line in heard)

@@ -13,6 +13,7 @@ from typing import Any
 PRIVATE = {
     "leaving": "checkpoint.leaving",
     "manifest": "checkpoint.manifest",
+    "CHECKPOINTS_RECORD": "checkpoint.places:RECORD",
     "points": "checkpoint.points",
     "near": "checkpoint.saves:near",
     "DirectoryStore": "checkpoint.stores:DirectoryStore",
