@@ -120,13 +120,16 @@ def no_inputs(by: Ended) -> str:
     return error.message
 
 
+@pytest.mark.end("one node cannot import your code, cannot fetch the inputs, or has no scratch")
+@pytest.mark.end("storage stays down for a rank, or a node cannot fetch the inputs", "SYSTEM:Storage")
 @pytest.mark.parametrize("node", [0, 1])
-def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node):
+def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node, as_promised):
     job = Unloadable(warm, tmp_path, "fixed")
     pods = [job.start(each, arguments=NO_INPUTS if each == node else ()) for each in (0, 1)]
     first, second = ended(*pods)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    as_promised(first)
     assert (f"node 1 ({socket.gethostname()}) cannot begin" in no_inputs(first)) is (node == 1)
 
 

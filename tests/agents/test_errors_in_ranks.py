@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.agents.test_every_end import PAYS
+from tests.harness.ends import PAYS
 from tests.harness.procs import ROOT, Warm, uploaded_error
 
 ROWS = {

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from tests.harness.procs import uploaded_error
+
 
 def test_preload_and_spawn_give_the_same_results(warm, tmp_path):
     (tmp_path / "here").mkdir()
@@ -73,8 +75,11 @@ def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tm
         assert zero["numpy"] == pytest.approx(0.07630828937395717)
 
 
-def test_imports_of_fresh_interpreters_have_the_deadline_of_the_start_too(warm, tmp_path):
-    ended = warm.run("job_late:never_begins", tmp_path / "job")
-    assert "have not begun the task's function in time" in str(ended.error)
-    assert "still importing, or loading the task, after 2 s" in str(ended.error)
+@pytest.mark.end("a rank does not begin the function in `Timeouts.start`", "USER:RanksNotReady")
+def test_imports_of_fresh_interpreters_have_the_deadline_of_the_start_too(warm, tmp_path, as_promised):
+    ended = warm.run("job_late:never_begins", tmp_path / "job", kind="execute")
+    as_promised(ended)
+    text = uploaded_error(ended).message
+    assert "have not begun the task's function in time" in text
+    assert "still importing, or loading the task, after 2 s" in text
     assert ended.scratch == []

@@ -218,6 +218,7 @@ def stopped(cluster: Cluster, agent: str) -> tuple[int, str]:
     return launcher.returncode, err
 
 
+@pytest.mark.end("the launcher's pod of an MPIJob is deleted")
 def test_a_launcher_that_is_told_to_stop_uploads_that_as_the_platforms_verdict(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, ["j-worker-0", "j-worker-1"], over="kubexec.sh")
 
@@ -349,6 +350,7 @@ def ready(launcher: subprocess.Popen[str]) -> None:
     assert any(" ready" in line for line in launcher.stdout), "no agent came"
 
 
+@pytest.mark.end("the launcher's container of an MPIJob is killed")
 def test_a_launcher_that_starts_anew_finds_the_agent_that_runs(tmp_path: Path, word: Path, over: str) -> None:
     cluster = Cluster(tmp_path, ["j-worker-0"], over=over)
     agent = f"print('ready', flush=True); open({str(word)!r}).read()"

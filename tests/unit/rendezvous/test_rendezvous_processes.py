@@ -424,6 +424,7 @@ def lost_again_and_again(cluster, times, **settings):
     return first, cluster.again(second).start(join)
 
 
+@pytest.mark.end("the same worker is lost three times, and lives less than ten minutes each time it is back")
 def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_says_why_it_ends(cluster):
     first, second = lost_again_and_again(cluster, 3, about="Its container's memory is limited to 2.0 GiB.")
     error = second.error()
