@@ -21,7 +21,7 @@ from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
 from ..flyte.output_limits import OutputLimits, refusal, refused
 from ..flyte.task_context import FlyteSnapshot
-from . import main_module
+from . import main_module, returned_paths
 from .main_module import MainModule
 
 if TYPE_CHECKING:
@@ -235,6 +235,7 @@ def write_outputs(
 
     Raises:
         OutputTooLargeError: Flyte would refuse them; they are kept under the raw output prefix.
+        PayloadError: a file is not there.
     """
     from flytekit import FlyteContextManager
     from flytekit.core.context_manager import ExecutionState
@@ -244,7 +245,13 @@ def write_outputs(
     # this rank's scratch, which is about to go, and does not write the decks' page, which the agent does.
     state = ctx.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
-        literals, native = flytekit_inside.to_literals(task, returned, upload_ctx)
+        try:
+            literals, native = flytekit_inside.to_literals(task, returned, upload_ctx)
+        except Exception as error:
+            missing = returned_paths.problem(returned, str(error))
+            if missing is None:
+                raise
+            raise missing from None  # all that flytekit says is that the path is not there
         if limits is not None:
             _refuse_what_flyte_would(literals, limits, upload_ctx, path)
         flytekit_inside.write_decks(task, inputs, native, upload_ctx)

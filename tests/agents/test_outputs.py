@@ -37,6 +37,30 @@ def test_outputs_over_flytes_limit_are_refused_with_name_size_and_way_out_and_al
     assert values.get("epochs", as_type=int) == 7
 
 
+NOT_THERE = "raised PayloadError: rank 0 returns a path that is not there"
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "whose"),
+    [
+        ("file", "{other}/model.bin", ": it is in the scratch of rank 1, round 0 [path=/"),
+        ("text", "{other}/tmp/model.bin", ": it is in the scratch of rank 1, round 0 [path=/"),
+        ("directories", "{other}/model", ": it is in the scratch of rank 1, round 0 [path=/"),
+        ("file", "{own}/model.bin", ": it is in the scratch of rank 0, round 0 [path=/"),
+        ("text", "/nowhere/model.bin", " [path=/nowhere/model.bin]"),
+    ],
+)
+def test_a_path_that_rank_0_returns_and_does_not_have_is_told_with_whose_scratch_it_is_in(
+    warm, tmp_path, task, path, whose
+):
+    ended = warm.run(f"job_elsewhere:{task}", tmp_path / "job", kind="execute", environment={"TEST_PATH": path})
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"]), ended.err
+    error = uploaded_error(ended)
+    assert error.code == "USER:PayloadError"
+    assert NOT_THERE + whose in error.message
+    assert "round 1" not in ended.err, "it would repeat: the ranks are not started again"
+
+
 def test_what_the_cluster_offloads_passes(warm, tmp_path):
     ended = warm.run("job_large:large", tmp_path / "job", kind="execute", environment={"_F_L_MIN_SIZE_MB": "1"})
     assert ended.uploaded == ["losses_offloaded_metadata.pb", "outputs.pb"], ended.err
