@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,7 +33,8 @@ def kept() -> Iterator[None]:
     try:
         yield
     finally:
-        lost = [descriptor for descriptor, copy in copies.items() if not _is_back(descriptor, copy)]
+        # A client closes a connection that nobody has used for a while, from a thread of its own: no loss.
+        lost = [here for here, copy in copies.items() if not (_is_back(here, copy) or _is_connection(copy))]
         for copy in copies.values():
             with suppress(OSError):
                 os.close(copy)
@@ -50,8 +52,9 @@ def _copies() -> dict[int, int]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = _ABOVE if hard == resource.RLIM_INFINITY else max(3, min(_ABOVE, hard - _ROOM))
     copies = {}
-    if soft != resource.RLIM_INFINITY and soft < lowest + _ROOM:  # what is open stays so when the limit is back
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + _ROOM, hard))
+    wanted = lowest + _ROOM if hard == resource.RLIM_INFINITY else min(lowest + _ROOM, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:  # what is open stays so when the limit is back
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     try:
         for descriptor in [int(entry.name) for entry in _OPEN.iterdir()]:
             with suppress(OSError):  # closed by another thread; or no number is left, and it is not kept
@@ -68,6 +71,16 @@ def _is_back(descriptor: int, copy: int) -> bool:
         os.dup2(copy, descriptor, inheritable=False)
         return True
     return here is not None and there in (here, None)
+
+
+def _is_connection(copy: int) -> bool:
+    """Whether it is a socket of a network, not one between processes of this machine."""
+    try:
+        found = socket.socket(fileno=copy)
+    except OSError:
+        return False
+    found.detach()
+    return found.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _open_as(descriptor: int) -> tuple[int, int, str] | None:

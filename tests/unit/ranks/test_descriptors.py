@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -35,3 +39,31 @@ def test_what_is_left_open_stays_as_it_is_and_no_copy_is_left() -> None:
     with descriptors.kept():
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_connection_whose_owner_closes_it_meanwhile_is_not_the_modules_doing() -> None:
+    """An HTTP client's keep-alive runs out while a module is imported, and a log that the module opens gets the number."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        number = client.fileno()
+        with descriptors.kept():
+            owner = threading.Thread(target=client.close)
+            owner.start()
+            owner.join()
+            taken = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(taken, number)
+    for descriptor in {taken, number}:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("most", [100, 300])
+def test_a_low_limit_of_open_files_is_room_enough(most: int) -> None:
+    program = "from flytekitplugins_safedist.ranks import descriptors\nwith descriptors.kept(): print('inside')"
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program], preexec_fn=limited, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "inside\n"), ended.stderr
