@@ -145,10 +145,15 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     job = payload.JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
+    recording.flytes_errors()
+    # flytekit, which is imported by now, exits with a traceback at SIGINT. Ctrl-C ends an import at once: nothing is to
+    # be cleared up yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with users_code.importing():
         task = payload.load_task(job)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     uploads.be_patient(job.upload_timeout)
-    recording.flytes_errors()
     place = order.context
     with task_context.entered(
         job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0

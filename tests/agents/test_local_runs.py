@@ -64,6 +64,16 @@ def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
     assert ended.left == ended.scratch == []
 
 
+@pytest.mark.parametrize(("how", "at"), [("import in the ranks", "importing"), ("", "here")], ids=["import", "function"])
+def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path, how, at):
+    """What flytekit does at SIGINT, in each process that imports it, is to exit with a traceback."""
+    typed = [([f"[rank 0] {at}", f"[rank 1] {at}"], CTRL_C)]
+    command = [PYFLYTE, "run", JOB, "waits_spawned"]
+    ended = on_a_terminal(warm, tmp_path / "job", typed, command, TEST_HOW=how).wait()
+    assert after(at, ended) == ENDED
+    assert (ended.code, ended.left, ended.scratch) == (130, [], [])
+
+
 def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
     typed = [(["(Pdb) "], "p number * 2\n"), (["\r\n84\r\n", "(Pdb) "], "number = 7\n"), (["(Pdb) "], "c\n")]
     ended = on_a_terminal(warm, tmp_path / "job", typed, [sys.executable, JOB, "breaks"]).wait()

@@ -15,6 +15,17 @@ if os.environ.get("TEST_HOW") == "import" and any("forkserver" in argument for a
     time.sleep(600)
 
 
+if os.environ.get("TEST_HOW") == "import in the ranks" and "RANK" in os.environ:
+    print("importing", flush=True)
+    time.sleep(600)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
+def waits_spawned() -> None:
+    print("here", flush=True)
+    time.sleep(600)
+
+
 @task(task_config=SafeTorch(nproc_per_node=2))
 def waits() -> None:
     print("here", flush=True)
