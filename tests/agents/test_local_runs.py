@@ -64,7 +64,9 @@ def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
     assert ended.left == ended.scratch == []
 
 
-@pytest.mark.parametrize(("how", "at"), [("import in the ranks", "importing"), ("", "here")], ids=["import", "function"])
+@pytest.mark.parametrize(
+    ("how", "at"), [("import in the ranks", "importing"), ("", "here")], ids=["import", "function"]
+)
 def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path, how, at):
     """What flytekit does at SIGINT, in each process that imports it, is to exit with a traceback."""
     typed = [([f"[rank 0] {at}", f"[rank 1] {at}"], CTRL_C)]

@@ -66,6 +66,8 @@ def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
                 at("merge")
             merger.finish()
         except (OSError, StagingError) as error:
+            if not merger.changed:
+                raise
             raise merger.told(error) from error
 
 
@@ -132,7 +134,7 @@ class _Merger:
         self._opened: set[bytes] = set()
         self._replaced: dict[bytes, set[bytes]] = {}
         self._made: dict[bytes, bytes] = {}
-        self._changed: list[bytes] = []
+        self.changed: list[bytes] = []
         # Inside the destination: a rename is atomic only within one file system.
         self.work = stack.enter_context(WorkDir(dest))
         self.work.sweep(everybodys=is_local(dest))
@@ -159,13 +161,11 @@ class _Merger:
     def _temporary(self) -> bytes:
         return os.fsencode(self.work.path) + b"/" + str(next(self._serial)).encode()
 
-    def told(self, error: OSError | StagingError) -> OSError | StagingError:
+    def told(self, error: OSError | StagingError) -> StagingError:
         """The error, with what has been changed before it."""
-        if not self._changed:
-            return error
         dest = Path(os.fsdecode(self._dest))
         failed = disk_failed(error, dest, "", "Putting the code there") if isinstance(error, OSError) else error
-        changed = f"{len(self._changed)} of {len(self._entries)} entries, the last {os.fsdecode(self._changed[-1])}"
+        changed = f"{len(self.changed)} of {len(self._entries)} entries, the last {os.fsdecode(self.changed[-1])}"
         return StagingError(
             failed.what,
             where={**failed.where, "changed": changed},
@@ -185,7 +185,7 @@ class _Merger:
             if error.errno not in _NOT_FREE:
                 raise
             return False
-        self._changed += names
+        self.changed += names
         return True
 
     def fresh(self, name: bytes, path: bytes) -> None:
@@ -258,7 +258,7 @@ class _Merger:
                 else:
                     raise
             else:
-                self._changed.append(name)
+                self.changed.append(name)
                 # Renaming one hard link over another of the same file does nothing, by POSIX.
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)

@@ -660,6 +660,25 @@ def test_a_merge_that_fails_between_two_renames_says_what_it_has_changed(node, m
     assert [(node.dest / name).read_text() for name in ("aa.py", "bb.py", "zz.py")] == ["new", "new", "older"]
 
 
+def test_a_merge_that_fails_at_its_first_rename_is_raised_from_the_disks_error_alone(node, monkeypatch):
+    node.archive.write_bytes(project({"aa.py": "new"}))
+    node.dest.mkdir()
+    (node.dest / "aa.py").write_text("older")
+    real = os.rename
+
+    def rename(source, target, **more):
+        if os.fsencode(target) == os.fsencode(node.dest / "aa.py"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+        real(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(StagingError, match="input/output error") as caught:
+        node.stage()
+    disks = caught.value.__cause__
+    assert isinstance(disks, OSError)
+    assert disks.__cause__ is None, "its own cause: who looks for the first one would look for ever"
+
+
 def test_a_file_in_place_of_a_named_directory_makes_room_as_with_tar(node):
     node.archive.write_bytes(targz([directory("pkg"), member("pkg/x", b"1")]))
     node.dest.mkdir()

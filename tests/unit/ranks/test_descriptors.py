@@ -42,7 +42,7 @@ def test_what_is_left_open_stays_as_it_is_and_no_copy_is_left() -> None:
 
 
 def test_a_connection_whose_owner_closes_it_meanwhile_is_not_the_modules_doing() -> None:
-    """An HTTP client's keep-alive runs out while a module is imported, and a log that the module opens gets the number."""
+    """A client's keep-alive runs out while a module is imported, and a log that the module opens gets the number."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         number = client.fileno()
