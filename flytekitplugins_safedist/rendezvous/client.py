@@ -51,6 +51,7 @@ class Connection:
     """
 
     def __init__(self, where: str, *, heartbeat_timeout: float, label: str) -> None:
+        self.where = where
         self._where = {"store": where}
         self._heartbeat_timeout = heartbeat_timeout
         self._dead: str | None = None

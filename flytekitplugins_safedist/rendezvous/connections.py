@@ -15,6 +15,7 @@ from .client import FOREVER, Connection, Server
 from .protocol import VERSION, Hello, Keys
 from .search import Search, addresses
 from .settings import GroupSettings
+from .strangers import own_hello
 from .vigil import Vigil
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Links:
 
         Raises:
             RendezvousTimeoutError: node 0 could not be reached before ``deadline``.
-            StoreLostError: it was reached, and is gone again.
+            StoreLostError: it was reached, and is gone again; or another job's node is there.
             RendezvousError: node 0 leads another group, or its port is taken.
         """
         try:
@@ -137,8 +138,7 @@ class Links:
         if self.hosting:
             self._greet()
         left = max(1.0, deadline - time.monotonic())
-        key = self._keys.hello
-        hello = Hello.parse(self.control.call("waiting for node 0's greeting", lambda s: bytes(s.get(key)), left))
+        hello = own_hello(self.control, self._keys, left)
         self._enter(hello, host, port, addresses(host))
 
     def _connect_again(self, deadline: float, vigil: Vigil) -> None:
@@ -147,7 +147,7 @@ class Links:
         search = Search(
             settings.host,
             settings.port,
-            self._keys.hello,
+            self._keys,
             settings.heartbeat_timeout,
             deadline,
             vigil,
@@ -205,7 +205,7 @@ class Links:
         )
 
     def _greet(self) -> None:
-        hello = Hello(self._settings.nodes, uuid.uuid4().hex).text()
+        hello = Hello(self._settings.nodes, uuid.uuid4().hex, self._keys.run_id).text()
         self.control.call("opening the store", lambda store: store.set(self._keys.hello, hello))
 
     def _warn_if_slow(self, host: str, took: float) -> None:

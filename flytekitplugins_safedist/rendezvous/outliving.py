@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import StoreLostError
 from .carried import Carried, Unit, change
 from .protocol import End
+from .strangers import Stranger
 from .vigil import Vigil
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class Outliving:
     def lose(self, error: StoreLostError, round_no: int) -> None:
         """The store is lost; ``round_no`` is the highest round that may have begun there, as far as this node knows: -1
         where it had arrived in none, for without it none could begin."""
+        if isinstance(error, Stranger):
+            logger.warning(str(error))
         if self.vigil is None:
             self.vigil = Vigil(self._who, self._seconds, self.say)
             self._why = f"{error.what}: {error.seen}"

@@ -38,7 +38,8 @@ NAMED_AT_MOST = 16
 
 @dataclass(frozen=True)
 class Keys:
-    """Names of the keys of one job. ``run_id`` keeps two jobs apart that meet on one address by mistake."""
+    """Names of the keys of one job. ``run_id`` keeps two jobs apart that meet on one address by mistake; the first
+    thing that they read says so (:mod:`.strangers`)."""
 
     run_id: str
 
@@ -47,8 +48,9 @@ class Keys:
 
     @property
     def hello(self) -> str:
-        """What node 0 says about the group; the first thing a node reads."""
-        return self._key("hello")
+        """What node 0 says about the group; the first thing a node reads, and the same for every run: another job's
+        node finds out where it is, instead of waiting for a key that never comes."""
+        return "safedist/hello"
 
     @property
     def generation(self) -> str:
@@ -279,21 +281,22 @@ class State:
 
 @dataclass(frozen=True)
 class Hello:
-    """What node 0 expects of those who come: the protocol, the size of the group; and which store this is."""
+    """What node 0 expects of those who come: the run, the protocol, the size of the group; and which store this is."""
 
     nodes: int
     store: str
+    run: str
     version: int = VERSION
 
     def text(self) -> str:
         """As stored."""
-        return json.dumps({"version": self.version, "nodes": self.nodes, "store": self.store})
+        return json.dumps({"version": self.version, "nodes": self.nodes, "store": self.store, "run": self.run})
 
     @classmethod
     def parse(cls, raw: bytes) -> Hello:
         """Read a stored value."""
         found = _fields(raw)
-        return cls(int(found["nodes"]), str(found["store"]), int(found["version"]))
+        return cls(int(found["nodes"]), str(found["store"]), str(found["run"]), int(found["version"]))
 
 
 def supersede(store: Any, keys: Keys, node: int) -> None:

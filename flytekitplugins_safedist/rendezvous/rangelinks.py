@@ -14,6 +14,7 @@ from .connections import Older
 from .protocol import Hello, Keys
 from .search import Search, addresses
 from .settings import RangeSettings
+from .strangers import own_hello
 from .vigil import Vigil
 
 CALLS = ("control", "state", "rounds")
@@ -58,7 +59,7 @@ class RangeLinks:
 
         Raises:
             RendezvousTimeoutError: the store could not be reached before ``deadline``.
-            StoreLostError: it was reached, and is gone again.
+            StoreLostError: it was reached, and is gone again; or another job's node is there.
         """
         try:
             if vigil is None:
@@ -99,19 +100,18 @@ class RangeLinks:
         if self.hosting:
             host = "127.0.0.1"
         self._dial(CALLS, host, deadline)
-        hello, key = Hello(settings.max_nodes, uuid.uuid4().hex).text(), self._keys.hello
+        hello, key = Hello(settings.max_nodes, uuid.uuid4().hex, self._keys.run_id).text(), self._keys.hello
         if self.hosting:
             self["control"].call("opening the store", lambda store: store.set(key, hello))
         left = max(1.0, deadline - time.monotonic())
-        found = self["control"].call("waiting for the host's greeting", lambda store: bytes(store.get(key)), left)
-        self.store, self._addresses = Hello.parse(found).store, addresses(host)
+        self.store, self._addresses = own_hello(self["control"], self._keys, left).store, addresses(host)
 
     def _enter_again(self, deadline: float, vigil: Vigil) -> None:
         settings, before = self._settings, self.store
         found = Search(
             settings.host,
             settings.port,
-            self._keys.hello,
+            self._keys,
             settings.heartbeat_timeout,
             deadline,
             vigil,

@@ -15,6 +15,7 @@ from .heartbeat import Heartbeat
 from .heartbeat_monitor import HeartbeatMonitor
 from .job_state import JobState
 from .protocol import Keys
+from .strangers import Visitors
 
 
 class RangeWatch(Heartbeat):
@@ -46,6 +47,7 @@ class RangeWatch(Heartbeat):
         self._keys = keys
         self._number = number
         self._holds_store = holds_store
+        self._visitors = Visitors() if holds_store else None
         self._move_on = move_on
         self._dynamic: Any = None
         # Torch elastic's handler is not for two threads: nobody asks it who waits while it waits itself.
@@ -91,6 +93,8 @@ class RangeWatch(Heartbeat):
 
         seen, beats = self._control.call("beating", look)
         self._seen = seen
+        if self._visitors is not None:
+            self._visitors.look(self._control)
         with self._asking:
             if members == self._members:
                 self._overdue = self._monitor.overdue(members, beats)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from ..errors import NotReplacedError, StoreLostError
 from .client import Connection
-from .protocol import Hello
+from .protocol import Hello, Keys
+from .strangers import Stranger, own_hello
 from .vigil import Vigil
 
 _PAUSE = 0.25
@@ -36,6 +37,7 @@ _SLICE = 0.5
 NO_ADDRESS = "its name has no address", "a machine with room for the pod, or the end of the pod before it"
 REFUSED = "nothing listens there", "the container's image; or its agent still fetches the code, or imports"
 NO_ANSWER = "no answer from there", "its machine to be given up: the process there is frozen, or cut off"
+_STRANGER_LEAVES = "the end of that job's pod, or this job's name to lead to its own"
 LEFT = "an older store answers, which this node has left", "the end of the pod before it"
 
 
@@ -78,7 +80,7 @@ class Search:
     Attributes:
         host, port: node 0's name, and its store's port.
         moved: see :func:`whereabouts`.
-        hello: the key under which a store says what it is.
+        keys: names of the job's keys.
         heartbeat_timeout: seconds without a reply after which a store counts as lost.
         deadline: when to give up (``time.monotonic``).
         vigil: says who is waited for.
@@ -87,7 +89,7 @@ class Search:
 
     host: str
     port: int
-    hello: str
+    keys: Keys
     heartbeat_timeout: float
     deadline: float
     vigil: Vigil
@@ -110,7 +112,7 @@ class Search:
             self.vigil.look(seen, awaits)
             if time.monotonic() >= self.deadline:
                 raise NotReplacedError(
-                    f"{self.vigil.who} was lost, and none took its place within {self.vigil.limit:g} s",
+                    f"{self._trouble(awaits)} within {self.vigil.limit:g} s",
                     where={"store": f"{self.host}:{self.port}"},
                     seen=seen,
                     expected="a new process that answers under the same name",
@@ -118,6 +120,11 @@ class Search:
                     "timeouts.rendezvous",
                 )
             pause.wait(_PAUSE)
+
+    def _trouble(self, awaits: str) -> str:
+        if awaits == _STRANGER_LEAVES:
+            return f"another job's node is at this job's address, and {self.vigil.who} did not come there"
+        return f"{self.vigil.who} was lost, and none took its place"
 
     def _look(self, address: str) -> tuple[FoundStore | None, tuple[str, str]]:
         try:
@@ -130,15 +137,17 @@ class Search:
         connection = self._connect(address)
         if connection is None:
             return None, NO_ANSWER
-        with suppress(StoreLostError):
-            raw = connection.call("waiting for the greeting", lambda store: bytes(store.get(self.hello)))
-            hello = Hello.parse(raw)
+        try:
+            hello = own_hello(connection, self.keys, self.heartbeat_timeout)
             if hello.store not in self.left:
                 return FoundStore(address, connection, hello), LEFT
-            connection.close()
-            return None, LEFT
+            found = LEFT
+        except Stranger as error:
+            found = f"{error.what}: {error.seen}, not {error.expected}", _STRANGER_LEAVES
+        except StoreLostError:
+            found = NO_ANSWER
         connection.close()
-        return None, NO_ANSWER
+        return None, found
 
     def _connect(self, address: str) -> Connection | None:
         from torch.distributed import DistError, TCPStore

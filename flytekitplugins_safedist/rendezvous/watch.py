@@ -9,6 +9,7 @@ from .client import Connection
 from .heartbeat import Heartbeat
 from .protocol import Keys, State
 from .settings import GroupSettings
+from .strangers import Visitors
 
 
 class GroupWatch(Heartbeat):
@@ -26,6 +27,7 @@ class GroupWatch(Heartbeat):
         self._node = settings.node_rank
         self._incarnation = incarnation
         self._settled = -1
+        self._visitors = Visitors() if settings.node_rank == 0 else None
         self._generation = -1  # written by the watcher's thread only
         self.begin()
 
@@ -56,3 +58,5 @@ class GroupWatch(Heartbeat):
         state = self._control.call("beating", look)
         if state is not None:
             self._generation = state.check(node, self._incarnation)
+        if self._visitors is not None:
+            self._visitors.look(self._control)

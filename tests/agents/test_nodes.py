@@ -93,6 +93,24 @@ def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds
     assert "6 from 4 ranks" in uploaded_output(ended[0])
 
 
+def test_a_pod_that_meets_another_jobs_node_says_so_as_that_one_does_and_waits_for_its_own(
+    warm, tmp_path, ranks_gate: Gate
+):
+    theirs = Job(warm, tmp_path / "theirs", "torch", "gate", ranks_gate.environment)
+    mine = Job(warm, tmp_path / "mine", "torch")
+    mine.port = theirs.port
+    others = theirs.start(0), theirs.start(1)
+    ranks_gate.heard(4)
+    early = mine.start(1)
+    for pod, says in (early, "another job's node answers at"), (others[0], "a node of another job came to"):
+        until(lambda log=pod.files / "err", says=says: says in log.read_text(), says)
+    ranks_gate.let_go(4)
+    assert [pod.wait().code for pod in others] == [0, 0]
+    first = mine.start(0).wait()
+    assert (first.code, early.wait().code) == (0, 0)
+    assert uploaded_output(first).startswith("6 from 4 ranks")
+
+
 def test_a_pod_that_is_told_to_stop_leaves_its_place_to_the_next_and_ends_nothing(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     first, stopped = job.start(0), job.start(1)

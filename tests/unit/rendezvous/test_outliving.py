@@ -5,16 +5,17 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from flytekitplugins_safedist import errors
-from flytekitplugins_safedist.errors import StoreLostError
+from flytekitplugins_safedist.errors import NotReplacedError, StoreLostError
 from flytekitplugins_safedist.rendezvous import search
 from flytekitplugins_safedist.rendezvous.carried import Carried
 from flytekitplugins_safedist.rendezvous.outliving import Outliving
-from flytekitplugins_safedist.rendezvous.protocol import SUPERSEDED, End, Hello, Slot
+from flytekitplugins_safedist.rendezvous.protocol import SUPERSEDED, End, Hello, Keys, Slot
 from flytekitplugins_safedist.rendezvous.search import REFUSED, whereabouts
 from flytekitplugins_safedist.rendezvous.vigil import EVERY, Vigil
 
@@ -127,7 +128,20 @@ def test_node_0_is_looked_for_where_it_is_said_to_have_moved_and_where_it_was(tm
     assert whereabouts("127.0.0.1", "") == ("127.0.0.1",)
 
 
+def test_another_jobs_node_under_the_name_of_node_0_is_named_and_not_taken_for_it():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, mine = listening.getsockname()[1], Keys("mine")
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+        store.set(mine.hello, Hello(2, "their store", "theirs").text())
+        vigil = Vigil("node 0", 60.0, lambda _: None)
+
+        named = r"^another job's node is at this job's address, and node 0 did not come.*'theirs', not run id 'mine'"
+        with pytest.raises(NotReplacedError, match=named):
+            search.Search("127.0.0.1", port, mine, 60.0, time.monotonic(), vigil, ()).run()
+
+
 def test_a_frozen_process_under_the_name_of_node_0_keeps_nobody_from_its_replacement(monkeypatch):
+    keys = Keys("job")
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as frozen:
         port = listening.getsockname()[1]
         frozen.bind(("127.0.0.2", port))
@@ -135,10 +149,10 @@ def test_a_frozen_process_under_the_name_of_node_0_keeps_nobody_from_its_replace
         monkeypatch.setattr(search, "whereabouts", lambda *_: ("127.0.0.2", "127.0.0.1"))
         monkeypatch.setattr(search, "_TURN", 0.0)
         store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
-        store.set("hello", Hello(2, "new").text())
+        store.set(keys.hello, Hello(2, "new", "job").text())
         vigil = Vigil("node 0", 60.0, lambda _: None)
 
-        found = search.Search("node-0", port, "hello", 60.0, time.monotonic() + 60, vigil, ()).run()
+        found = search.Search("node-0", port, keys, 60.0, time.monotonic() + 60, vigil, ()).run()
 
         assert (found.address, found.hello.store) == ("127.0.0.1", "new")
         found.connection.close()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -24,8 +25,9 @@ from flytekitplugins_safedist.rendezvous.failure import Failure
 from flytekitplugins_safedist.rendezvous.handler import SafedistHandler, handler_from_parameters
 from flytekitplugins_safedist.rendezvous.heartbeat import Heartbeat
 from flytekitplugins_safedist.rendezvous.jobstore import TEXT_LIMIT
-from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, State, describe_nodes
-from flytekitplugins_safedist.rendezvous.settings import GroupSettings
+from flytekitplugins_safedist.rendezvous.protocol import End, Go, Hello, Keys, State, describe_nodes
+from flytekitplugins_safedist.rendezvous.rangelinks import RangeLinks
+from flytekitplugins_safedist.rendezvous.settings import GroupSettings, RangeSettings
 from tests.harness.procs import DEADLINE, until
 from tests.harness.two_nodes import ALONE, one_node, reserved_port, together, two_nodes
 
@@ -55,7 +57,7 @@ def until_moved(handler: SafedistHandler) -> None:
 def test_values_survive_the_store_as_text():
     go = Go(go=True, values={"MASTER_ADDR": "job-master-0", "MASTER_PORT": "1234"})
     assert Go.parse(go.text().encode()) == go
-    hello = Hello(nodes=4, store="abc")
+    hello = Hello(nodes=4, store="abc", run="job")
     assert Hello.parse(hello.text().encode()) == hello
     end = End("timeout", 0, "node 3 did not arrive", (3,))
     assert State.parse(end.text_value().encode(), b"1 1 x") == State(-1, end, 2)
@@ -378,6 +380,18 @@ def test_a_group_of_another_size_is_refused():
         second.next_rendezvous()
         waiting.result()
         together(leader.shutdown, second.shutdown)
+
+
+def test_another_jobs_store_is_called_that_by_the_node_that_comes_and_by_the_host(pair, caplog):
+    settings = replace(pair[0].settings, run_id="other", node_rank=1, timeout=2)
+    seen = rf"\[store=localhost:{settings.port}, host=.*seen: run id 'job'; expected: run id 'other'.*which pod"
+    with pytest.raises(errors.StoreLostError, match=rf"^another job's node answers at this job's address {seen}"):
+        SafedistHandler(settings).next_rendezvous()
+    until(lambda: "of run id 'other'" in caplog.text, "the host says who came")
+    assert "a node of another job came to this job's store and was turned away" in caplog.text
+    in_a_range = RangeSettings(run_id="third", min_nodes=1, max_nodes=2, host="localhost", port=settings.port)
+    with pytest.raises(errors.StoreLostError, match=r"^another job's node answers.*expected: run id 'third'"):
+        RangeLinks(in_a_range, Keys("third")).open(time.monotonic() + 2, None)
 
 
 # --- the job store ------------------------------------------------------------------------------------------------
