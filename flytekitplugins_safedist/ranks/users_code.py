@@ -70,9 +70,10 @@ def importing() -> Iterator[None]:
     """
     process, thread, before, forks = os.getpid(), threading.get_ident(), os._exit, os.fork
     ended: list[BaseException] = []
+    is_over = False  # what the module has taken by name (``from os import _exit``) outlives its import
 
     def leave(status: int) -> NoReturn:
-        if os.getpid() != process:
+        if is_over or os.getpid() != process:
             stopping.end_now(status)
         if threading.get_ident() != thread:  # nobody waits for it here: it may end all, but not say that all is well
             stopping.end_now(status or 1)
@@ -81,7 +82,7 @@ def importing() -> Iterator[None]:
 
     def fork() -> int:
         child = forks()
-        if child == 0 and threading.get_ident() == thread:
+        if child == 0 and not is_over and threading.get_ident() == thread:
             # It holds what this process has open: as long as it lives, nobody sees that this process is gone.
             process_tree.die_with_parent(signal.SIGKILL)
         return child
@@ -95,7 +96,7 @@ def importing() -> Iterator[None]:
     except BaseException as error:
         ended.insert(0, error)
     finally:
-        os._exit, os.fork = before, forks
+        os._exit, os.fork, is_over = before, forks, True
     if ended:  # also where the module has swallowed it
         raise _refused(ended[0]) from ended[0]
 
