@@ -264,6 +264,15 @@ def test_a_hostile_archive_is_one_message_naming_the_member(pod):
     assert not (pod.root / "evil.py").exists()
 
 
+def test_a_file_of_the_image_that_is_in_the_codes_way_is_the_tasks_own_mistake(pod):
+    (pod.cwd / "package").write_text("a file of the image")
+    pod.archive.write_bytes(project({"package/module.py": "1"}))
+    done = pod.fast("report")
+    assert done.code == 0, done.err
+    assert pod.error().code == "USER:PathBlockedError"
+    assert "A file stands where a directory is needed" in pod.error().message
+
+
 def test_outputs_that_cannot_be_uploaded_are_infrastructure(pod):
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")

@@ -23,7 +23,7 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
-from ...errors import StagingError
+from ...errors import SafedistError, StagingError
 from ..archive import DIRECTORY, IMPLIED, SYMLINK, TreeEntry
 from .failures import disk_failed
 from .keeping import is_local
@@ -44,7 +44,7 @@ def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
         at: told each named point that is passed.
 
     Raises:
-        StagingError: a directory that is not empty stands where the archive has a file.
+        PathBlockedError: what tar would not replace either is in the way.
         OSError: the destination is full, read-only or not ours.
 
     The destination is as it was then, unless the error says under ``changed`` what is not.
@@ -65,7 +65,7 @@ def merge(tree: Tree, dest: Path, *, at: Callable[[str], None]) -> None:
                         merger.entry(name)
                 at("merge")
             merger.finish()
-        except (OSError, StagingError) as error:
+        except (OSError, SafedistError) as error:
             if not merger.changed:
                 raise
             raise merger.told(error) from error
@@ -143,7 +143,7 @@ class _Merger:
         """Make what :meth:`subtree` and :meth:`entry` will put into the destination; nothing there changes.
 
         Raises:
-            StagingError: something is in the way that tar would not replace either.
+            PathBlockedError: something is in the way that tar would not replace either.
             OSError: no room for it.
         """
         if self._entries[top].kind == DIRECTORY and not os.path.lexists(self._dest + top):
@@ -161,12 +161,12 @@ class _Merger:
     def _temporary(self) -> bytes:
         return os.fsencode(self.work.path) + b"/" + str(next(self._serial)).encode()
 
-    def told(self, error: OSError | StagingError) -> StagingError:
+    def told(self, error: OSError | SafedistError) -> SafedistError:
         """The error, with what has been changed before it."""
         dest = Path(os.fsdecode(self._dest))
         failed = disk_failed(error, dest, "", "Putting the code there") if isinstance(error, OSError) else error
         changed = f"{len(self.changed)} of {len(self._entries)} entries, the last {os.fsdecode(self.changed[-1])}"
-        return StagingError(
+        return type(failed)(
             failed.what,
             where={**failed.where, "changed": changed},
             seen=failed.seen,

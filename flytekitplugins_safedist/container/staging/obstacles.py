@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ...errors import StagingError
+from ...errors import PathBlockedError
 from ..archive import DIRECTORY, IMPLIED, TreeEntry
 
 _KIND_IN_THE_WAY = {
@@ -28,7 +28,7 @@ def look(path: bytes, entry: TreeEntry) -> None:
     """Look whether an entry can be brought to a path, where tar would bring it; nothing changes.
 
     Raises:
-        StagingError: something is in the way that tar would not replace either.
+        PathBlockedError: something is in the way that tar would not replace either.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         if entry.kind == DIRECTORY:
@@ -38,9 +38,9 @@ def look(path: bytes, entry: TreeEntry) -> None:
             raise filled(path)
 
 
-def filled(path: bytes) -> StagingError:
+def filled(path: bytes) -> PathBlockedError:
     """The error for a directory that would have to make room for a file."""
-    return StagingError(
+    return PathBlockedError(
         "A directory that is not empty stands where the code archive has a file",
         where={"path": os.fsdecode(path)},
         hint="remove it from the image, or rename the file",
@@ -55,7 +55,7 @@ def make_directory(path: bytes, look: Callable[[bytes], os.stat_result], *, repl
             for one that it only implies.
 
     Raises:
-        StagingError: a file is in the way, and does not.
+        PathBlockedError: a file is in the way, and does not.
 
     On network file systems mkdir may say "exists" for what another node made, while a look at it still says "does not
     exist" from this node's cache; asking for the parent's listing refreshes that cache.
@@ -85,8 +85,8 @@ def make_directory(path: bytes, look: Callable[[bytes], os.stat_result], *, repl
         pause = min(2 * pause, 0.25)
 
 
-def _in_the_way(path: bytes, what: str) -> StagingError:
-    return StagingError(
+def _in_the_way(path: bytes, what: str) -> PathBlockedError:
+    return PathBlockedError(
         what,
         where={"path": os.fsdecode(path)},
         hint="remove it from the image, or use another --dest-dir",

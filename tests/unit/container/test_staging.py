@@ -29,7 +29,7 @@ from flytekitplugins_safedist.container.staging.ahead import Ahead
 from flytekitplugins_safedist.container.staging.locks import WorkDir, one_at_a_time
 from flytekitplugins_safedist.container.staging.seen import Seen
 from flytekitplugins_safedist.container.staging.source import public
-from flytekitplugins_safedist.errors import ArchiveError, StagingError
+from flytekitplugins_safedist.errors import ArchiveError, PathBlockedError, StagingError
 from tests.harness.tarballs import directory, member, project, snapshot, symlink, targz
 
 FILES = {"main.py": "import pkg", "pkg/__init__.py": "", "pkg/deep/data.bin": b"\0\1" * 700}
@@ -277,7 +277,7 @@ def test_the_destination_ends_as_with_tar_over_the_image(node, copying, monkeypa
 
 def test_a_full_directory_in_the_place_of_a_file_is_an_error(node):
     (node.dest / "main.py/full").mkdir(parents=True)
-    with pytest.raises(StagingError, match=r"directory that is not empty.*main\.py"):
+    with pytest.raises(PathBlockedError, match=r"directory that is not empty.*main\.py"):
         node.stage()
 
 
@@ -585,7 +585,7 @@ def test_a_store_that_is_mounted_noexec_is_named_when_the_archive_has_extensions
 # --- what is in the way -----------------------------------------------------------------------------------------------
 def test_a_destination_that_is_a_file_is_refused_and_kept(node):
     node.dest.write_text("precious")
-    with pytest.raises(StagingError, match="A file stands where a directory is needed"):
+    with pytest.raises(PathBlockedError, match="A file stands where a directory is needed"):
         node.stage()
     assert node.dest.read_text() == "precious"
 
@@ -593,7 +593,7 @@ def test_a_destination_that_is_a_file_is_refused_and_kept(node):
 def test_a_file_in_place_of_an_implied_directory_is_refused_and_kept_as_with_tar(node):
     node.dest.mkdir()
     (node.dest / "pkg").write_text("precious")
-    with pytest.raises(StagingError, match="A file stands where a directory is needed") as caught:
+    with pytest.raises(PathBlockedError, match="A file stands where a directory is needed") as caught:
         node.stage()
     assert str(node.dest / "pkg") in str(caught.value)
     assert (node.dest / "pkg").read_text() == "precious"
@@ -614,7 +614,7 @@ def test_a_merge_that_something_is_in_the_way_of_changes_nothing(node, what):
     (node.dest / path).parent.mkdir(exist_ok=True)
     (node.dest / path).write_text(text)
     before = snapshot(node.dest)
-    with pytest.raises(StagingError, match="stands where"):
+    with pytest.raises(PathBlockedError, match="stands where"):
         node.stage()
     assert snapshot(node.dest) == before
 
@@ -690,7 +690,7 @@ def test_a_file_in_place_of_a_named_directory_makes_room_as_with_tar(node):
 def test_a_link_to_nothing_is_called_that(node):
     node.dest.mkdir()
     (node.dest / "pkg").symlink_to("nowhere")
-    with pytest.raises(StagingError, match="A link to nothing stands where a directory is needed"):
+    with pytest.raises(PathBlockedError, match="A link to nothing stands where a directory is needed"):
         node.stage()
 
 
