@@ -27,6 +27,7 @@ from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError
 from ..flyte import storage_clients
+from ..flyte.storage_errors import unsigned
 from . import early, readonly
 from .task_command import EXIT_FAILED, execute_and_leave
 
@@ -103,8 +104,9 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _show_infrastructure(error: BaseException) -> None:
-    traceback.print_exc()
-    text = f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {' '.join(str(error).split())}"
+    print(unsigned(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
+    said = unsigned(" ".join(str(error).split()))
+    text = f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {said}"
     termination.say(lastwords.first_line(text))  # what could not be uploaded follows
     logger.error(text)
 

@@ -78,9 +78,14 @@ def _known(error: BaseException) -> Outlook | None:
     return None
 
 
+def unsigned(text: str) -> str:
+    """``text`` without secrets: the query of a signed URL is one."""
+    return _QUERY.sub(r"\1?...", text)
+
+
 def one_line(error: BaseException) -> str:
-    """``error`` with its type in at most 300 characters, without secrets: the query of a signed URL is one."""
-    text = _QUERY.sub(r"\1?...", " ".join(f"{type(error).__name__}: {error}".split()))
+    """``error`` with its type in at most 300 characters, without secrets."""
+    text = unsigned(" ".join(f"{type(error).__name__}: {error}".split()))
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -286,6 +286,26 @@ def test_a_verdict_that_no_store_takes_ends_as_the_platforms_and_kubernetes_is_t
     assert str(pod.outputs) in pod.message.read_text()
 
 
+REFUSES_A_SIGNED_URL = (
+    """
+from flytekit.core.data_persistence import FileAccessProvider
+def put(*_, **__):
+    raise PermissionError("PUT https://bucket.example/outputs.pb?X-Amz-Signature=SECRET refused")
+FileAccessProvider._put = FileAccessProvider.put_data = FileAccessProvider.put = FileAccessProvider.async_put_data = put
+"""
+    + PROGRAM
+)
+
+
+def test_a_signed_url_that_a_store_refuses_is_told_without_its_signature(pod):
+    process = pod.start(*pod.fast_arguments("report"), program=REFUSES_A_SIGNED_URL)
+    _, err = process.communicate()
+    assert process.returncode == 137, err
+    for told in (pod.message.read_text(), err):
+        assert "PUT https://bucket.example/outputs.pb?... refused" in told
+        assert "SECRET" not in told
+
+
 NO_FORK = (
     """
 import errno, os
