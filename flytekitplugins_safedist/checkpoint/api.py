@@ -50,7 +50,7 @@ def checkpoints(
         keep: how many of this place's saves stay; older ones go once a newer one is committed. None: all.
         every: save after this many steps, or this much time. None: only ``save()``.
         sharded: True: each rank saves its part of the model and the optimizer; False: rank 0 saves everything. None:
-            sharded where the model is (FSDP2, tensor parallel).
+            sharded where the model is (FSDP2, FSDP1, tensor parallel).
         asynchronous: copy the state and write it by a thread beside the training; else the caller waits.
         weights_only: load without unpickling, and refuse at the save what would need it. False: trust whoever can
             write to the place.

@@ -15,11 +15,20 @@ from . import trees
 
 
 def is_sharded(state: Mapping[str, Any]) -> bool:
-    """Whether a model in it has parameters of which each rank holds a part (DTensor: FSDP2, tensor parallel)."""
-    import torch
+    """Whether each rank holds a part of a model's parameters: DTensors (FSDP2, tensor parallel), or FSDP1's.
 
-    modules = [value for value in state.values() if isinstance(value, torch.nn.Module)]
-    return any(_is_dtensor(parameter) for module in modules for parameter in module.parameters())
+    FSDP1's look like any tensor, but its state_dict() is a collective: rank 0 alone would gather what other ranks
+    compute with, save its own part of the optimizer, and wait for ever.
+    """
+    modules = [value for value in state.values() if _is_model(value)]
+    return is_fsdp1(state) or any(_is_dtensor(parameter) for module in modules for parameter in module.parameters())
+
+
+def is_fsdp1(state: Mapping[str, Any]) -> bool:
+    """Whether a model in it has torch's FullyShardedDataParallel anywhere."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrapper = getattr(fsdp, "FullyShardedDataParallel", ())
+    return any(isinstance(inner, wrapper) for value in state.values() if _is_model(value) for inner in value.modules())
 
 
 def _is_dtensor(value: Any) -> bool:

@@ -107,6 +107,12 @@ def load(found: Found, state: MutableMapping[str, Any], crew: Crew, *, weights_o
         CheckpointError: the save and the state do not have the same names, or the save cannot be loaded so.
     """
     if found.save.manifest.kind == manifests.FULL:
+        if layouts.is_fsdp1(state):
+            raise CheckpointError(
+                "a save of whole tensors cannot be resumed into FullyShardedDataParallel: its optimizer has flat parts",
+                where={"path": found.save.name},
+                hint="shard the model by fully_shard (FSDP2), which can resume it",
+            )
         tree = full.load(found.room, weights_only=weights_only)
         trees.distribute(state, layouts.parted(state, tree))
         return

@@ -28,6 +28,10 @@ def _model(kind: str) -> torch.nn.Module:
         return model
     if kind == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model)
+    if kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -45,6 +49,19 @@ def _whole(tensor: Any) -> list[float]:
 
 
 def _seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    from torch.distributed.checkpoint import state_dict as dcp
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(model, FullyShardedDataParallel):  # whose parameters are this rank's flat parts
+        of_model, of_optimizer = dcp.get_state_dict(
+            model, optimizer, options=dcp.StateDictOptions(full_state_dict=True)
+        )
+        held = of_optimizer["state"].values()
+        return {
+            "parameters": [_whole(one) for one in of_model.values()],
+            "momentum": [_whole(one["exp_avg"]) for one in held],
+            "steps": [float(one["step"]) for one in held],
+        }
     return {
         "parameters": [_whole(one) for one in model.parameters()],
         "momentum": [_whole(one["exp_avg"]) for one in optimizer.state.values()],

@@ -37,7 +37,7 @@ def run_by_torchrun(directory, world_size, *arguments):
     return report(directory, world_size)
 
 
-@pytest.mark.parametrize(("kind", "store"), [("fsdp", "disk"), ("ddp", "disk"), ("fsdp", "s3")])
+@pytest.mark.parametrize(("kind", "store"), [("fsdp", "disk"), ("fsdp1", "disk"), ("ddp", "disk"), ("fsdp", "s3")])
 def test_other_numbers_of_ranks_resume_it(tmp_path, kind, store, request):
     where = {}
     if store == "s3":
@@ -62,6 +62,12 @@ def test_a_model_is_resumed_sharded_from_a_full_save_and_whole_from_a_sharded_on
         assert (resumed["first"], resumed["told"]) == (first, f"step {first - 1}")
         assert {name: resumed[name] for name in before["ended"]} == before["ended"]
         before = after
+
+
+def test_fsdp1_refuses_a_full_save_whose_optimizer_it_could_not_take(tmp_path):
+    run(tmp_path, 1, "plain", "5")
+    with pytest.raises(Exception, match="FullyShardedDataParallel"):
+        run(tmp_path, 2, "fsdp1", "1")
 
 
 def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(tmp_path):
