@@ -12,6 +12,7 @@ from typing import Any
 from ..fs.atomic import fsync_dir
 from ..fs.calls import NO_LINKS
 from ..fs.stale_files import aside
+from ..texts import chain
 from .storage_errors import one_line
 
 
@@ -73,15 +74,13 @@ def _link_new(path: Path, data: bytes) -> bool:
 
 
 def _code(error: BaseException) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in chain(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))
         status = getattr(cause, "status", getattr(cause, "code", None))
         if status is not None:
             return str(status)
-        cause = cause.__cause__
     return ""
 
 

@@ -6,6 +6,7 @@ import enum
 import re
 
 from ..errors import SafedistError, WorkFailedError
+from ..texts import chain
 
 
 class Outlook(enum.Enum):
@@ -91,10 +92,7 @@ def one_line(error: BaseException) -> str:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """``error`` and what it was explicitly raised from, the first cause first."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
-    return chain[::-1]
+    return [*chain(error)][::-1]
 
 
 def _codes(error: BaseException) -> set[str]:

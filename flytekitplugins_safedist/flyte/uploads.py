@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from ..handoff import HERE
+from ..texts import chain
 from . import task_context
 from .put_new import NoConditionError, put_new
 from .storage_errors import Outlook, judge, one_line
@@ -141,9 +142,4 @@ def may_pass(error: BaseException) -> bool:
     """Whether the same upload may succeed later. A disk says by a number what will not change."""
     if judge(error) is not Outlook.TRANSIENT:
         return False
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _STAYING:
-            return False
-        cause = cause.__cause__
-    return True
+    return not any(isinstance(cause, OSError) and cause.errno in _STAYING for cause in chain(error))

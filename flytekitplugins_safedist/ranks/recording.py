@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +23,7 @@ from ..errors import (
     TopologyError,
 )
 from ..flyte.storage_errors import failed_by_itself
+from ..texts import chain
 from . import users_code
 from .outcome import Fault, Raised, speaks_of_lost_peer
 from .scratch import FULL_ERRNOS
@@ -48,7 +48,7 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     silent = f"<no message: str() of it did not return within {_TELL_SECONDS:g} s>"
     message = users_code.ask(lambda: _message(error), lambda: silent, within=_TELL_SECONDS)
     fault, echo = _fault(error), error.echo if isinstance(error, SafedistError) else 0
-    causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
+    causes = [cause for cause in chain(error, implied=True) if isinstance(cause, OSError)]
     errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
     return Raised(
         type=qualified[:_CODE_CHARACTERS],
@@ -103,15 +103,6 @@ def _fault(error: BaseException) -> Fault:
     # Ours say by their class whose doing they are, or by what they were raised from.
     is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))
     return Fault.SYSTEM if is_platforms else Fault.USER
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
 def own_frames_cut(error: BaseException) -> str:

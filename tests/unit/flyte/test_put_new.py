@@ -121,3 +121,9 @@ def test_a_store_that_has_no_condition_says_so(store: Any) -> None:
 def test_every_other_error_is_the_callers() -> None:
     with pytest.raises(OSError, match="own words"):
         put_new(Store(SaysError("SlowDown")), "s3://bucket/key", b"data")
+
+
+def test_an_error_that_is_its_own_cause_is_looked_at_once() -> None:
+    error = RuntimeError("no code in it")
+    error.__cause__ = error
+    assert module._code(error) == ""

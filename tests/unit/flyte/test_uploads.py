@@ -66,6 +66,12 @@ def test_a_disk_as_the_store_that_says_what_will_not_pass_is_believed_at_once(nu
     assert not uploads.may_pass(fails(1))
 
 
+def test_an_error_that_is_its_own_cause_is_looked_at_once() -> None:
+    error = ConnectionResetError("again and again")
+    error.__cause__ = error
+    assert uploads.may_pass(error)
+
+
 def test_an_outage_that_does_not_end_is_the_last_error_after_the_whole_time() -> None:
     count, time = tried(lambda _: ConnectionRefusedError(), seconds=60)
     assert count < -5
