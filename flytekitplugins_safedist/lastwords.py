@@ -11,7 +11,7 @@ from __future__ import annotations
 from . import termination
 from .errors import SafedistError
 from .handoff import HERE
-from .texts import encodable
+from .texts import encodable, named
 
 LIMIT = 1000
 """Characters of the last line: all of it must fit into the end of a log that is shown."""
@@ -31,7 +31,7 @@ def keep(error: BaseException | str, prefix: str = FAILED) -> None:
 
 def text_of(error: BaseException) -> str:
     """What an error says; ours begin with the cause, others with their type."""
-    return str(error) if isinstance(error, SafedistError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, SafedistError) else named(error)
 
 
 def take() -> str | None:

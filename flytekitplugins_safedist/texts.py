@@ -1,8 +1,19 @@
-"""Text from outside (an exception, a rank's log, a file's name) as everything that it reaches can hold it."""
+"""Text from outside (an exception, a rank's log, a file's name) as everything that it reaches can hold it.
+
+What an exception of the user's says of itself is the user's code: it may fail, or never return.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TELL_SECONDS = 5.0
+"""For an exception to turn itself into text."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 """What would move a terminal's cursor, clear it or hide what is written."""
@@ -27,3 +38,33 @@ def chain(error: BaseException, *, implied: bool = False) -> Iterator[BaseExcept
         yield current
         context = None if current.__suppress_context__ or not implied else current.__context__
         current = current.__cause__ or context
+
+
+def ask(question: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    """What the user's code answers, in a thread of its own; ``otherwise`` where it has not in :data:`TELL_SECONDS`."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no room for a thread
+        return question()
+    thread.join(TELL_SECONDS)
+    return answers[0] if answers else otherwise()
+
+
+def said(error: BaseException) -> str:
+    """``str(error)``, or why there is none."""
+
+    def text() -> str:
+        try:
+            return str(error)
+        except BaseException as problem:  # whatever the user's class raises, and what that in turn cannot say
+            told = " ".join("".join(traceback.format_exception_only(type(problem), problem)).split())
+            return f"<no message: str() of it raised {told}>"
+
+    return ask(text, lambda: f"<no message: str() of it did not return within {TELL_SECONDS:g} s>")
+
+
+def named(error: BaseException) -> str:
+    """What an error says, behind its type."""
+    return f"{type(error).__name__}: {said(error)}"

@@ -25,6 +25,7 @@ from ..errors import MissingDependencyError, NodeLostError, SafedistError, Topol
 from ..flyte import task_context
 from ..ranks import recording
 from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
+from ..texts import ask, named
 from ..topology import Topology
 from . import exit_order
 from .coordinator import Ended
@@ -91,9 +92,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resol
         if place.topology.node_rank == 0:
             return verdict  # it is node 0's to upload, whether or not the others could be told
         lastwords.keep(error)
-        logger.info(
-            f"this node cannot begin: {type(error).__name__}: {error}; and the others cannot be told: {trouble}"
-        )
+        logger.info(f"this node cannot begin: {named(error)}; and the others cannot be told: {trouble}")
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if not uploads:
         raise SystemExit(0) from error
@@ -133,7 +132,7 @@ def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnap
     except BaseException:
         handler.leave()
         raise
-    shown = f"{type(error).__name__}: {error}"
+    shown = named(error)
     if uploads:
         logger.info(f"this node cannot begin, which ends the job: {shown}")
         exit_order.stay(handler)
@@ -216,7 +215,7 @@ def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R 
 
 def _ended(error: Exception, place: JobPlace) -> Ended:
     node_rank = place.topology.node_rank
-    raised = recording.record(error, _shown(error))
+    raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
     if isinstance(error, SafedistError):
         raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
     cause = RankOutcome(
@@ -238,11 +237,19 @@ def _shown(error: Exception) -> str:
     told: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
     lines: list[str] = []
     while told is not None:
-        users = traceback.StackSummary.from_list([frame for frame in told.stack if _is_users(frame.filename)])
-        head = ["Traceback (most recent call last):\n", *users.format()] if users else []
-        lines[:0] = [*head, *told.format_exception_only(), "\n"]
+        lines[:0] = [*_head(told.stack), *told.format_exception_only(), "\n"]
         told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
     return "".join(lines)
+
+
+def _frames(error: Exception) -> str:
+    """The same of an error that does not say what it is."""
+    return "".join([*_head(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}\n"])
+
+
+def _head(stack: traceback.StackSummary) -> list[str]:
+    users = traceback.StackSummary.from_list([frame for frame in stack if _is_users(frame.filename)])
+    return ["Traceback (most recent call last):\n", *users.format()] if users else []
 
 
 def _is_users(file: str) -> bool:

@@ -23,14 +23,11 @@ from ..errors import (
     TopologyError,
 )
 from ..flyte.storage_errors import failed_by_itself
-from ..texts import chain
-from . import users_code
+from ..texts import ask, chain, said
 from .outcome import Fault, Raised, speaks_of_lost_peer
 from .scratch import FULL_ERRNOS
 
 _CODE_CHARACTERS = 200
-_TELL_SECONDS = 5.0
-"""For the user's exception to turn itself into text."""
 
 _REPEATING = (
     *(ImportError, SyntaxError, ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError),
@@ -45,8 +42,7 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     name = type(error).__qualname__
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
-    silent = f"<no message: str() of it did not return within {_TELL_SECONDS:g} s>"
-    message = users_code.ask(lambda: _message(error), lambda: silent, within=_TELL_SECONDS)
+    message = _message(error)
     fault, echo = _fault(error), error.echo if isinstance(error, SafedistError) else 0
     causes = [cause for cause in chain(error, implied=True) if isinstance(cause, OSError)]
     errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
@@ -59,17 +55,15 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
         errnos=errnos,
         consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
         told=echo == 1,
-        code=users_code.ask(lambda: _own_code(error, fault), str, within=_TELL_SECONDS),
+        code=ask(lambda: _own_code(error, fault), str),
     )
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return f"the task function called sys.exit({error.code!r}) instead of returning a value"
-    try:
-        return str(error)
-    except Exception as problem:  # the user's class; the rank must say how it ended all the same
-        return f"<no message: str() of it raised {type(problem).__name__}: {problem}>"
+        code = ask(lambda: repr(error.code), lambda: "...")
+        return f"the task function called sys.exit({code}) instead of returning a value"
+    return said(error)
 
 
 def _own_code(error: BaseException, fault: Fault) -> str:
@@ -120,6 +114,4 @@ def own_frames_cut(error: BaseException) -> str:
         frames = "".join(traceback.format_tb(trace))
         return f"Traceback (most recent call last):\n{frames}{type(error).__name__}\n"
 
-    return users_code.ask(
-        lambda: "".join(traceback.format_exception(type(error), error, trace)), without_text, within=_TELL_SECONDS
-    )
+    return ask(lambda: "".join(traceback.format_exception(type(error), error, trace)), without_text)

@@ -10,15 +10,14 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from .. import stopping
 from ..errors import PayloadError
+from ..texts import said
 from . import descriptors, process_tree
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -39,18 +38,6 @@ def without_children() -> Iterator[None]:
     finally:
         if os.getpid() != process:
             stopping.end_now(status & 0xFF)
-
-
-def ask(question: Callable[[], T], otherwise: Callable[[], T], *, within: float) -> T:
-    """What the user's code answers, in a thread of its own; ``otherwise`` where it does not in time (seconds)."""
-    answers: list[T] = []
-    thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no room for a thread
-        return question()
-    thread.join(within)
-    return answers[0] if answers else otherwise()
 
 
 class _Ended(BaseException):
@@ -102,8 +89,8 @@ def importing() -> Iterator[None]:
 
 
 def _refused(ended: BaseException) -> PayloadError:
-    said = str(ended)
-    called = said if isinstance(ended, _Ended) else f"{type(ended).__name__}{said and f': {said}'}"
+    text = said(ended)
+    called = text if isinstance(ended, _Ended) else f"{type(ended).__name__}{text and f': {text}'}"
     return PayloadError(
         f"importing the task's module would have ended this process by {called}",
         expected="a module that can be imported by the agent, the rank server and every rank",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from flytekitplugins_safedist import lastwords, texts
+from flytekitplugins_safedist.job import arrival
 from flytekitplugins_safedist.job.arrival import run_id
 from tests.unit.ranks.test_payload import SNAPSHOT
 
@@ -24,3 +28,26 @@ def test_each_attempt_of_each_execution_has_a_name_of_its_own():
 def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():
     with pytest.raises(ValueError, match="second"):
         run_id(SNAPSHOT, {"FLYTE_ATTEMPT_NUMBER": "second"})
+
+
+def test_an_error_at_import_that_never_says_what_it_is_holds_nobody(monkeypatch):
+    asked_here = []
+
+    class Endless(Exception):
+        def __str__(self):
+            asked_here.append(threading.current_thread() is threading.main_thread())
+            if asked_here[-1]:
+                return "it would have held the agent"
+            threading.Event().wait()
+            return ""
+
+    monkeypatch.setattr(texts, "TELL_SECONDS", 0.1)
+    with pytest.raises(Endless) as caught:
+        raise Endless
+    raised = arrival._ended(caught.value, SimpleNamespace(topology=SimpleNamespace(node_rank=1))).cause.raised
+    assert raised.message == "<no message: str() of it did not return within 0.1 s>"
+    assert raised.traceback.startswith("Traceback")
+    assert "raise Endless" in raised.traceback
+    assert lastwords.text_of(Endless()) == f"Endless: {raised.message}"
+    assert asked_here
+    assert not any(asked_here)

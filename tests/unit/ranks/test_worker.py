@@ -39,7 +39,7 @@ from flytekitplugins_safedist.texts import chain
 from tests.harness.procs import DEADLINE
 
 
-def order(directory: Path, **environment: str) -> RankOrder:
+def order(directory: Path, /, **environment: str) -> RankOrder:
     return RankOrder(
         context=RankContext(
             rank=5,
@@ -137,6 +137,14 @@ def test_an_exception_that_cannot_be_turned_into_text_is_recorded_all_the_same()
     record = recorded(Unspeakable())
     assert record.type == f"{__name__}.Unspeakable"
     assert record.message == "<no message: str() of it raised RuntimeError: no words>"
+
+
+def test_an_exception_that_would_end_the_process_as_text_is_not_said_to_take_long() -> None:
+    class Leaves(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    assert recording.record(Leaves(), "").message == "<no message: str() of it raised SystemExit: 3>"
 
 
 def test_errnos_are_collected_along_the_chain_of_causes() -> None:
