@@ -30,7 +30,7 @@ GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
 
 _LEAVING_SECONDS = 0.5
 
-_WAY_OUT = "import that in the task's function, or set start_method='spawn' to be told no more"
+_WAY_OUT = "do that in the task's function, or set start_method='spawn' to be told no more"
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _import(name: str, *, needed: bool = True) -> str | None:
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         if needed:
             told = HERE.failed_imports.setdefault(name.partition(".")[0], f"{type(error).__name__}: {error}")
-            return f"importing {name} there failed with {told}"
+            return f"importing {name} once for all ranks failed with {told}"
     try:
         # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.
         flytekit_inside.stop_event_loops()
@@ -219,11 +219,11 @@ def unsafe_to_fork(culprit: str, where: str = "") -> str | None:
         return f"{started}, and a forked copy of their locks can hang; {_WAY_OUT}"
     torch_cuda = sys.modules.get("torch.cuda")
     if torch_cuda is not None and torch_cuda.is_initialized():
-        return f"{culprit} initialised CUDA, which does not survive a fork"
+        return f"{culprit} initialised CUDA, which does not survive a fork; {_WAY_OUT}"
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(descriptor.readlink()).startswith(GPU_DEVICES):
-                return f"{culprit} opened the GPU driver, whose state does not survive a fork"
+                return f"{culprit} opened the GPU driver, whose state does not survive a fork; {_WAY_OUT}"
     return None
 
 

@@ -17,11 +17,18 @@ def load_task(file: Path, name: str, *, ours: bool = True) -> Any:
     """Import *file* as registration does and return its task *name*; with ``ours=False``, any flytekit task.
 
     Raises:
-        RenderError: there is no such file or task, the file cannot be imported, or the task is not one of ours.
+        RenderError: there is no such file or task, the file is not Python or cannot be imported, or the task is not
+            one of ours.
         ConfigError: the task's configuration cannot work.
     """
     if not file.is_file():
         raise RenderError("there is no such file", where={"file": file})
+    if file.suffix != ".py":
+        raise RenderError(
+            "this is not a Python file",
+            where={"file": file},
+            hint="give the file that the task is written in; what pyflyte packages or registers is made of it alike",
+        )
     path = file.resolve()
     root = Path(project_root(str(path)))
     if str(root) not in sys.path:

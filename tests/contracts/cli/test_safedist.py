@@ -111,6 +111,7 @@ def test_check_says_what_it_checked_against(capsys: pytest.CaptureFixture[str]) 
     ("args", "text"),
     [
         (("render", "nowhere.py", "train"), "there is no such file [file=nowhere.py]"),
+        (("render", str(Path(__file__).parents[3] / "README.md"), "train"), "this is not a Python file"),
         (("render", str(TRAINING), "nothing"), "no such SafeHorovod or SafeTorch task"),
         (("render", str(TRAINING), "prepare"), "seen: evaluate, legacy, train"),
         (("render", str(TRAINING), "train", "--check", "--crds", str(PROJECT)), "no CustomResourceDefinition"),

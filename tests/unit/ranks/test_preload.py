@@ -19,7 +19,7 @@ from flytekitplugins_safedist.ranks.preload import GPU_DEVICES, blas_threads
 
 pytestmark = pytest.mark.processes
 
-WAY_OUT = "; import that in the task's function, or set start_method='spawn' to be told no more"
+WAY_OUT = "; do that in the task's function, or set start_method='spawn' to be told no more"
 
 PRELOAD = """
 import json, sys
@@ -180,15 +180,16 @@ def test_a_thread_that_has_ended_by_the_time_of_the_fork_is_no_danger(tmp_path: 
     assert unsafe(tmp_path, "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\n") is None
 
 
-ENDS = "importing users there failed with PayloadError: importing the task's module would have ended this process by"
+FAILED = "importing users once for all ranks failed with"
+ENDS = f"{FAILED} PayloadError: importing the task's module would have ended this process by"
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("raise ValueError('bad')", "importing users there failed with ValueError: bad"),
-        ("import no_such_module", "importing users there failed with ModuleNotFoundError: No module named 'no_such_mo"),
-        ("def broken(:", "importing users there failed with SyntaxError: "),
+        ("raise ValueError('bad')", f"{FAILED} ValueError: bad"),
+        ("import no_such_module", f"{FAILED} ModuleNotFoundError: No module named 'no_such_mo"),
+        ("def broken(:", f"{FAILED} SyntaxError: "),
         ("import sys; sys.exit(3)", f"{ENDS} SystemExit: 3"),
         ("raise KeyboardInterrupt", f"{ENDS} KeyboardInterrupt"),
     ],
@@ -212,7 +213,7 @@ sys.modules["torch.cuda"] = torch_cuda
 
 def test_a_module_that_touches_cuda_is_named(tmp_path: Path) -> None:
     assert unsafe(tmp_path, FAKE_CUDA.format(initialised=True)) == (
-        "importing users initialised CUDA, which does not survive a fork"
+        "importing users initialised CUDA, which does not survive a fork" + WAY_OUT
     )
 
 
@@ -225,7 +226,7 @@ def test_an_open_gpu_driver_is_seen_even_where_torch_does_not_know(tmp_path: Pat
     (tmp_path / "users.py").write_text("device = open('/dev/zero', 'rb')")
     code = PRELOAD.replace("done =", "preload.GPU_DEVICES += ('/dev/zero',)\ndone =")
     assert run(code + "print(done.unsafe)", tmp_path, modules=["users"]) == (
-        "importing users opened the GPU driver, whose state does not survive a fork\n"
+        "importing users opened the GPU driver, whose state does not survive a fork" + WAY_OUT + "\n"
     )
 
 
@@ -245,7 +246,7 @@ def test_importing_stops_at_the_first_module_that_makes_forking_unsafe(tmp_path:
 def test_a_library_that_makes_forking_unsafe_is_named_too(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text("raise OSError('undefined symbol')")
     said = run(PRELOAD + "print(done.unsafe)", tmp_path, libraries=["library"])
-    assert said == "importing library there failed with OSError: undefined symbol\n"
+    assert said == "importing library once for all ranks failed with OSError: undefined symbol\n"
 
 
 def test_threads_that_a_library_starts_are_told_with_its_module_and_file(tmp_path: Path) -> None:
