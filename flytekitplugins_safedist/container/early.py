@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import stopping, topology
 from ..config.registered import Registered
-from ..errors import SafedistError, TopologyError
+from ..errors import MissingDependencyError, SafedistError, TopologyError
 from ..flyte import error_document, task_context, uploads
 from ..flyte.storage_errors import one_line
 from ..job import comeback
@@ -65,7 +65,8 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
     failure = error_document.SystemFailure(f"USER:{type(error).__name__}", str(error), time.time_ns(), repeats=True)
     stopping.finish()
     if not upload(failure, prefix):
-        return stopping.EXIT_UNDECIDED
+        # What the image lacks for the one store it lacks for the other: another start would upload nothing either.
+        return _EXIT_FAILED if isinstance(error, MissingDependencyError) else stopping.EXIT_UNDECIDED
     stopping.decided(0)
     return 0
 

@@ -273,6 +273,19 @@ def test_a_file_of_the_image_that_is_in_the_codes_way_is_the_tasks_own_mistake(p
     assert "A file stands where a directory is needed" in pod.error().message
 
 
+@pytest.mark.parametrize("outputs", ["that it speaks to", "of the same kind"])
+def test_a_store_that_the_image_has_no_package_for_is_the_images_mistake(pod, outputs):
+    pod.prefix = str(pod.outputs) if outputs == "that it speaks to" else "nosuchstore://bucket/outputs"
+    done = pod.fresh("--additional-distribution", "nosuchstore://bucket/fast.tar.gz", "--", *pod.command("report"))
+    assert "This image cannot reach the store" in pod.message.read_text()
+    if outputs == "of the same kind":
+        assert done.code == 1, done.err
+    else:
+        assert done.code == 0, done.err
+        error = pod.error()
+        assert (error.code, error.kind) == ("USER:MissingDependencyError", errors_pb2.ContainerError.NON_RECOVERABLE)
+
+
 def test_outputs_that_cannot_be_uploaded_are_infrastructure(pod):
     pod.outputs.write_text("a file is in the way")
     done = pod.fast("report")

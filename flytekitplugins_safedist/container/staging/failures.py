@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...errors import CodeNotFoundError, SafedistError, StagingError
+from ...errors import CodeNotFoundError, MissingDependencyError, SafedistError, StagingError
 from ...flyte.storage_errors import Outlook, judge, one_line
 
 
@@ -34,7 +34,7 @@ def fetch_failed(error: BaseException, label: str, attempts: int) -> SafedistErr
             " (service account, FLYTE_AWS_*, AWS_*); a signed URL may have run out",
         )
     if verdict is Outlook.UNSUPPORTED:
-        return StagingError(
+        return MissingDependencyError(
             "This image cannot reach the store that holds the task's code archive",
             where=where,
             seen=seen,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from ...errors import StagingError
+from ...errors import SafedistError, StagingError
 from ...flyte.storage_errors import Outlook, judge, one_line
 from .clients import filesystem
 from .failures import fetch_failed
@@ -123,7 +123,7 @@ def _retrying(label: str, retry: Retry, watch: Watch, action: Callable[[], T]) -
     for attempt in range(1, retry.attempts + 1):
         try:
             return action()
-        except (StagingError, Abandoned):
+        except (SafedistError, Abandoned):
             raise
         except Exception as error:
             _try_again(error, attempt, label, retry, watch)
@@ -255,7 +255,7 @@ class RemoteSource:
                     yield chunk
                 if size is not None and done != size:
                     raise ShortAnswerError(f"{done} of {size} bytes arrived")  # noqa: TRY301  (as any that breaks off)
-            except (StagingError, Abandoned):
+            except (SafedistError, Abandoned):
                 raise
             except Exception as error:
                 _try_again(error, attempt, self.label, self._retry, self._watch)

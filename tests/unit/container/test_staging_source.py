@@ -15,7 +15,7 @@ from flytekit.core.data_persistence import FileAccessProvider
 from flytekitplugins_safedist.container.staging import CodeNotFoundError, Options, Retry, stage
 from flytekitplugins_safedist.container.staging.source import _RANGE
 from flytekitplugins_safedist.container.staging.watch import Watch
-from flytekitplugins_safedist.errors import ArchiveError, StagingError
+from flytekitplugins_safedist.errors import ArchiveError, MissingDependencyError, StagingError
 from flytekitplugins_safedist.flyte.storage_errors import Outlook, judge
 from tests.harness.objectstore import ObjectStore
 from tests.harness.tarballs import project
@@ -255,7 +255,7 @@ def test_a_server_that_is_not_there_is_one_error(tmp_path):
 
 
 def test_a_store_that_nothing_here_speaks_to_is_named(tmp_path):
-    with pytest.raises(StagingError, match="cannot reach the store") as caught:
+    with pytest.raises(MissingDependencyError, match="cannot reach the store") as caught:
         stage("nosuch://bucket/key", tmp_path / "dest", Options(store=tmp_path / "store"))
     assert "install the store's fsspec package" in str(caught.value)
 
