@@ -56,7 +56,9 @@ def test_the_least_number_of_pods_is_enough(job: Make) -> None:
 
 @both
 def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, backend: str, pods_gate: Gate) -> None:
-    going = job(f"{backend}_range", **gated(pods_gate), steps=20)
+    how = gated(pods_gate)
+    how["environment"]["TEST_HEARTBEAT"] = "10"  # nothing else says that it is gone
+    going = job(f"{backend}_range", **how, steps=20)
     first, second, third = going.start()
     all_in_one_round(pods_gate, 3, after=-1)
     third.remove()
