@@ -69,9 +69,10 @@ def answers(loop: asyncio.AbstractEventLoop) -> bool:
 
 def no_warning_is_an_error() -> None:
     """From here on, what a user's filters (``PYTHONWARNINGS=error``, ``warnings.simplefilter("error")``) make an error
-    of is shown as a warning: flytekit reads its own deprecated names after the work is done, and would discard it."""
-    if any(action == "error" for action, *_ in warnings.filters):
-        warnings.simplefilter("default")
+    of is shown as a warning: flytekit reads its own deprecated names after the work is done, and would discard it.
+    Their other filters stay as they are."""
+    filters: Any = warnings.filters
+    filters[:] = [("default", *what) if action == "error" else (action, *what) for action, *what in filters]
 
 
 # --- a task and its conversion ----------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def _problems(
         if _number(value) is None:
             yield Problem(field, value, "is not an amount that Kubernetes can read", "write e.g. '2', '500m' or '64Gi'")
     asked, allowed = {**under_requests, **requests}, {**under_limits, **limits}
-    for name in asked.keys() & allowed.keys() & (requests.keys() | limits.keys()):
+    for name in [name for name in asked if name in allowed and (name in requests or name in limits)]:
         (field, value), (limit_field, limit) = asked[name], allowed[name]
         low, high = _number(value), _number(limit)
         if low is not None and high is not None and high and low > high:

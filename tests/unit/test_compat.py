@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import warnings
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,3 +115,14 @@ def test_a_restart_that_torch_would_not_hear_of_is_an_error() -> None:
     assert agent._remaining_restarts == 1
     with pytest.raises(IncompatibleVersionError, match="_remaining_restarts"):
         torch_inside.allow_restarts(SimpleNamespace(), 1)
+
+
+def test_of_the_users_filters_for_warnings_only_those_that_make_errors_change() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="not this one")
+        flytekit_inside.no_warning_is_an_error()
+        warnings.warn("not this one", UserWarning, stacklevel=1)
+        warnings.warn("this one", UserWarning, stacklevel=1)
+    assert [str(each.message) for each in shown] == ["this one"]

@@ -568,3 +568,13 @@ def test_ranks_per_node_follow_the_gpus_of_a_pod(case: str) -> None:
     make, nproc = ACCEPTED[case]
 
     assert make().settings.nproc_per_node == nproc
+
+
+def test_requests_above_their_limits_are_told_in_the_order_in_which_they_were_written() -> None:
+    names = [f"example.com/{letter}" for letter in "hcagfbed"]
+    resources = V1ResourceRequirements(requests=dict.fromkeys(names, "2"), limits=dict.fromkeys(names, "1"))
+    with pytest.raises(ConfigError) as caught:
+        declare(SafeTorch(), pod_template=template(resources=resources))
+    assert [each.field.rpartition("/")[2] for each in caught.value.problems if "is above" in str(each)] == list(
+        "hcagfbed"
+    )
