@@ -20,6 +20,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -134,7 +135,7 @@ class _Merger:
         self._opened: set[bytes] = set()
         self._replaced: dict[bytes, set[bytes]] = {}
         self._made: dict[bytes, bytes] = {}
-        self.changed: list[bytes] = []
+        self.changed: dict[bytes, None] = {}
         # Inside the destination: a rename is atomic only within one file system.
         self.work = stack.enter_context(WorkDir(dest))
         self.work.sweep(everybodys=is_local(dest))
@@ -165,7 +166,9 @@ class _Merger:
         """The error, with what has been changed before it."""
         dest = Path(os.fsdecode(self._dest))
         failed = disk_failed(error, dest, "", "Putting the code there") if isinstance(error, OSError) else error
-        changed = f"{len(self.changed)} of {len(self._entries)} entries, the last {os.fsdecode(self.changed[-1])}"
+        changed = (
+            f"{len(self.changed)} of {len(self._entries)} entries, the last {os.fsdecode(next(reversed(self.changed)))}"
+        )
         return type(failed)(
             failed.what,
             where={**failed.where, "changed": changed},
@@ -185,7 +188,7 @@ class _Merger:
             if error.errno not in _NOT_FREE:
                 raise
             return False
-        self.changed += names
+        self.changed |= dict.fromkeys(names)
         return True
 
     def fresh(self, name: bytes, path: bytes) -> None:
@@ -229,7 +232,8 @@ class _Merger:
     def _directory(self, name: bytes) -> None:
         # An implied directory may be the image's link to one, as with tar; a named one replaces the link.
         implied = self._entries[name].mode == IMPLIED
-        if not make_directory(self._dest + name, os.stat if implied else os.lstat, replace=not implied):
+        seen_by, changed = os.stat if implied else os.lstat, partial(self.changed.setdefault, name)
+        if not make_directory(self._dest + name, seen_by, replace=not implied, changed=changed):
             raise self._contended(name)
 
     def _contended(self, name: bytes) -> StagingError:
@@ -258,7 +262,7 @@ class _Merger:
                 else:
                     raise
             else:
-                self.changed.append(name)
+                self.changed[name] = None
                 # Renaming one hard link over another of the same file does nothing, by POSIX.
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)

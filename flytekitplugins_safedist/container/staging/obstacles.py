@@ -47,12 +47,19 @@ def filled(path: bytes) -> PathBlockedError:
     )
 
 
-def make_directory(path: bytes, look: Callable[[bytes], os.stat_result], *, replace: bool) -> bool:
+def make_directory(
+    path: bytes,
+    look: Callable[[bytes], os.stat_result],
+    *,
+    replace: bool,
+    changed: Callable[[], object] = lambda: None,
+) -> bool:
     """Make ``path`` a directory that this client sees; False when that cannot be had within :data:`VISIBLE`.
 
     Args:
         replace: whether a file there makes room. As with tar, it does for a directory that the archive names, and not
             for one that it only implies.
+        changed: called when what was there has changed: by a file that made room, by the directory.
 
     Raises:
         PathBlockedError: a file is in the way, and does not.
@@ -71,11 +78,13 @@ def make_directory(path: bytes, look: Callable[[bytes], os.stat_result], *, repl
                 if not replace:
                     raise _in_the_way(path, _KIND_IN_THE_WAY[False]) from None
                 os.unlink(path)
+                changed()
                 continue
             except FileNotFoundError:
                 if os.path.islink(path):  # no waiting will help
                     raise _in_the_way(path, _KIND_IN_THE_WAY[True]) from None
         else:
+            changed()
             return True
         if time.monotonic() > deadline:
             return False

@@ -110,7 +110,7 @@ def open_source(uri: str, retry: Retry, watch: Watch) -> Source:
     """The source for ``uri``: a path, ``file://``, or whatever flytekit and fsspec know.
 
     Raises:
-        StagingError: nothing installed here reaches such a store.
+        MissingDependencyError: nothing installed here reaches such a store.
     """
     if uri.startswith("file://"):
         return LocalSource(uri, uri[len("file://") :], retry, watch)

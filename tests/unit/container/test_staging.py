@@ -642,6 +642,25 @@ def test_a_merge_for_which_the_disk_is_too_small_changes_nothing(node, fails_at,
     assert snapshot(node.dest) == before
 
 
+@pytest.mark.parametrize("before", ["nothing", "a file"])
+def test_a_merge_that_fails_behind_a_directory_that_it_made_says_so(node, monkeypatch, before):
+    node.archive.write_bytes(targz([directory("aa"), directory("aa/bb"), member("zz.py", b"new")]))
+    (node.dest / "aa").mkdir(parents=True)
+    (node.dest / "zz.py").write_text("older")
+    if before == "a file":
+        (node.dest / "aa/bb").write_text("the image's")
+    real = os.rename
+
+    def rename(source, target, **more):
+        if os.fsencode(target) == os.fsencode(node.dest / "zz.py"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), target)
+        real(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(StagingError, match=r"\[.*changed=1 of 3 entries, the last aa/bb\]"):
+        node.stage()
+
+
 def test_a_merge_that_fails_between_two_renames_says_what_it_has_changed(node, monkeypatch):
     node.archive.write_bytes(project({"aa.py": "new", "bb.py": "new", "zz.py": "new"}))
     node.dest.mkdir()
