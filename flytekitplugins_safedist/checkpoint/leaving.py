@@ -62,7 +62,7 @@ class Leaving:
         with self._lock:
             if self._is_over:
                 return
-            mark = {"host": socket.gethostname(), "since": time.time(), "seconds": page.preemption_seconds}
+            mark = {"host": socket.gethostname(), "since": time.time()}
             try:
                 self._is_left = True  # also where only the answer is lost
                 self._store.put(MARK, json.dumps(mark).encode())

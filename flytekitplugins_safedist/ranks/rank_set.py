@@ -266,7 +266,7 @@ class Ranks:
         return self._members[0].order.result
 
     def decks(self) -> tuple[dict[str, str], ...]:
-        """Of the first rank here that left some as it failed: one that is told to end with the others leaves none."""
+        """Of the first rank here that left some, failed or not: one that is told to end with the others leaves none."""
         return next((tuple(left) for each in self._members if (left := payload.read_decks(each.order.result))), ())
 
     def _outcome(self, member: _Member) -> RankOutcome | None:
