@@ -140,7 +140,7 @@ class ConfigError(SafedistError):
 
 
 class MissingDependencyError(SafedistError):
-    """A package that the task needs (torch, horovod) is not installed, or cannot be imported, on this machine."""
+    """A package that the task needs (torch, horovod, a store's) is not installed or not importable on this machine."""
 
 
 class TopologyError(SafedistError):
