@@ -59,6 +59,10 @@ def _place(frame: FrameType) -> str:
     return f"in {frame.f_globals.get('__name__')}, line {frame.f_lineno}"
 
 
+_LOAD = "_load_unlocked"
+"""Of importlib; a Python that calls it otherwise traces nothing."""
+
+
 @contextlib.contextmanager
 def threads_traced() -> Iterator[list[ModuleSpec]]:
     """Note the modules during whose own import the process got more threads: the innermost one first.
@@ -67,7 +71,7 @@ def threads_traced() -> Iterator[list[ModuleSpec]]:
     """
     noted: list[ModuleSpec] = []
     importing: Any = sys.modules["_frozen_importlib"]
-    original = getattr(importing, "_load_unlocked", None)
+    original = getattr(importing, _LOAD, None)
 
     def load(spec: ModuleSpec) -> Any:
         before = _threads()

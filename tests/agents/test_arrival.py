@@ -207,7 +207,7 @@ DIFFERENT = "the code in this pod is configured differently from what was regist
 
 
 def test_in_a_range_that_runs_a_further_pod_that_is_registered_otherwise_ends_nothing(warm, tmp_path, ranks_gate):
-    job = Job(warm, tmp_path, "ranged", ranks_gate.environment)
+    job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)
     until(job.listening, "the first node holds the store")
     other = job.start(1)
@@ -223,7 +223,7 @@ def test_in_a_range_that_runs_a_further_pod_that_is_registered_otherwise_ends_no
 
 @pytest.mark.parametrize("task", ["fixed", "ranged"])
 def test_a_pod_that_is_registered_otherwise_ends_a_job_that_has_not_begun_with_one_error(warm, tmp_path, task):
-    job = Job(warm, tmp_path, task)
+    job = Unloadable(warm, tmp_path, task)
     first = job.start(0)
     until(job.listening, "the first node holds the store")
     done = ended(first, job.start(1, MISREGISTERED))
