@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import StoreLostError
+from . import strangers
 from .carried import Carried, Unit, change
 from .protocol import End
-from .strangers import Stranger
 from .vigil import Vigil
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Outliving:
     def lose(self, error: StoreLostError, round_no: int) -> None:
         """The store is lost; ``round_no`` is the highest round that may have begun there, as far as this node knows: -1
         where it had arrived in none, for without it none could begin."""
-        if isinstance(error, Stranger):
+        if strangers.met(error):
             logger.warning(str(error))
         if self.vigil is None:
             self.vigil = Vigil(self._who, self._seconds, self.say)

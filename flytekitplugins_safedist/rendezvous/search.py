@@ -19,7 +19,7 @@ from pathlib import Path
 from ..errors import NotReplacedError, StoreLostError
 from .client import Connection
 from .protocol import Hello, Keys
-from .strangers import Stranger, own_hello
+from .strangers import met, own_hello
 from .vigil import Vigil
 
 _PAUSE = 0.25
@@ -142,10 +142,9 @@ class Search:
             if hello.store not in self.left:
                 return FoundStore(address, connection, hello), LEFT
             found = LEFT
-        except Stranger as error:
-            found = f"{error.what}: {error.seen}, not {error.expected}", _STRANGER_LEAVES
-        except StoreLostError:
-            found = NO_ANSWER
+        except StoreLostError as error:
+            stranger = f"{error.what}: {error.seen}, not {error.expected}", _STRANGER_LEAVES
+            found = stranger if met(error) else NO_ANSWER
         connection.close()
         return None, found
 

@@ -12,6 +12,7 @@ from .protocol import Hello, Keys
 
 logger = logging.getLogger(__name__)
 
+_WHAT = "another job's node answers at this job's address"
 _VISITOR = "safedist/visitor"
 """The latest node of another job that came, as text; under no run's name, as the greeting is."""
 
@@ -29,8 +30,8 @@ def own_hello(connection: Connection, keys: Keys, patience: float) -> Hello:
     visitor = f"{socket.gethostname()}, of run id {keys.run_id!r}"
     with suppress(StoreLostError):
         connection.call("saying who came", lambda store: store.set(_VISITOR, visitor))
-    raise Stranger(
-        "another job's node answers at this job's address",
+    raise StoreLostError(
+        _WHAT,
         where={"store": connection.where, "host": socket.gethostname()},
         seen=f"run id {hello.run!r}",
         expected=f"run id {keys.run_id!r}",
@@ -39,8 +40,9 @@ def own_hello(connection: Connection, keys: Keys, patience: float) -> Hello:
     )
 
 
-class Stranger(StoreLostError):
-    """The store at this job's address is another job's."""
+def met(error: StoreLostError) -> bool:
+    """Whether the store that was reached is another job's."""
+    return error.what == _WHAT
 
 
 class Visitors:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -14,10 +16,12 @@ from torch._utils import ExceptionWrapper
 import flytekitplugins_safedist
 from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
-from flytekitplugins_safedist.plugin import task  # noqa: F401  (task adds a subclass to the tree)
 
 
 def every_class() -> list[type[SafedistError]]:
+    # All modules, so that a class anywhere is seen in every order of tests.
+    for module in pkgutil.walk_packages(flytekitplugins_safedist.__path__, "flytekitplugins_safedist."):
+        importlib.import_module(module.name)
     found: list[type[SafedistError]] = [SafedistError]
     for cls in found:
         found.extend(sub for sub in cls.__subclasses__() if sub not in found and sub.__module__.startswith("flytekitp"))
