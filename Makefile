@@ -77,7 +77,7 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(PYTEST) -m container $(PYTEST_OPTIONS)
 
-## make mutants         change modules in many small ways, and see what their tests notice (hours; MUTANTS=job/policy: one)
+## make mutants         change modules in many small ways, and see what their tests notice (hours; MUTANTS=job/rounds: one)
 mutants: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/python scripts/mutants.py $(MUTANTS)
 

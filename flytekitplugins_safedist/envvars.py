@@ -135,9 +135,9 @@ VC_TASK_INDEX = "VC_TASK_INDEX"
 VK_TASK_INDEX = "VK_TASK_INDEX"
 
 # --- file-system helpers (fs): ours, settable by users -------------------------------------------------------------
-AGENT_STORE = "SAFEDIST_AGENT_STORE"
-"""Set in the ranks of a job of several: ``host:port`` of the store that node 0's agent holds for their helpers in
-this round. Not torchrun's agent store: that one is the rendezvous's, and a user's own store would meet ours in it."""
+MEETING = "SAFEDIST_MEETING"
+"""Set in the ranks of a job of several: where the job's coordinator keeps what ranks tell each other (``host:port``, or
+``unix:`` and a path). Not torchrun's agent store: a user's own store would meet ours in it."""
 ROUND = "SAFEDIST_ROUND"
 """Set in every rank: which launch of the ranks this is, from 0."""
 FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"

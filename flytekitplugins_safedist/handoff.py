@@ -25,8 +25,8 @@ class Handoff:
         upload_seconds: for how long an upload is tried again; None: the longest there is. From the task to the way to
             the store that flytekit makes for itself (``flyte.uploads``).
         verdict_prefix: where this attempt's verdict goes, which is never overwritten. The same way.
-        open_rendezvous: node 0's ``RendezvousSession``, to be closed after the upload. From the task to the entrypoint,
-            once (``job.exit_order``).
+        open_job: node 0's ``Membership`` with the job's coordinator, to be closed after the upload. From the task to
+            the entrypoint, once (``job.ending``).
         last_words: why the job failed, and how the log's last line begins. From the task to the entrypoint,
             once (``lastwords``).
         failed_imports: by package, the error of its first import here that failed: what a second one says is of that
@@ -45,7 +45,7 @@ class Handoff:
     )
     upload_seconds: float | None = None
     verdict_prefix: str | None = None
-    open_rendezvous: Any = None
+    open_job: Any = None
     last_words: tuple[str, str] | None = None
     failed_imports: dict[str, str] = field(default_factory=dict)
     rank: Any = None

@@ -1,6 +1,6 @@
 """Mutation testing: change a module in many small ways, and see which of the changes its tests notice.
 
-Run by hand (``make mutants``, or ``make mutants MUTANTS=job/policy``), because it takes many hours for all of them;
+Run by hand (``make mutants``, or ``make mutants MUTANTS=job/rounds``), because it takes many hours for all of them;
 ``--sample`` takes some of each module, the same ones for the same seed. The tool is mutmut; every module is run in a
 copy of the repository, with the fast tests that are about it and no others.
 What survives is printed as a diff; docs/mutants.md says why it may.
@@ -23,11 +23,12 @@ PACKAGE = "flytekitplugins_safedist"
 
 # Not the race tests: they start processes by the dozen, and there are thousands of mutants.
 MODULES: Mapping[str, Sequence[str]] = {
-    "job/policy": ["job/test_policy.py"],
+    "job/rounds": ["job/test_deciding.py", "job/test_simulation.py"],
     "ranks/outcome": ["ranks/test_outcome.py"],
     "job/verdict": ["job/test_verdict.py"],
     "topology": ["topology"],
-    "job/coordinator": ["job/test_coordinator.py", "job/test_job_coordinator.py"],
+    "job/deciding": ["job/test_deciding.py", "job/test_simulation.py"],
+    "job/savepoint": ["job/test_savepoint.py"],
     "fs": ["fs"],
     "container/archive": ["container/test_archive.py", "container/test_archive_words.py"],
     "container/staging": [

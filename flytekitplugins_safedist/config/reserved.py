@@ -18,7 +18,7 @@ PINNED = frozenset(
 INTERNAL = frozenset(
     {
         *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.MPI_NODE_0),
-        *(names.AGENT_STORE, names.ROUND, names.EPHEMERAL_STORAGE),
+        *(names.MEETING, names.ROUND, names.EPHEMERAL_STORAGE),
     }
 )
 """What a launcher or agent of ours tells its own, or Kubernetes tells them."""

@@ -30,7 +30,7 @@ IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map
 
 def execute_and_leave(command: list[str]) -> int:
     """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come."""
-    from ..job import exit_order
+    from ..job import ending
 
     uploaded = False
     try:
@@ -40,7 +40,7 @@ def execute_and_leave(command: list[str]) -> int:
             stopping.decided(code)
         return code
     finally:
-        exit_order.leave(uploaded=uploaded)
+        ending.leave(uploaded=uploaded)
 
 
 def execute(command: list[str]) -> int:

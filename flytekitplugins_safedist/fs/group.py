@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .. import envvars
+from .. import envvars, meeting
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError, MissingDependencyError
 from ..handoff import HERE
@@ -118,9 +118,9 @@ def _over_torch(identity: Identity) -> Group | None:
     # Before the store of our own agent: a torchrun that a rank of ours has started inherits the name of that one.
     if os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
         return _cached(("agent store",), lambda: torch_group(identity=identity))
-    held = os.environ.get(envvars.AGENT_STORE)
-    if held:
-        return _cached(("agent", held), lambda: _agent_group(held, identity))
+    held = meeting.of_rank(os.environ)
+    if held is not None:
+        return _cached(("agent", held.where), lambda: _agent_group(held, identity))
     if torch is not None:
         return _over_process_group(torch_inside.default_store(), identity)
     return None
@@ -201,17 +201,40 @@ def torch_group(store: Any = None, *, identity: Identity | None = None) -> Group
     return Group(coordination, identity)
 
 
-def _agent_group(held: str, identity: Identity) -> Group:
-    """Over the store that the agent of node 0 holds until the round is over, whatever becomes of its ranks."""
-    import torch.distributed as dist
-
-    address, _, port = held.rpartition(":")
-    # Ranks that a rank of ours has started (a torchrun of its own) have this variable too, and are another job.
-    run = os.environ.get(envvars.TORCHELASTIC_RUN_ID, "")
-    prefix = f"safedist/fs/{run}/{identity.world_size}"
-    store = dist.PrefixStore(prefix, _connected(address, port))
-    where = f"the agent's store at {held}"
+def _agent_group(held: meeting.Meeting, identity: Identity) -> Group:
+    """Over what the job's coordinator holds until the round is over, whatever becomes of its ranks."""
+    store = _MeetingStore(held, f"safedist/fs/{identity.world_size}")
+    where = f"the job's coordinator at {held.where}"
     return Group(TorchCoordinationStore(store, where, identity.world_size, held_by_rank_0=False), identity)
+
+
+class _MeetingStore:
+    """A :class:`..meeting.Meeting` under the names of a torch store."""
+
+    def __init__(self, held: meeting.Meeting, prefix: str) -> None:
+        self._held = held
+        self._prefix = prefix
+
+    def get(self, key: str) -> bytes:
+        return self._held.get(self._key(key)) or b""
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._held.get(self._key(key)) is not None for key in keys)
+
+    def set(self, key: str, text: str) -> None:
+        self._held.set(self._key(key), text.encode())
+
+    def add(self, key: str, amount: int) -> int:
+        return self._held.add(self._key(key), amount)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._held.compare_set(self._key(key), expected.encode(), desired.encode())
+
+    def delete_key(self, key: str) -> None:
+        self._held.delete(self._key(key))
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
 
 
 def _connected(address: str, port: str) -> Any:

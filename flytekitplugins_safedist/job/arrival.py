@@ -21,15 +21,16 @@ from typing import ParamSpec, TypeVar
 from .. import envvars, lastwords, topology
 from ..config.options import Resolved, Timeouts
 from ..config.registered import Registered
-from ..errors import MissingDependencyError, NodeLostError, SafedistError, TopologyError
+from ..errors import NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
 from ..ranks import recording
 from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
 from ..texts import ask, named
 from ..topology import Topology
-from . import exit_order
-from .coordinator import Ended
-from .policy import Action, Decision
+from . import ending, reports
+from .link import GivenUp
+from .messages import CannotBegin, Refused, TheEnd, Welcome
+from .opening import Membership, rules_of
 from .verdict import Verdict, is_infrastructure, judge
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _EXIT_INFRASTRUCTURE = 1
+
+NOT_STARTED = "no rank was started"
+"""Why there is no restart after an error that keeps a node from beginning."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resol
     place = _place(environment, settings, run_id(flyte, environment))
     if place is None:
         return None
-    ended = _ended(error, place)
-    verdict = judge(ended.cause, ended.decision, disk=ended.disk, limit=None)
+    verdict = judge(_outcome(error, place), NOT_STARTED, disk="", limit=None)
     if place.topology.max_nodes == 1:
         return verdict
     try:
@@ -117,33 +120,46 @@ def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnap
 
     Raises:
         RendezvousError: the others cannot be told, or go on without this node, or nothing is uploaded.
-        MissingDependencyError: torch, by which nodes meet, cannot be imported here.
     """
+    rules = rules_of(
+        place.topology, place.timeouts, place.run_id, max_restarts=0, max_replacements=place.max_replacements
+    )
+    job = Membership(rules, place.topology, state="cannot", open_round=lambda _: {}, local=None, say=logger.info)
+    shown, uploads = named(error), False
     try:
-        from .open_rendezvous import handler_for
-    except ImportError as missing:
-        raise MissingDependencyError(
-            "the other nodes cannot be met without torch", seen=str(missing), hint="repair this node's image"
-        ) from missing
-    handler = handler_for(place.topology, place.timeouts, place.run_id, max_replacements=place.max_replacements)
-    try:
-        handler.refuse(_ended(error, place).to_json())
-        uploads = handler.uploads
-    except BaseException:
-        handler.leave()
-        raise
-    shown = named(error)
-    if uploads:
-        logger.info(f"this node cannot begin, which ends the job: {shown}")
-        exit_order.stay(handler)
-        return True
-    logger.info(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
-    try:
-        exit_order.follow(handler, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte))
-    except BaseException:
-        handler.leave()
-        raise
-    return False
+        uploads = _told(job, CannotBegin(reports.fitting(_outcome(error, place)), NOT_STARTED))
+        if uploads:
+            logger.info(f"this node cannot begin, which ends the job: {shown}")
+            ending.stay(job)
+        else:
+            logger.info(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
+            _follow(job, place, flyte)
+    finally:
+        if not uploads:
+            job.close(ended=False)
+    return uploads
+
+
+def _follow(job: Membership, place: JobPlace, flyte: task_context.FlyteSnapshot) -> None:
+    if not ending.follow(job, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte)):
+        raise NodeLostError("node 0 was lost before it could upload why this node cannot begin")
+
+
+def _told(job: Membership, message: CannotBegin) -> bool:
+    """Tell the coordinator; whether this node is the one to upload the end that comes of it."""
+    job.come()
+    if job.hosts:
+        job.tell(message)
+    while True:
+        item = job.heard(1.0)
+        if isinstance(item, Welcome) and not job.hosts:
+            job.tell(message)
+        elif isinstance(item, TheEnd):
+            return item.uploads
+        elif isinstance(item, Refused):
+            raise ending.refusal(item, job.me)
+        elif isinstance(item, GivenUp):
+            raise item.error
 
 
 class ToldError(Exception):
@@ -213,12 +229,12 @@ def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R 
     return decorated
 
 
-def _ended(error: Exception, place: JobPlace) -> Ended:
+def _outcome(error: Exception, place: JobPlace) -> RankOutcome:
     node_rank = place.topology.node_rank
     raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
     if isinstance(error, SafedistError):
         raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
-    cause = RankOutcome(
+    return RankOutcome(
         rank=NO_RANK,
         local_rank=NO_RANK,
         node_rank=-1 if node_rank is None else node_rank,
@@ -229,7 +245,6 @@ def _ended(error: Exception, place: JobPlace) -> Ended:
         time_ns=time.time_ns(),
         raised=raised,
     )
-    return Ended(cause, Decision(Action.GIVE_UP, "no rank was started"), "")
 
 
 def _shown(error: Exception) -> str:

@@ -12,9 +12,6 @@ from ..ranks.scratch import JobScratch
 from ..topology import Topology
 from .verdict import Verdict
 
-STORE_PORT = "agent_store_port"
-"""Name under which node 0 offers the port of the store that it holds for the ranks' helpers."""
-
 
 @dataclass(frozen=True)
 class NodePlan:
@@ -48,6 +45,8 @@ class Report:
     """What the agent learned: for the end line and for the caller."""
 
     rounds: int = 0
+    node_rank: int = -1
+    """In the latest round; -1 before the first."""
     seconds: dict[str, float] = field(default_factory=dict)
     result: Path | None = None
     verdict: Verdict | None = None

@@ -24,7 +24,7 @@ from ..ranks.forkserver_client import RankServer
 from ..ranks.payload import JobOrder
 from ..ranks.scratch import JobScratch
 from ..topology import Topology
-from . import arrival, ends
+from . import arrival, ending
 from .node_plan import NodePlan
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     running = server or RankServer.spawn(_server_environment(settings, job.environment))
     volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
     root = _scratch_root(settings, job.environment, volume)
-    held.enter_context(ends.replaced_when_undecided(job.place, logger.info))
+    held.enter_context(ending.replaced_when_undecided(job.place, logger.info))
     held.enter_context(job.voice)
     held.enter_context(running)
     scratched = held.enter_context(_scratch(root, settings))

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
 from ..config.options import Resolved
-from ..errors import RendezvousError, SafedistError, StoreLostError
+from ..errors import SafedistError
 from ..flyte import uploads
 from ..ranks import payload
 from ..ranks.forkserver_client import RankServer
-from . import arrival, comeback, ends, exit_order, prepare
-from .ends import Duty
+from . import arrival, comeback, ending, prepare
+from .agent import NodeAgent
+from .ending import Finish
 from .node_plan import NodePlan, Report
+from .opening import Membership, rules_of
 from .prepare import Job, Prepared
-from .verdict import Verdict, of_error
+from .verdict import Verdict
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
-
-    from ..rendezvous.session import RendezvousSession
-    from .node_agent import NodeAgent
 
 logger = logging.getLogger(__name__)
 say = logger.info
@@ -87,7 +87,7 @@ def run(
         with server or contextlib.nullcontext():
             say(comeback.LEAVES)
         return Elsewhere()
-    with ends.replaced_when_undecided(job.place, say), job.voice:
+    with ending.replaced_when_undecided(job.place, say), job.voice:
         job.backend.check()
     for note in job.place.notes:
         logger.warning(note)
@@ -110,87 +110,77 @@ def run(
 
 def _attend(job: Job, prepared: Prepared) -> _Attended:
     """Meet the other nodes, drive this one's ranks, and leave in order."""
-    from .node_agent import NodeAgent, to_stdout
-    from .open_rendezvous import open_handler
-
     job.voice.is_agents = True
     plan = prepared.plan
-    with _left_on_errors(open_handler(plan, job.backend, say)) as opened:
-        agent = NodeAgent(plan, server=prepared.server, backend=job.backend, handler=opened, show=to_stdout, say=say)
+    with _left_on_errors(_joined(plan, job)) as joined:
+        agent = NodeAgent(plan, server=prepared.server, backend=job.backend, job=joined, show=to_stdout, say=say)
         while True:
-            try:
-                with _leaving_when_decided(job, agent, opened):
-                    report, part = _driven(agent, opened)
-                summary = _end_line(report, prepared.seconds, opened.node_rank)
-                uploads_here, open_still = _in_order(job, part, opened)
+            with _leaving_when_decided(job, agent, joined):
+                finish = agent.drive()
+            uploads = _in_order(job, finish, joined)
+            if uploads is not None:
                 break
-            except StoreLostError as lost:
-                # Wherever that was found out: this node's ranks have ended, and nothing is uploaded.
-                if not opened.outlive(lost):
-                    raise
-                say(f"the node with the job's store is lost ({lost.what}: {lost.seen}); waiting for its replacement")
-    if open_still is not None:
-        open_still.shutdown()
-    return _Attended(report, uploads_here, summary)
+            say("node 0 was lost before its upload: the job goes on")
+        summary = _end_line(agent.report, prepared.seconds)
+    return _Attended(agent.report, uploads, summary)
 
 
-@contextlib.contextmanager
-def _left_on_errors(handler: RendezvousSession) -> Iterator[RendezvousSession]:
-    """Where a job ends in order, it has left, or stays until the upload is done (:mod:`.exit_order`)."""
-    try:
-        yield handler
-    except BaseException:
-        # Not shutdown, which ends the job for every node: this place stays free for the pod that takes it.
-        with contextlib.suppress(SafedistError):
-            handler.leave()
-        raise
-
-
-def _driven(agent: NodeAgent, handler: RendezvousSession) -> tuple[Report, Duty]:
-    """Drive this node's ranks to the job's end; what it came to, and what falls to this node then.
-
-    Raises:
-        SafedistError: the agent was ended by an error that is not the job's end.
-    """
-    try:
-        report = agent.drive()
-    except RendezvousError as error:
-        part, verdict = ends.part_of(error, handler), of_error(error)
-        if part is None or verdict is None:
-            raise
-        agent.report.result, agent.report.verdict = None, verdict
-        return agent.report, part
-    if not handler.uploads:
-        return report, Duty.FOLLOWS
-    stopping.finish()
-    return report, Duty.UPLOADS
-
-
-def _leaving_when_decided(
-    job: Job, agent: NodeAgent, handler: RendezvousSession
-) -> contextlib.AbstractContextManager[None]:
-    if job.place.max_nodes == 1:
-        return contextlib.nullcontext()
-    return comeback.leaving_when_decided(
-        job.verdict_is_there, say, begun=lambda: agent.report.rounds > 0 and not handler.searching
+def _joined(plan: NodePlan, job: Job) -> Membership:
+    settings, place = plan.settings, plan.topology
+    rules = rules_of(
+        place,
+        settings.timeouts,
+        plan.run_id,
+        max_restarts=settings.max_restarts,
+        max_replacements=settings.max_replacements,
+    )
+    nproc = settings.nproc_per_node
+    return Membership(
+        rules,
+        place,
+        open_round=lambda nnodes: job.backend.open_round(nnodes=nnodes, nproc_per_node=nproc),
+        local=plan.scratch.short / plan.scratch.orders.name / "meeting" if nproc > 1 else None,
+        say=say,
     )
 
 
-def _in_order(job: Job, part: Duty, handler: RendezvousSession) -> tuple[bool, RendezvousSession | None]:
-    """With several nodes, leave when the verdict is uploaded; whether this node is the one to do it, and the handler
-    where it is for the caller to close."""
+@contextlib.contextmanager
+def _left_on_errors(joined: Membership) -> Iterator[Membership]:
+    """Where a job ends in order, it has left, or stays until the upload is done (:mod:`.ending`)."""
+    try:
+        yield joined
+    except BaseException:
+        # This place stays free for the pod that takes it.
+        joined.close(ended=False)
+        raise
+
+
+def _leaving_when_decided(job: Job, agent: NodeAgent, joined: Membership) -> contextlib.AbstractContextManager[None]:
     if job.place.max_nodes == 1:
-        return True, handler
-    if part is Duty.UPLOADS:
-        exit_order.stay(handler)
-        return True, None
-    if part is Duty.SPEAKS:
-        turn = ends.turn_of(handler)
-        handler.leave()
-        return not ends.is_reported_by_another(turn, job.verdict_is_there), None
+        return contextlib.nullcontext()
+    return comeback.leaving_when_decided(
+        job.verdict_is_there, say, begun=lambda: agent.report.rounds > 0 and not joined.searching
+    )
+
+
+def _in_order(job: Job, finish: Finish, joined: Membership) -> bool | None:
+    """Leave when the verdict is uploaded. Whether this node is the one to do it; None where the job goes on."""
+    if finish.uploads:
+        stopping.finish()
+    if job.place.max_nodes == 1:
+        joined.close(ended=True)
+        return True
+    if finish.uploads:
+        ending.stay(joined)
+        return True
+    if finish.end is None:
+        joined.close(ended=False)
+        return not ending.is_reported_by_another(max(1, joined.me.node or 0), job.verdict_is_there)
     say("done here; waiting until node 0 has uploaded")
-    exit_order.follow(handler, timeout=job.settings.timeouts.upload, exists=job.verdict_is_there)
-    return False, None
+    if not ending.follow(joined, timeout=job.settings.timeouts.upload, exists=job.verdict_is_there):
+        return None
+    joined.close(ended=False)
+    return False
 
 
 def _result(attended: _Attended) -> Done | Elsewhere | Verdict:
@@ -214,9 +204,19 @@ def _start_line(plan: NodePlan, *, version: str) -> str:
     )
 
 
-def _end_line(report: Report, preparing: float, node_rank: int) -> str:
+def _end_line(report: Report, preparing: float) -> str:
     how = "failed" if report.verdict is not None else "succeeded"
     phases = {"prepare": preparing, **report.seconds}
     total = phases.pop("total") + preparing
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
-    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {node_rank}"
+    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}"
+
+
+def to_stdout(text: str) -> None:
+    """Ranks' output goes where the task's own would."""
+    # A user's module may have put an object in its place that has no more than a write().
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    # A log in ASCII shows other letters escaped; they must not end the thread that shows them.
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    with contextlib.suppress(AttributeError):
+        sys.stdout.flush()

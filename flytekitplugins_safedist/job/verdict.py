@@ -29,7 +29,6 @@ from ..ranks.outcome import (
     speaks_of_full_shared_memory,
 )
 from ..ranks.scratch import FULL_ERRNOS
-from .policy import Decision
 
 
 class Kind(str, Enum):
@@ -118,19 +117,19 @@ def of_error(error: SafedistError) -> Verdict | None:
 
 
 def judge(
-    cause: RankOutcome, decision: Decision, *, disk: str, limit: DiskLimit | None, returned: Sequence[int] = ()
+    cause: RankOutcome, reason: str, *, disk: str, limit: DiskLimit | None, returned: Sequence[int] = ()
 ) -> Verdict:
     """What a job that failed with this root cause, and is not restarted any more, ends as.
 
     Args:
         cause: the root cause.
-        decision: why there is no further restart.
+        reason: why there is no further restart.
         disk: what scratch held on the root cause's node, as text.
         limit: how much ranks may write there, or None.
         returned: ranks that had returned before, where the root cause is only the echo of a lost peer.
     """
     kind, origin, code = _judged(cause, returned)
-    text = f"{describe(cause)}\n\nNot restarted in place: {decision.reason}."
+    text = f"{describe(cause)}\n\nNot restarted in place: {reason}."
     if cause.raised is not None and speaks_of_full_shared_memory(cause.raised):
         error: SafedistError = RankFailedError(
             f"rank {cause.rank} found the node's shared memory (/dev/shm) full.\n\n{text}",

@@ -37,7 +37,7 @@ def prepare(environment: Mapping[str, str]) -> None:
         *backends.create(backend).libraries,
         "flytekit",
         "flytekitplugins_safedist.plugin.task",
-        "flytekitplugins_safedist.job.node_agent",
+        "flytekitplugins_safedist.job.run",
     ]
     # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
     with _variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):

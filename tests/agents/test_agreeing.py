@@ -10,7 +10,7 @@ def test_two_tasks_of_one_execution_take_no_answers_from_each_other(warm, tmp_pa
     same = {"FLYTE_INTERNAL_EXECUTION_ID": "f1", "SAFEDIST_COORDINATION_DIR": str(tmp_path / "shared")}
     for word in ("english", "german"):
         ended = warm.run(f"job_agree:{task}", tmp_path / word, environment={**same, "TEST_WORD": word})
-        assert ended.value == ["the agent's store", word, word, word]
+        assert ended.value == ["the job's coordinator", word, word, word]
     assert not (tmp_path / "shared").exists()
 
 

@@ -133,14 +133,14 @@ def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(war
     assert (f"node 1 ({socket.gethostname()}) cannot begin" in no_inputs(first)) is (node == 1)
 
 
-def test_in_a_range_the_node_that_cannot_fetch_its_inputs_uploads_that(warm, tmp_path):
+def test_in_a_range_the_node_that_leads_the_job_uploads_what_another_cannot_fetch(warm, tmp_path):
     job = Unloadable(warm, tmp_path, "ranged")
     host = job.start(0)
-    until(job.listening, "the first node holds the store")
+    until(job.listening, "the first node leads the job")
     first, second = ended(host, job.start(1, arguments=NO_INPUTS))
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == ([], ["error.pb"])
-    no_inputs(second)
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    no_inputs(first)
 
 
 def test_inputs_that_a_worker_cannot_fetch_without_node_0_leave_it_undecided(warm, tmp_path):
@@ -168,20 +168,20 @@ def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tm
     assert uploaded_output(done[0]) == "ran"
 
 
-def test_in_a_range_the_node_that_cannot_import_ends_the_job_and_uploads_that(warm, tmp_path):
+def test_in_a_range_a_node_that_cannot_import_ends_the_job_and_the_one_that_leads_it_uploads_that(warm, tmp_path):
     job = Unloadable(warm, tmp_path, "ranged")
     host = job.start(0)
-    until(job.listening, "the first node holds the store")
+    until(job.listening, "the first node leads the job")
     first, second = ended(host, job.start(1, BROKEN))
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == ([], ["error.pb"])
-    assert MISSING in uploaded_error(second).message
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert MISSING in uploaded_error(first).message
 
 
 def test_in_a_range_that_runs_a_further_node_that_cannot_import_ends_nothing(warm, tmp_path, ranks_gate):
     job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)
-    until(job.listening, "the first node holds the store")
+    until(job.listening, "the first node leads the job")
     other = job.start(1)
     ranks_gate.heard(2)
     [further] = ended(job.start(2, BROKEN))
@@ -209,7 +209,7 @@ DIFFERENT = "the code in this pod is configured differently from what was regist
 def test_in_a_range_that_runs_a_further_pod_that_is_registered_otherwise_ends_nothing(warm, tmp_path, ranks_gate):
     job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)
-    until(job.listening, "the first node holds the store")
+    until(job.listening, "the first node leads the job")
     other = job.start(1)
     ranks_gate.heard(2)
     [further] = ended(job.start(2, MISREGISTERED))
@@ -225,7 +225,7 @@ def test_in_a_range_that_runs_a_further_pod_that_is_registered_otherwise_ends_no
 def test_a_pod_that_is_registered_otherwise_ends_a_job_that_has_not_begun_with_one_error(warm, tmp_path, task):
     job = Unloadable(warm, tmp_path, task)
     first = job.start(0)
-    until(job.listening, "the first node holds the store")
+    until(job.listening, "the first node leads the job")
     done = ended(first, job.start(1, MISREGISTERED))
     assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
     assert sorted(node.uploaded for node in done) == [[], ["error.pb"]]

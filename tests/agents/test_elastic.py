@@ -33,18 +33,14 @@ class Range(Job):
         return 1 if self.task in ONE_RANK else 2
 
     def start_host(self) -> Running:
-        """Start the pod that holds the store. On one machine, the first that listens does."""
+        """Start the pod that leads the job. On one machine, the first that listens does."""
         host = self.start(0)
         until(self.listening, "the first pod listens")
         return host
 
     def start_two(self) -> tuple[Running, Running]:
-        """A store's host, and a second pod that is node 0 of the round: torch elastic sorts by process id."""
-        first = self.start(1)
-        first.signal(signal.SIGSTOP)
-        host = self.start_host()
-        first.signal(signal.SIGCONT)
-        return host, first
+        """Node 0, where the job's coordinator is, and another pod."""
+        return self.start_host(), self.start(1)
 
     def run_two(self) -> tuple[Ended, Ended]:
         """The host and the other, ended."""
@@ -60,12 +56,12 @@ def all_output(*pods: Ended) -> str:
 
 
 @pytest.mark.parametrize("task", BACKENDS)
-def test_two_nodes_of_two_to_three_meet_and_one_uploads_though_the_other_holds_the_store(warm, tmp_path, task):
+def test_two_nodes_of_two_to_three_meet_and_the_one_that_leads_the_job_uploads(warm, tmp_path, task):
     host, other = Range(warm, tmp_path, task, "nothing").run_two()
     assert (host.code, other.code) == (0, 0), all_output(host, other)
-    assert (host.uploaded, other.uploaded) == ([], ["outputs.pb"])
-    assert uploaded_output(other) == "6 from 4 of 4 ranks on 2 nodes in round 0"
-    assert "waiting until node 0 has uploaded" in host.err
+    assert (host.uploaded, other.uploaded) == (["outputs.pb"], [])
+    assert uploaded_output(host) == "6 from 4 of 4 ranks on 2 nodes in round 0"
+    assert "waiting until node 0 has uploaded" in other.err
 
 
 @pytest.mark.parametrize("task", BACKENDS)

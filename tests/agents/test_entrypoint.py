@@ -51,9 +51,9 @@ def leaves() -> str:
     raise SystemExit(17)
 """
 WAITS_IN_A_STORE = """
-import __main__, os
+import __main__, os, threading
 from flytekit import task
-from tests.harness.product import Connection, Server
+from torch.distributed import TCPStore
 
 class EndsTheStoreAtTheLastMoment:
     def __init__(self, pid):
@@ -70,12 +70,12 @@ def waits() -> str:
     pid = os.fork()
     if pid == 0:
         os.close(alive)
-        server = Server("127.0.0.1", 0)
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         os.write(write, str(server.port).encode())
         os.read(until_i_am_gone, 1)
         os._exit(0)
-    connection = Connection.dial("127.0.0.1", int(os.read(read, 9)), timeout=60, heartbeat_timeout=60, label="wakeup")
-    connection.wait_for_key("never")
+    store = TCPStore("127.0.0.1", int(os.read(read, 9)), is_master=False)
+    threading.Thread(target=store.wait, args=(["never"],), daemon=True).start()
     __main__.last = EndsTheStoreAtTheLastMoment(pid)
     return "done"
 """

@@ -42,8 +42,7 @@ LIBRARIES = (
     "flytekit",
     "flytekit.bin.entrypoint",
     "flytekitplugins_safedist.plugin.task",
-    "flytekitplugins_safedist.job.node_agent",
-    "flytekitplugins_safedist.job.open_rendezvous",
+    "flytekitplugins_safedist.job.run",
 )
 MODULES = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
 """What is imported of a package that may not be installed."""

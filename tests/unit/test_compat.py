@@ -13,7 +13,6 @@ import pytest
 
 from flytekitplugins_safedist.compat import TESTED, gone, lookup
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
-from flytekitplugins_safedist.compat import torch as torch_inside
 from flytekitplugins_safedist.errors import IncompatibleVersionError, SafedistError
 
 
@@ -72,7 +71,7 @@ def looked_up() -> set[str]:
 def test_a_private_name_that_is_passed_over_would_be_seen() -> None:
     source = 'from torch.x import _y, z\nfrom os import _exit\na = getattr(b, "_c", None)\nd = getattr(e, "f", None)\n'
     assert passed_over(source) == ["_y", "_c"]
-    assert {"_checkpoint", "_dispatch_execute", "_remaining_restarts"} <= looked_up()
+    assert {"_checkpoint", "_dispatch_execute"} <= looked_up()
 
 
 def test_no_other_module_takes_private_names_of_torch_or_flytekit() -> None:
@@ -90,12 +89,10 @@ def test_no_other_module_takes_private_names_of_torch_or_flytekit() -> None:
 
 def test_what_we_override_is_there_and_missed_when_it_is_not() -> None:
     from flytekit.core.python_function_task import PythonFunctionTask
-    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
-    for module, there in ((flytekit_inside, PythonFunctionTask), (torch_inside, SimpleElasticAgent)):
-        module.require_hooks(there)
-        with pytest.raises(IncompatibleVersionError, match="no longer has something that safedist relies on"):
-            module.require_hooks(SafedistError)
+    flytekit_inside.require_hooks(PythonFunctionTask)
+    with pytest.raises(IncompatibleVersionError, match="no longer has something that safedist relies on"):
+        flytekit_inside.require_hooks(SafedistError)
 
 
 def test_a_context_without_its_private_names_is_no_context_without_a_checkpoint() -> None:
@@ -107,14 +104,6 @@ def test_a_context_without_its_private_names_is_no_context_without_a_checkpoint(
             flytekit_inside.checkpoint_places(less)
     with pytest.raises(IncompatibleVersionError, match="_execution_metadata"):
         flytekit_inside.execution_metadata(SimpleNamespace())
-
-
-def test_a_restart_that_torch_would_not_hear_of_is_an_error() -> None:
-    agent = SimpleNamespace(_remaining_restarts=0)
-    torch_inside.allow_restarts(agent, 1)
-    assert agent._remaining_restarts == 1
-    with pytest.raises(IncompatibleVersionError, match="_remaining_restarts"):
-        torch_inside.allow_restarts(SimpleNamespace(), 1)
 
 
 def test_of_the_users_filters_for_warnings_only_those_that_make_errors_change() -> None:

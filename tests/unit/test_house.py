@@ -57,14 +57,12 @@ STATE = {
     "fs.group": "a cache: the groups that were made, by process, identity and store",
     "fs.process": "a cache: the record of this process, emptied in a fork's child",
     "ranks.main_module": "keeps the modules alive whose functions may still run",
-    "rendezvous.client": "threads that were closed, to be seen off when the interpreter ends",
 }
 """Modules that hold state, and why; every other one is the same after a call as before it."""
 
 ENVIRONMENT = {
     "container.entrypoint": "where code lies and temporary files go, for the task's command",
     "container.task_command": "takes out what Flyte says to this command alone",
-    "job.process_state": "what torch reads in the agent; put back when the job is over",
     "ranks.forkserver": "what modules read when they are imported for all ranks",
     "ranks.prefork": "what libraries read when they are imported; put back",
     "ranks.watching": "hides who this process is from modules that are imported; put back",

@@ -241,8 +241,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "environment='SAFEDIST_NODES' is decided by the task config (set nodes in the task config)",
     ),
     (
-        {"environment": {"SAFEDIST_AGENT_STORE": "h:1"}},
-        "environment='SAFEDIST_AGENT_STORE' is set by safedist for its own ranks and agents (remove it)",
+        {"environment": {"SAFEDIST_MEETING": "h:1"}},
+        "environment='SAFEDIST_MEETING' is set by safedist for its own ranks and agents (remove it)",
     ),
     *(
         (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -12,14 +14,19 @@ import pytest
 import torch.distributed as dist
 
 from flytekitplugins_safedist import envvars
-from flytekitplugins_safedist.errors import FsError, FsIdentityError, FsTimeoutError
+from flytekitplugins_safedist.errors import FsError, FsIdentityError, FsIoError, FsTimeoutError
 from flytekitplugins_safedist.fs import Group, Identity, default_group, group, use_group, use_identity
 from flytekitplugins_safedist.fs.coordination import MemoryCoordinationStore
+from flytekitplugins_safedist.job.deciding import Coordinator
+from flytekitplugins_safedist.job.messages import Go, Hello
+from flytekitplugins_safedist.job.rules import Rules
+from flytekitplugins_safedist.job.server import Server
+from flytekitplugins_safedist.topology import Endpoint
 
 
 @pytest.fixture(autouse=True)
 def rank_1_of_4_on_2_nodes(monkeypatch) -> Iterator[None]:
-    monkeypatch.delenv(envvars.AGENT_STORE, raising=False)
+    monkeypatch.delenv(envvars.MEETING, raising=False)
     monkeypatch.delenv(envvars.COORDINATION_DIR, raising=False)
     monkeypatch.setattr(sys.modules[Group.__module__], "_made", {})  # each test is a process of its own
     use_identity(Identity(1, 4, 1, 2, 0, 2))
@@ -28,45 +35,67 @@ def rank_1_of_4_on_2_nodes(monkeypatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def store(monkeypatch) -> dist.TCPStore:
-    """What the agent of node 0 holds, and tells the ranks of."""
-    made = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
-    monkeypatch.setenv(envvars.AGENT_STORE, f"127.0.0.1:{made.port}")
+def met(monkeypatch) -> Iterator[str]:
+    """Where the job's coordinator is, as the agent tells the ranks of round 0."""
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    coordinator = Coordinator(Rules("job", min_nodes=1, max_nodes=1, fixed=True), "here", time.monotonic())
+    server = Server(coordinator, process="here", run="job", heartbeat=60, prepare=lambda *_: {}, expected=1)
+    address = f"127.0.0.1:{server.listen(Endpoint('127.0.0.1', 0), 1)}"
+    server.attach(inbox)(Hello("job", "here", 0, 1, "host"))
+    while not isinstance(inbox.get(timeout=30), Go):
+        pass
+    monkeypatch.setenv(envvars.MEETING, address)
     monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "job")
-    return made
+    monkeypatch.setenv(envvars.ROUND, "0")
+    yield address
+    server.close()
 
 
-def test_the_agents_store_is_there_before_any_backend_and_outlives_every_rank(store):
+@pytest.fixture
+def store() -> dist.TCPStore:
+    """What torchrun's agent holds."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+
+
+def test_the_jobs_coordinator_is_there_before_any_backend_and_outlives_every_rank(met):
     coordination = default_group().coordination
-    assert coordination.where == f"the agent's store at 127.0.0.1:{store.port}"
+    assert coordination.where == f"the job's coordinator at {met}"
     assert not coordination.held_by_rank_0
     coordination.put("key", "note")
     assert coordination.get("key") == "note"
 
 
-@pytest.mark.parametrize(
-    ("run", "world_size"), [("started by a rank", 4), ("job", 2)], ids=["of another name", "of another size"]
-)
-def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in(store, monkeypatch, run, world_size):
+def test_ranks_that_a_rank_started_find_no_notes_of_the_job_that_they_are_not_in(met):
     default_group().coordination.put("key", "of the job")
-    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, run)
-    use_identity(Identity(0, world_size, 0, world_size, 0, 1))
+    use_identity(Identity(0, 2, 0, 2, 0, 1))
     assert default_group().coordination.get("key") is None
 
 
-def test_a_rank_on_its_own_needs_no_store(store):
+def test_ranks_of_another_run_are_turned_away(met, monkeypatch):
+    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "started by a rank")
+    with pytest.raises(FsIoError, match="the place where ranks meet is gone"):
+        default_group().coordination.get("key")
+
+
+def test_a_rank_of_a_round_that_is_over_is_told_so(met, monkeypatch):
+    monkeypatch.setenv(envvars.ROUND, "7")
+    with pytest.raises(FsIoError, match="round 7 is over: the job is in round 0"):
+        default_group().coordination.get("key")
+
+
+def test_a_rank_on_its_own_needs_no_store(met):
     use_identity(Identity(0, 1, 0, 1, 0, 1))
     assert default_group().coordination.where == "this process's memory"
 
 
-def test_a_forked_child_makes_a_connection_of_its_own(store, monkeypatch):
+def test_a_forked_child_makes_a_connection_of_its_own(met, monkeypatch):
     parents = default_group()
     assert default_group() is parents
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert default_group() is not parents
 
 
-def test_what_the_user_gives_counts_before_everything_else_until_it_is_taken_back(store):
+def test_what_the_user_gives_counts_before_everything_else_until_it_is_taken_back(met):
     given = Group(MemoryCoordinationStore(), Identity(1, 4, 1, 2, 0, 2))
     use_group(given)
     assert default_group() is given
@@ -83,9 +112,11 @@ def test_an_earlier_failure_that_is_told_late_takes_no_try_back():
 
 
 def test_an_agent_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setenv(envvars.AGENT_STORE, "127.0.0.1:not-a-port")
-    with pytest.raises(FsError, match=r"the agent's store cannot be reached.*127\.0\.0\.1:not-a-port"):
-        default_group()
+    monkeypatch.setenv(envvars.MEETING, "127.0.0.1:not-a-port")
+    monkeypatch.setenv(envvars.TORCHELASTIC_RUN_ID, "job")
+    monkeypatch.setenv(envvars.ROUND, "0")
+    with pytest.raises(FsError, match=r"the place where ranks meet is gone.*127\.0\.0\.1:not-a-port"):
+        default_group().coordination.get("key")
 
 
 def test_ranks_of_several_nodes_with_nothing_in_common_are_told_what_to_set():
@@ -119,7 +150,6 @@ def test_files_of_each_attempt_and_each_round_are_its_own(monkeypatch, tmp_path)
 
 
 def test_a_torchrun_keeps_its_store_over_restarts_and_each_round_finds_its_own_notes(store, monkeypatch):
-    monkeypatch.delenv(envvars.AGENT_STORE)
     monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")
     monkeypatch.setenv(envvars.MASTER_ADDR, "127.0.0.1")
     monkeypatch.setenv(envvars.MASTER_PORT, str(store.port))
@@ -129,7 +159,7 @@ def test_a_torchrun_keeps_its_store_over_restarts_and_each_round_finds_its_own_n
     assert default_group().coordination.get("key") is None
 
 
-def test_a_torchrun_started_by_a_rank_has_its_own_launchers_store(store, monkeypatch):
+def test_a_torchrun_started_by_a_rank_has_its_own_launchers_store(met, monkeypatch):
     theirs = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
     default_group().coordination.put("key", "of the job")
     monkeypatch.setenv(envvars.TORCHELASTIC_USE_AGENT_STORE, "True")

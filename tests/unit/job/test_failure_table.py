@@ -17,7 +17,6 @@ from flytekitplugins_safedist.errors import (
     SafedistError,
     StoreLostError,
 )
-from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
 from tests.harness.outcomes import failed, outcome, raised
@@ -85,7 +84,7 @@ def promised() -> dict[str, str]:
 def verdict(end: RankOutcome | SafedistError) -> Verdict | None:
     if isinstance(end, SafedistError):
         return of_error(end)
-    return judge(end, Decision(Action.GIVE_UP, "max_restarts=0"), disk="", limit=None)
+    return judge(end, "max_restarts=0", disk="", limit=None)
 
 
 def test_the_table_tells_of_every_code() -> None:

@@ -31,14 +31,13 @@ from flytekitplugins_safedist.errors import (
     StoreLostError,
     TopologyError,
 )
-from flytekitplugins_safedist.job.policy import Action, Decision
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
 from flytekitplugins_safedist.ranks.disk_limit import DiskLimit
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status, describe
 from flytekitplugins_safedist.ranks.scratch import Usage
 from tests.harness.outcomes import failed, outcome, raised
 
-OVER = Decision(Action.GIVE_UP, "max_restarts=0")
+OVER = "max_restarts=0"
 DISK = str(Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)), free=0))
 
 
@@ -94,7 +93,7 @@ def test_each_way_to_fail_is_what_the_contract_says(
 
 def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_time() -> None:
     cause = failed(3, 1_700_000_000_000_000_123)
-    judged = judge(cause, Decision(Action.GIVE_UP, "all spent"), disk=DISK, limit=None)
+    judged = judge(cause, "all spent", disk=DISK, limit=None)
     assert str(judged.error) == f"{describe(cause)}\n\nNot restarted in place: all spent."
     assert judged.time_ns == 1_700_000_000_000_000_123
 

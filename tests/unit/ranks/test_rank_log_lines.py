@@ -162,7 +162,7 @@ def test_a_reader_that_has_gone_away_ends_the_showing_alone(tmp_path: Path) -> N
 
 
 def test_letters_that_the_nodes_log_cannot_hold_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flytekitplugins_safedist.job.node_agent import to_stdout
+    from flytekitplugins_safedist.job.run import to_stdout
 
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))

@@ -1,0 +1,75 @@
+"""Length-prefixed frames on a stream: what nodes, ranks and the coordinator of a job send each other."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct(">I")
+
+HELLO_BYTES = 1 << 20
+"""The longest first frame: nobody knows yet who sends it. It holds a history, of some hundred bytes an entry."""
+
+NODE_BYTES = 1 << 22
+"""The longest frame between nodes: an outcome record, which is cut to a fraction of that."""
+
+RANK_BYTES = 1 << 28
+"""The longest frame of a rank: what ranks exchange through the coordinator is small, but theirs to choose."""
+
+
+class FrameError(ConnectionError):
+    """The other side sends what is no frame, or one that is too long."""
+
+
+def packed(content: bytes) -> bytes:
+    """A frame, as sent."""
+    return _LENGTH.pack(len(content)) + content
+
+
+def length(prefix: bytes, limit: int) -> int:
+    """The length of the content that follows a prefix of four bytes.
+
+    Raises:
+        FrameError: it is longer than ``limit``.
+    """
+    (found,) = _LENGTH.unpack(prefix)
+    if found > limit:
+        raise FrameError(f"a frame of {found} bytes was announced, and {limit} are allowed")
+    return int(found)
+
+
+def receive(sock: socket.socket, limit: int) -> bytes:
+    """Read one frame's content from a blocking socket.
+
+    Raises:
+        OSError: the connection is lost, its timeout is over (``TimeoutError``), or the frame is too long.
+    """
+    return _exactly(sock, length(_exactly(sock, _LENGTH.size), limit))
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            raise ConnectionResetError("the other side has closed the connection")
+        parts += part
+    return bytes(parts)
+
+
+def packed_call(head: dict[str, Any], body: bytes = b"") -> bytes:
+    """A rank's call, or the answer to one: a line of JSON, then bytes as they are."""
+    return packed(json.dumps(head).encode() + b"\n" + body)
+
+
+def parsed_call(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """The inverse.
+
+    Raises:
+        ValueError: it is none.
+    """
+    head, _, body = content.partition(b"\n")
+    found = json.loads(head)
+    return dict(found), body

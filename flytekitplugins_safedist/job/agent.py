@@ -1,0 +1,349 @@
+"""The node agent: one per pod. It does what the coordinator says, and says what becomes of this node's ranks.
+
+All decisions about the job are the coordinator's (:mod:`.deciding`); this is a loop over one inbox, which also signals
+come into, and over the ranks of one round.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .. import stopping
+from ..config.grace_period import END_SECONDS
+from ..errors import JobInterruptedError, SafedistError
+from ..ranks import scratch
+from ..ranks.backends import RankBackend
+from ..ranks.disk_limit import DiskWatch
+from ..ranks.forkserver_client import RankServer
+from ..ranks.outcome import RankOutcome, root_cause
+from ..ranks.rank_set import Ranks
+from . import reports, signals
+from .ending import Finish, refusal, verdict_of
+from .link import GivenUp, LinkLost
+from .messages import (
+    Again,
+    AllSaved,
+    Answer,
+    Ended,
+    Gather,
+    Go,
+    Greet,
+    Leaves,
+    Refused,
+    Returned,
+    Stop,
+    Tell,
+    TheEnd,
+    Told,
+    Waits,
+    Welcome,
+)
+from .node_plan import NodePlan, Report
+from .opening import Membership
+from .round_start import group_of, orders
+from .saving import RoundSaving
+from .signals import Signalled
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the ranks, where the inbox brings nothing."""
+
+GRACE_SECONDS = 3.0
+"""How long ranks run on while the coordinator cannot be heard: a broken connection is no lost node yet."""
+
+_BUG = "report this as a bug of safedist, with the log"
+
+
+class NodeAgent:
+    """Drives the ranks of one node until the job has ended, or this process is told to stop.
+
+    Args:
+        plan: what to do.
+        server: starts processes.
+        backend: how ranks meet.
+        job: this process in its job.
+        show: takes the ranks' output, in blocks of whole lines.
+        say: takes one sentence of the agent's own.
+    """
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        *,
+        server: RankServer,
+        backend: RankBackend,
+        job: Membership,
+        show: Callable[[str], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self.plan = plan
+        self.report = Report()
+        self._server = server
+        self._backend = backend
+        self._job = job
+        self._show = show
+        self._say = say
+        self._ranks: Ranks | None = None
+        self._saving: RoundSaving | None = None
+        self._disk = DiskWatch(plan.limit)
+        self._told: Told | None = None
+        self._cut_since: float | None = None
+        self._leaves: tuple[int, float] | None = None
+        self._finish: Finish | None = None
+        timeouts = plan.settings.timeouts
+        self._stays = stopping.within_grace(timeouts.preemption, then=timeouts.stop)
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            Welcome: self._welcome,
+            Refused: self._refused,
+            Go: self._go,
+            Greet: self._greet,
+            Stop: self._stop,
+            Tell: self._tell,
+            Again: self._again,
+            Waits: self._waits,
+            Gather: self._save,
+            Answer: self._save,
+            AllSaved: self._save,
+            TheEnd: self._end,
+            LinkLost: self._lost,
+            GivenUp: self._given_up,
+            Signalled: self._signalled,
+        }
+
+    def drive(self) -> Finish:
+        """Run until the job has ended; what it came to is in :attr:`report`, too.
+
+        Raises:
+            JobInterruptedError: a signal told this process to stop; every rank is gone.
+            FencedError: another process has taken this one's place.
+            LaunchError, ScratchError, RendezvousError: the ranks could not be started; or this node has no part in the
+                job.
+        """
+        self._finish = None
+        started = time.monotonic()
+        with signals.into(self._job.inbox, self._longest):
+            try:
+                self._job.come()
+                finish = self._driven()
+            finally:
+                self._end_round(signal.SIGTERM)
+                self.report.seconds["total"] = time.monotonic() - started
+        self.report.verdict = verdict_of(finish, self.plan.limit)
+        if self.report.verdict is not None:
+            self.report.result = None
+        return finish
+
+    def _driven(self) -> Finish:
+        while self._finish is None:
+            self._step()
+        return self._finish
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+    def _step(self) -> None:
+        item = self._job.heard(LOOK_SECONDS)
+        while item is not None:
+            self._take(item)
+            if self._finish is not None:
+                return  # what comes after the end is for whoever waits for the upload
+            item = self._job.heard(0)
+        if self._ranks is not None:
+            self._watch(self._ranks)
+
+    def _take(self, item: object) -> None:
+        handler = self._handlers.get(type(item))
+        if handler is None:
+            raise SafedistError("the coordinator says what this agent does not know", seen=repr(item)[:500], hint=_BUG)
+        handler(item)
+
+    def _watch(self, ranks: Ranks) -> None:
+        saving = self._saving
+        if saving is not None:
+            saving.look()
+        if self._leaves is not None and (
+            saving is None or saving.settled or self._cut_since is not None or time.monotonic() >= self._leaves[1]
+        ):
+            self._leave(self._leaves[0])
+        if self._cut_since is not None and time.monotonic() - self._cut_since > GRACE_SECONDS:
+            self._cut_since = None
+            self._say("the ranks here are ended: the job's coordinator is lost, and with it the round")
+            self._ended(ranks, None)
+            return
+        if self._job.me.state != "running":
+            return  # its ranks have returned; a failure elsewhere still means a new round here
+        ranks.poll()
+        if ranks.failed:
+            ranks.settle()
+            self._ended(ranks, "failed")
+            return
+        excess = self._disk.excess(lambda: ranks.usage(self.plan.scratch))
+        late = ranks.blame(*excess) if excess is not None else ranks.late()
+        if late is not None:
+            self._ended(ranks, late)
+        elif ranks.finished:
+            self._done(ranks)
+
+    # --- what the coordinator says -----------------------------------------------------------------------------------
+    def _welcome(self, welcome: Welcome) -> None:
+        self._cut_since = None
+        self._job.now(history=welcome.history)
+        me = self._job.me
+        if me.state == "ended":
+            self._job.tell(Ended(me.round, me.cause, me.returned))
+        elif me.state == "done":
+            self._job.tell(Returned(me.round))
+        if self._saving is not None:
+            self._saving.again()
+
+    def _refused(self, refused: Refused) -> None:
+        raise refusal(refused, self._job.me)
+
+    def _go(self, go: Go) -> None:
+        if go.round <= self._job.me.round:
+            return  # said again, to a connection that came back
+        plan, group = self.plan, group_of(go, self.plan)
+        if self.report.rounds:  # the first round has its own start line
+            if plan.settings.scratch.keep == "never":
+                # What filled the disk must not keep the next round from starting.
+                scratch.remove_rounds_before(plan.scratch, group.round)
+            self._say(f"round {go.round}: {go.nnodes} node(s) are there, {group.world_size} rank(s) start")
+        self._told = None
+        self._job.settle()
+        self._job.now(round=go.round, state="running", cause=None, returned=(), history=go.history)
+        self.report.rounds += 1
+        self.report.node_rank = go.node_rank
+        self.report.result, self.report.decks = None, ()
+        ranks = Ranks(
+            self._server, orders(group, plan, self._backend), plan.settings, show=self._show, warn=logger.warning
+        )
+        self._ranks = ranks
+        ranks.start(fork=plan.fork)
+        self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)
+
+    def _greet(self, _: Greet) -> None:
+        self._job.tell(self._job.me)
+
+    def _stop(self, stop: Stop) -> None:
+        self._job.now(history=stop.history)
+        ranks = self._ranks
+        if stop.round != self._job.me.round:
+            return
+        for node, why in stop.left.items():
+            self._say(f"{node} has left: {why}")
+        if ranks is None:
+            self._job.tell(Ended(self._job.me.round, self._job.me.cause, self._job.me.returned))
+            return
+        if stop.timed_out and not ranks.failed:
+            ranks.note_stacks()  # for this node's log: a rank here may be the one that others have waited for
+        self._ended(ranks, None)
+
+    def _tell(self, tell: Tell) -> None:
+        if self._told is not None and self._told.round == tell.round:
+            self._job.tell(self._told)
+
+    def _again(self, again: Again) -> None:
+        self._job.now(history=again.history)
+        self._say(again.why)
+
+    def _waits(self, waits: Waits) -> None:
+        self._say(waits.why)
+
+    def _save(self, message: Gather | Answer | AllSaved) -> None:
+        if self._saving is not None:
+            self._saving.heard(message)
+
+    def _end(self, end: TheEnd) -> None:
+        self._finish = Finish(end.end, uploads=end.uploads)
+
+    def _lost(self, lost: LinkLost) -> None:
+        if self._cut_since is None:
+            self._cut_since = time.monotonic()
+        if self._saving is not None:
+            self._saving.give_up()
+        self._say(f"node 0 cannot be heard ({lost.seen}); waiting for its replacement")
+
+    def _given_up(self, given_up: GivenUp) -> None:
+        self._finish = Finish(None, uploads=False, error=given_up.error)
+
+    # --- what becomes of the ranks -----------------------------------------------------------------------------------
+    def _done(self, ranks: Ranks) -> None:
+        for phase in ("import", "inputs", "function", "outputs"):
+            seconds = [outcome.seconds.get(phase, 0.0) for outcome in ranks.outcomes()]
+            self.report.seconds[phase] = max(seconds, default=0.0)
+        self.report.result = ranks.result()
+        if self._job.rules.max_nodes > 1:
+            self._say("the ranks of this node have returned; waiting for those of the other nodes")
+        self._job.now(state="done", returned=reports.named(ranks.returned()))
+        self._job.tell(Returned(self._job.me.round))
+
+    def _ended(self, ranks: Ranks, cause: RankOutcome | str | None) -> None:
+        """End the ranks that still run, and report how this round ended here.
+
+        Args:
+            ranks: of the round.
+            cause: what this agent has found; "failed" where a rank has failed by itself; None where others end it.
+        """
+        failed_here = cause == "failed"
+        ranks.stop()
+        found = cause if isinstance(cause, RankOutcome) else root_cause(ranks.outcomes())
+        if found is None and failed_here:
+            raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
+        if cause is not None:
+            self.report.decks = ranks.decks()
+        round_no, returned = self._job.me.round, reports.named(ranks.returned())
+        if found is not None:
+            self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
+        summary = None if found is None else reports.cause_of(found)
+        self._end_round(signal.SIGTERM)
+        self._job.now(state="ended", cause=summary, returned=returned)
+        self._job.tell(Ended(round_no, summary, returned))
+        if self._leaves is not None:
+            self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for
+
+    def _end_round(self, number: int) -> None:
+        ranks, self._ranks, self._saving = self._ranks, None, None
+        try:
+            if ranks is not None:
+                ranks.stop(number)
+        finally:
+            self._backend.close_round()
+
+    # --- signals -----------------------------------------------------------------------------------------------------
+    def _longest(self, number: int) -> float:
+        """Seconds that this process may still take after a signal."""
+        stays = self._stays if number == signal.SIGTERM and self._ranks is not None else 0.0
+        return stays + self.plan.settings.timeouts.stop + END_SECONDS
+
+    def _signalled(self, number: Signalled) -> None:
+        """Leave; but let the ranks of the whole job save first, where they would.
+
+        Only SIGTERM waits, which is what Kubernetes sends before it takes a pod away. Who presses Ctrl-C wants the end
+        now.
+        """
+        waits = (
+            int(number) == signal.SIGTERM and self._stays > 0 and self._saving is not None and self._cut_since is None
+        )
+        if not waits or self._saving is None:
+            self._leave(int(number))
+            return
+        self._leaves = (int(number), time.monotonic() + self._stays)
+        self._saving.preempt()
+
+    def _leave(self, number: int) -> None:
+        name = signal.Signals(number).name
+        # Ending the ranks may take a while; the others need not learn it from their echo.
+        self._job.tell(Leaves(f"told to stop by {name}"))
+        self._leaves = None
+        self._end_round(number)
+        raise JobInterruptedError(
+            f"told to stop by {name}; every rank has been ended",
+            where={"node_rank": self.report.node_rank},
+            hint="nothing is wrong with the task; Flyte retries when this was a preemption or an eviction",
+        ).by(number)

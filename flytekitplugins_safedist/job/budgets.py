@@ -1,0 +1,33 @@
+"""How often nodes may be lost: one history for all losses, whoever says so. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .facts import End, History, Spent
+from .rules import Rules
+
+RELAPSES = 3
+"""Losses of one node that end the job, where the last ones follow each other closely."""
+
+
+def with_loss(history: History, rules: Rules, loss: Spent) -> History | End:
+    """The history with this loss, which is counted once; or the end of the job, where the budget is spent or a node
+    dies in the same place again and again."""
+    if rules.max_nodes == 1 or any(spent.who == loss.who for spent in history.losses):
+        return history
+    if len(history.losses) >= rules.max_replacements:
+        return End("replacements", f"{loss.why}; and {rules.max_replacements} replacements are used up")
+    losses = (*history.losses, loss)
+    lives = [spent.lived for spent in losses if spent.node == loss.node][-RELAPSES:]
+    if rules.fixed and len(lives) == RELAPSES and all(0 <= life < rules.short_life for life in lives[1:]):
+        return End("replacements", _relapse(rules, loss))
+    return replace(history, version=history.version + 1, losses=losses)
+
+
+def _relapse(rules: Rules, loss: Spent) -> str:
+    return (
+        f"node {loss.node} was lost {RELAPSES} times, and lived less than {rules.short_life:g} s each time it was "
+        f"back: it most likely runs out of memory or disk in the same place again, so it is not replaced any more "
+        f"({loss.why}). {rules.about}"
+    ).rstrip()

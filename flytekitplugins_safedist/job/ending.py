@@ -1,0 +1,255 @@
+"""How a node ends: what the job came to, who uploads it, and the order in which nodes leave.
+
+One rule for all: exit 0 means that the attempt's verdict is in the store; anything else means that this process died
+undecided, and that its pod is to be replaced. An operator takes the whole job for succeeded when node 0's pod has
+exited 0, or, with an elastic policy, when any pod has. So no pod may exit 0 before the upload. flytekit uploads after
+the task has returned; between the two, node 0's coordinator stays open: it is kept here, for the entrypoint to close.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import lastwords, stopping
+from ..errors import (
+    FencedError,
+    GroupClosedError,
+    JobInterruptedError,
+    NodeLostError,
+    NotReplacedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    SafedistError,
+)
+from ..flyte.storage_errors import one_line
+from ..handoff import HERE
+from ..ranks.outcome import RankOutcome
+from .facts import End
+from .link import GivenUp, LinkLost
+from .messages import Go, Hello, Leave, Refused, Uploaded, Welcome
+from .verdict import Verdict, is_infrastructure, judge, of_error
+
+if TYPE_CHECKING:
+    from ..ranks.disk_limit import DiskLimit
+    from ..topology import Topology
+    from .opening import Membership
+
+TURN_SECONDS = 5.0
+"""Between two nodes that would upload the same verdict: time for the first one to do it."""
+
+LAST_TURN_SECONDS = 60.0
+"""The longest that a node waits for its turn, however many are before it."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How the job ended, as this node knows it.
+
+    Attributes:
+        end: what the coordinator says; None where there is none to say it.
+        uploads: whether it falls to this node to upload it.
+        error: why there is no coordinator: nodes then look for the verdict in turn, and the first that finds none
+            uploads.
+    """
+
+    end: End | None
+    uploads: bool
+    error: RendezvousError | None = None
+
+
+def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
+    """The verdict to upload; None where the job succeeded.
+
+    Args:
+        finish: how it ended.
+        limit: how much ranks may write, or None.
+    """
+    end = finish.end
+    if end is None:
+        return None if finish.error is None else of_error(finish.error)
+    if end.kind == "done":
+        return None
+    if end.kind == "failed":
+        cause = RankOutcome.from_json(end.outcome)
+        return judge(cause, end.reason, disk=end.disk, limit=limit, returned=end.returned)
+    return of_error(_of_platform(end))
+
+
+def _of_platform(end: End) -> RendezvousError:
+    if end.kind == "replacements":
+        return GroupClosedError(end.text)
+    kind = NotReplacedError if end.kind == "lost" else RendezvousTimeoutError
+    return kind(
+        end.text,
+        seen=f"missing: {', '.join(end.missing) or 'none'}",
+        expected="every node of the job",
+        hint="look at the missing pods: pending, crashed, or unable to reach node 0; or raise timeouts.rendezvous",
+    )
+
+
+def refusal(refused: Refused, me: Hello) -> RendezvousError:
+    """The error of a process that has no part in its job."""
+    where = {"node": me.node, "host": me.host}
+    if refused.why == "fenced":
+        hint = "nothing, if the pod was recreated; otherwise two pods carry the same name"
+        return FencedError("another process has taken this one's place", where=where, seen=refused.text, hint=hint)
+    if refused.why == "begun":
+        return NodeLostError(
+            "this node cannot take part in a job that has begun, and goes on without it",
+            where=where,
+            seen=refused.text,
+            hint="look for what is different on this node: its machine, its disk, its devices",
+        )
+    if refused.why == "version":
+        hint = "every pod of the job must run the same image and configuration"
+        return RendezvousError("node 0 leads another group than this node's", where=where, seen=refused.text, hint=hint)
+    return NodeLostError(
+        "this node has no part in the job",
+        where=where,
+        seen=refused.text,
+        hint="look at the job's pods (kubectl get pods): more of them than the job has nodes, or one that dies again "
+        "and again",
+    )
+
+
+# --- the order in which nodes leave ---------------------------------------------------------------------------------
+
+
+def stay(job: Membership) -> None:
+    """Node 0, when the task returns: keep the coordinator until :func:`leave`."""
+    HERE.open_job = job
+
+
+def leave(*, uploaded: bool) -> None:
+    """Node 0, after flytekit has ended: tell the others, wait (bounded) until they have left, and close.
+
+    Args:
+        uploaded: whether ``outputs.pb`` or ``error.pb`` is where it should be.
+    """
+    job: Membership | None = HERE.take("open_job")
+    if job is None:
+        return
+    job.tell(Uploaded(uploaded, "" if uploaded else "flytekit ended with an error before its upload"))
+    job.close(ended=True)
+
+
+def follow(job: Membership, *, timeout: float, exists: Callable[[], bool]) -> bool:
+    """After the end, on a node that does not upload: wait until node 0 has.
+
+    Args:
+        job: this node in its job.
+        timeout: seconds that the upload may take.
+        exists: whether the verdict can be seen in the store; asked only when node 0 cannot be.
+
+    Returns:
+        True when the verdict is there; False where the job goes on: node 0 was lost before its upload.
+
+    Raises:
+        NodeLostError: node 0 is too slow, or says that there is no upload. Infrastructure: the attempt is lost.
+    """
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        item = job.heard(left)
+        if isinstance(item, Leave):
+            return item.ok or _settled(job, exists, item.why)
+        if isinstance(item, LinkLost | GivenUp | Refused | Go):
+            there, _ = _looked(exists)
+            if not there:
+                job.inbox.put(item)  # for the agent, which drives on
+            return there
+        if isinstance(item, Welcome):
+            continue  # the same coordinator, on a new connection
+    return _settled(job, exists, f"no word from node 0 within {timeout:g} s")
+
+
+def _settled(job: Membership, exists: Callable[[], bool], seen: str) -> bool:
+    there, trouble = _looked(exists)
+    if there:
+        return True
+    raise NodeLostError(
+        "this node's ranks had finished, and no upload by node 0 can be seen",
+        where={"node": job.me.node, "host": job.me.host},
+        seen=seen + trouble,
+        expected="outputs.pb or error.pb at the output prefix",
+        hint="look at node 0's pod and log: killed before its upload, or storage refused it or hangs",
+    )
+
+
+def _looked(exists: Callable[[], bool]) -> tuple[bool, str]:
+    try:
+        return exists(), ""
+    except Exception as unreachable:  # whatever the store's client raises: this node's end is the same
+        return False, f"; storage cannot be asked: {one_line(unreachable)}"
+
+
+def is_reported_by_another(
+    turn: int,
+    exists: Callable[[], bool],
+    *,
+    wait: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Where nobody could end the job for all: wait for this node's turn, and look meanwhile whether the verdict is in
+    the store; False: it is to upload it.
+
+    Two nodes may upload all the same, when the store is slow: what the first one left stays (:mod:`..flyte.uploads`).
+
+    Args:
+        turn: 0 for the first.
+        exists: asks the store.
+        wait, clock: how to wait, and for how long that was.
+    """
+    until = clock() + min(LAST_TURN_SECONDS, turn * TURN_SECONDS)
+    while True:
+        with suppress(Exception):  # whatever the store's client raises: the upload will show whether the store is down
+            if exists():
+                return True
+        left = until - clock()
+        if left <= 0:
+            return False
+        wait(min(TURN_SECONDS / 2, left))
+
+
+# --- processes that leave their job undecided -----------------------------------------------------------------------
+
+
+class Undecided(SystemExit):
+    """This process leaves its job undecided; not an ``Exception``, which flytekit would take for the user's."""
+
+    def __init__(self) -> None:
+        super().__init__(stopping.EXIT_UNDECIDED)
+
+
+@contextmanager
+def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> Iterator[None]:
+    """Inside, an error of the platform's that is not the job's end ends this process, for its pod to be replaced.
+
+    A pod that nobody replaces keeps the error: it is its job's end.
+
+    Args:
+        place: this node's.
+        say: takes a sentence for the node's log.
+
+    Raises:
+        Undecided: see above.
+    """
+    try:
+        yield
+    except SafedistError as error:
+        if not is_infrastructure(error) or place.alone:
+            raise
+        if place.max_nodes == 1 and not isinstance(error, JobInterruptedError):
+            raise
+        if isinstance(error, JobInterruptedError):
+            goes_on = "the job goes on" if place.max_nodes > 1 else "the job begins anew"
+            text, prefix = f"this node leaves ({error.what}): {goes_on} when its replacement is there", ""
+            say(f"nothing is wrong with the task, and nothing is uploaded: {text}")
+        else:
+            text, prefix = str(error), "this pod is to be replaced: "
+            say(f"infrastructure failure; nothing is uploaded, so that this pod is replaced: {error}")
+        lastwords.keep(text, prefix)
+        raise Undecided from error

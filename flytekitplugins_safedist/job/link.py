@@ -1,0 +1,310 @@
+"""A node's way to its job's coordinator: found by node 0's name, lost, and found again, wherever that leads by then.
+
+What is heard is put into an inbox, for the agent's loop. Nothing here trusts an address for longer than it is the
+name's: a connection to a machine that is gone, or to a process that is frozen, is given up when the name leads
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import frames
+from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
+from ..topology import Endpoint
+from . import messages
+from .membership import wait_line
+from .messages import Beat, Hello, Message, Refused, Welcome
+
+WAIT_LINE_SECONDS = 30.0
+"""Between two lines about who is waited for."""
+
+_PAUSE = 0.25
+"""Seconds between two looks for node 0."""
+
+_PROBE = 2.0
+"""Seconds that a machine is given to accept a connection, at each look."""
+
+_TURN = 5.0
+"""Seconds that a coordinator is given to answer where the name has other addresses as well."""
+
+_SLICE = 0.5
+"""Seconds between two looks at the name while a coordinator is slow to answer."""
+
+NO_ADDRESS = "its name has no address", "a machine with room for the pod, or the end of the pod before it"
+REFUSED = "nothing listens there", "the container's image; or its agent still fetches the code, or imports"
+NO_ANSWER = "no answer from there", "its machine to be given up: the process there is frozen, or cut off"
+LEFT = "an older coordinator answers, which this node has left", "the end of the pod before it"
+_STRANGER_LEAVES = "the end of that job's pod, or this job's name to lead to its own"
+
+
+@dataclass(frozen=True)
+class LinkLost:
+    """In the inbox: the coordinator is not heard any more; it, or the one that takes its place, is looked for."""
+
+    seen: str
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """In the inbox: it was not found in time; nothing more will come."""
+
+    error: RendezvousError
+
+
+Heard = Message | LinkLost | GivenUp | BaseException
+"""What an inbox holds."""
+
+Inbox = queue.SimpleQueue[object]
+
+
+class Link:
+    """One node's connection to a coordinator in another process.
+
+    Args:
+        endpoint: where node 0 is.
+        who: it is, for messages.
+        hello: this node as it is now; called at each connection.
+        timeout: seconds, at most, for which node 0 is looked for: at first, and when it was lost until a round has come
+            together again.
+        heartbeat: seconds of silence after which the coordinator is lost.
+        inbox: takes what is heard.
+        say: takes a sentence for the node's log.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        who: str,
+        hello: Callable[[], Hello],
+        timeout: float,
+        heartbeat: float,
+        inbox: Inbox,
+        say: Callable[[str], object],
+    ) -> None:
+        self._endpoint = endpoint
+        self._who = who
+        self._hello = hello
+        self._timeout = timeout
+        self._heartbeat = heartbeat
+        self._inbox = inbox
+        self._log = say
+        self._sock: socket.socket | None = None
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._since = self._told = time.monotonic()
+        self._lost_before = self._met_stranger = False
+        self.coordinator = ""
+        self.lost: tuple[str, ...] = ()
+        """Ids of coordinators that this node has left."""
+        for work, name in ((self._run, "link"), (self._keep_beating, "heartbeat")):
+            threading.Thread(target=work, name=f"safedist {name}", daemon=True).start()
+
+    def say(self, message: Message) -> None:
+        """Send; while the coordinator is looked for, nothing: the next hello says how this node is then."""
+        frame = frames.packed(message.dump())
+        with self._sending, suppress(OSError):
+            if self._sock is not None:
+                self._sock.sendall(frame)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the coordinator was lost, and no round has come together since."""
+        return self._lost_before
+
+    def settle(self) -> None:
+        """A round has come together: the next search has its own time."""
+        self._lost_before = False
+
+    def close(self) -> None:
+        """Let go."""
+        self._closed.set()
+        self._drop()
+
+    # --- threads ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                found = self._find()
+            except RendezvousError as error:
+                self._inbox.put(GivenUp(error))
+                return
+            if found is None:
+                return
+            sock, welcome = found
+            seen = self._listen(sock, welcome)
+            self._drop()
+            if seen is None:
+                return
+            if not self._lost_before:
+                self._since = self._told = time.monotonic()
+                self._lost_before = True
+            self._inbox.put(LinkLost(seen))
+
+    def _keep_beating(self) -> None:
+        while not self._closed.wait(max(0.05, min(5.0, self._heartbeat / 6))):
+            self.say(Beat())
+
+    def _listen(self, sock: socket.socket, welcome: Welcome) -> str | None:
+        """Take in what the coordinator says until it is lost; why it is, or None where this node is turned away."""
+        if self.coordinator and welcome.coordinator != self.coordinator:
+            self.lost = (*self.lost, self.coordinator)
+        self.coordinator = welcome.coordinator
+        sock.settimeout(self._heartbeat)
+        with self._sending:
+            self._sock = sock
+        self._inbox.put(welcome)  # only now: who hears it may say something at once
+        try:
+            while True:
+                message = messages.parse(frames.receive(sock, frames.NODE_BYTES))
+                if isinstance(message, Beat):
+                    continue
+                self._inbox.put(message)
+                if isinstance(message, Refused):
+                    return None
+        except TimeoutError:
+            return f"no sign of life for {self._heartbeat:g} s"
+        except (OSError, ValueError) as error:
+            return str(error) or type(error).__name__
+
+    def _drop(self) -> None:
+        with self._sending:
+            sock, self._sock = self._sock, None
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    # --- looking for node 0 ----------------------------------------------------------------------------------------
+    def _find(self) -> tuple[socket.socket, Welcome] | None:
+        """Look until a coordinator answers; None where this link is closed meanwhile, or this node turned away.
+
+        Raises:
+            RendezvousTimeoutError: none did in time.
+        """
+        while not self._closed.is_set():
+            seen, awaits = NO_ADDRESS
+            for address in whereabouts(self._endpoint):
+                found, (seen, awaits) = self._look(address)
+                if isinstance(found, Refused):
+                    self._inbox.put(found)
+                    return None
+                if found is not None:
+                    return found
+            self._say_who_is_missing(seen, awaits)
+            if time.monotonic() >= self._since + self._timeout:
+                raise self._not_found(seen, awaits)
+            self._closed.wait(_PAUSE)
+        return None
+
+    def _look(self, address: str) -> tuple[tuple[socket.socket, Welcome] | Refused | None, tuple[str, str]]:
+        try:
+            sock = socket.create_connection((address, self._endpoint.port), timeout=_PROBE)
+        except ConnectionRefusedError:
+            return None, REFUSED
+        except OSError:
+            return None, NO_ANSWER
+        kept = False
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            answer = self._greeted(sock, address)
+            if not isinstance(answer, Welcome) or answer.coordinator in self.lost:
+                return self._turned_away(answer)
+            kept = True
+        except (OSError, ValueError):
+            return None, NO_ANSWER
+        else:
+            return (sock, answer), REFUSED
+        finally:
+            if not kept:
+                sock.close()
+
+    def _turned_away(self, answer: Welcome | Refused | None) -> tuple[Refused | None, tuple[str, str]]:
+        if isinstance(answer, Welcome):
+            return None, LEFT
+        if answer is None or answer.why != "stranger":
+            return answer, NO_ANSWER
+        found = f"another job's node answers at this job's address: {answer.text}", _STRANGER_LEAVES
+        if not self._met_stranger:
+            self._met_stranger = True
+            self._log(f"{found[0]}; waiting for {found[1]}")
+        return None, found
+
+    def _greeted(self, sock: socket.socket, address: str) -> Welcome | Refused | None:
+        """Say hello, and wait for an answer while the name leads there; None where there is none."""
+        hello = self._hello()
+        lost = (*self.lost, self.coordinator) if self.coordinator else self.lost
+        sock.sendall(frames.packed(replace(hello, lost=lost).dump()))
+        started = time.monotonic()
+        sock.settimeout(_SLICE)
+        while True:
+            try:
+                sock.recv(1, socket.MSG_PEEK)
+                break
+            except TimeoutError:
+                self._say_who_is_missing(*NO_ANSWER)
+                there, now = whereabouts(self._endpoint), time.monotonic()
+                turn = _TURN if len(there) > 1 else self._heartbeat
+                if now > started + turn or address not in there or self._closed.is_set():
+                    return None
+        sock.settimeout(self._heartbeat)
+        answer = messages.parse(frames.receive(sock, frames.NODE_BYTES))
+        return answer if isinstance(answer, Welcome | Refused) else None
+
+    def _say_who_is_missing(self, seen: str, awaits: str) -> None:
+        now = time.monotonic()
+        if now - self._told < WAIT_LINE_SECONDS:
+            return
+        self._told = now
+        self._log(wait_line(self._who, waited=now - self._since, limit=self._timeout, seen=seen, awaits=awaits))
+
+    def _not_found(self, seen: str, awaits: str) -> RendezvousTimeoutError:
+        if awaits == _STRANGER_LEAVES:
+            what = f"another job's node is at this job's address, and {self._who} did not come there"
+        elif self.coordinator:
+            what = f"{self._who} was lost, and none took its place"
+        else:
+            what = f"{self._who} is missing"
+        kind = NotReplacedError if self.coordinator else RendezvousTimeoutError
+        return kind(
+            f"{what} within {self._timeout:g} s",
+            where={"node 0": str(self._endpoint), "host": socket.gethostname()},
+            seen=seen,
+            expected="node 0's agent to answer under that name",
+            hint="see what Kubernetes waits for: kubectl describe the pod of that name, its service, a network policy "
+            "that blocks the port; or raise timeouts.rendezvous",
+        )
+
+
+def whereabouts(endpoint: Endpoint) -> tuple[str, ...]:
+    """Where node 0 may be: what its name stands for now, and first what the file ``moved`` says, if there is one."""
+    text = ""
+    if endpoint.moved:
+        with suppress(OSError):
+            text = Path(endpoint.moved).read_text(encoding="utf-8").strip()
+    found: list[str] = [text] if text else []
+    with suppress(OSError):
+        for entry in socket.getaddrinfo(endpoint.host, None, type=socket.SOCK_STREAM):
+            found.append(str(entry[4][0]))
+    return tuple(dict.fromkeys(found))
+
+
+def who_coordinates(endpoint: Endpoint, run: str) -> str | None:
+    """The id of the process that coordinates this job, as its name leads there now; None where nobody says."""
+    looks = Hello(run, f"looks-{os.getpid()}", None, time.time_ns(), socket.gethostname(), state="looks")
+    for address in whereabouts(endpoint):
+        with suppress(OSError, ValueError), socket.create_connection((address, endpoint.port), timeout=_PROBE) as sock:
+            sock.sendall(frames.packed(looks.dump()))
+            answer = messages.parse(frames.receive(sock, frames.NODE_BYTES))
+            if isinstance(answer, Welcome):
+                return answer.coordinator
+    return None

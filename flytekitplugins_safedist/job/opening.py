@@ -1,0 +1,235 @@
+"""Joining a job: as the node that hosts its coordinator, or as one that looks for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from .. import envvars
+from ..config.options import Timeouts
+from ..errors import RendezvousError, TopologyError
+from ..ranks import memory
+from ..ranks.backends.base import LOOPBACK
+from ..ranks.scratch import human
+from ..topology import Endpoint, Topology
+from . import ports
+from .deciding import Coordinator
+from .link import Inbox, Link
+from .messages import Hello, Message
+from .rules import Rules
+from .server import SHUTDOWN_SECONDS, Server
+
+logger = logging.getLogger(__name__)
+
+_LAST_CALL = 30.0
+"""Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
+
+OpenRound = Callable[[int], Mapping[str, str]]
+"""Called on node 0 before each round with its number of nodes; what ranks need to meet."""
+
+
+def rules_of(place: Topology, timeouts: Timeouts, run: str, *, max_restarts: int, max_replacements: int) -> Rules:
+    """What the coordinator of this job goes by."""
+    group = memory.cgroup()
+    limit = None if group is None else group.limit
+    return Rules(
+        run=run,
+        min_nodes=place.min_nodes,
+        max_nodes=place.max_nodes,
+        fixed=not place.is_elastic,
+        max_restarts=max_restarts,
+        max_replacements=max_replacements,
+        timeout=timeouts.rendezvous,
+        heartbeat=timeouts.heartbeat,
+        stop=timeouts.stop,
+        last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
+        about="" if limit is None else f"Its container's memory is limited to {human(limit)}.",
+    )
+
+
+class Membership:
+    """This process in its job: what it hears is in :attr:`inbox`, and what it says goes to the coordinator.
+
+    Args:
+        rules: the job's.
+        place: this node's.
+        open_round: opens what ranks meet at, where this is node 0.
+        local: where a socket for this node's ranks may be made, if nobody else takes part.
+        say: takes a sentence for the node's log.
+        state: ``cannot``: this node can start no rank, and comes to say why.
+
+    Raises:
+        TopologyError: there are other nodes, and nobody says where to meet.
+        RendezvousError: this is node 0, and it cannot listen.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        place: Topology,
+        *,
+        open_round: OpenRound,
+        local: Path | None,
+        say: Callable[[str], object],
+        state: Literal["new", "cannot"] = "new",
+    ) -> None:
+        self.rules = rules
+        self.me = Hello(
+            run=rules.run,
+            process=uuid.uuid4().hex,
+            node=place.node_rank,
+            started_ns=_started_ns(),
+            host=socket.gethostname(),
+            state=state,
+        )
+        self.inbox: Inbox = queue.SimpleQueue()
+        self._place = place
+        self._open_round = open_round
+        self._meeting = ""
+        self._reserved: ports.ReservedPort | None = None
+        self._server: Server | None = None
+        self._link: Link | None = None
+        if place.endpoint is None and place.max_nodes > 1:
+            what = "the address where the nodes of this job meet is not set"
+            raise TopologyError(what, where={"source": place.source})
+        if not self._host(local):
+            self._link = self._linked(place.endpoint, say)
+
+    def _linked(self, endpoint: Endpoint | None, say: Callable[[str], object]) -> Link:
+        assert endpoint is not None  # noqa: S101  (a job of one node is hosted by it)
+        rules = self.rules
+        return Link(
+            endpoint,
+            who="node 0" if rules.fixed else f"the pod at {endpoint.host}, which leads the job,",
+            hello=lambda: self.me,
+            timeout=rules.timeout,
+            heartbeat=rules.heartbeat,
+            inbox=self.inbox,
+            say=say,
+        )
+
+    @property
+    def hosts(self) -> bool:
+        """Whether the coordinator is in this process: this is node 0."""
+        return self._server is not None
+
+    @property
+    def searching(self) -> bool:
+        """Whether the coordinator was lost, and no round has come together since."""
+        return self._link is not None and self._link.unsettled
+
+    def heard(self, seconds: float) -> object | None:
+        """What comes into the inbox within some seconds, or None.
+
+        Raises:
+            FencedError: another process is in this one's place.
+            Exception: the coordinator in this process has failed.
+        """
+        try:
+            item = self.inbox.get(timeout=seconds) if seconds > 0 else self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def tell(self, message: Message) -> None:
+        """Say something to the coordinator."""
+        if self._link is not None:
+            self._link.say(message)
+        else:
+            self._say(message)
+
+    def come(self) -> None:
+        """To a coordinator in this process: say hello. A link has said it by itself."""
+        if self._server is not None:
+            self._say(self.me)
+
+    def now(self, **changes: object) -> None:
+        """This node is otherwise than it was: what its next hello says."""
+        self.me = replace(self.me, **changes)  # type: ignore[arg-type]
+
+    def settle(self) -> None:
+        """A round has come together."""
+        if self._link is not None:
+            self._link.settle()
+
+    def close(self, *, ended: bool) -> None:
+        """Leave. Where the coordinator is here and the job has *ended*, stay until the others have heard it."""
+        if self._link is not None:
+            self._link.close()
+        if self._server is not None:
+            self._server.close(seconds=SHUTDOWN_SECONDS if ended else 0.0)
+        self._let_go()
+
+    # --- node 0 ----------------------------------------------------------------------------------------------------
+    def _host(self, local: Path | None) -> bool:
+        place, endpoint = self._place, self._place.endpoint
+        alone = place.max_nodes == 1
+        is_at_home = place.is_elastic and endpoint is not None and ports.is_here(endpoint.host)
+        if not alone and place.node_rank != 0 and not is_at_home:
+            return False
+        coordinator = Coordinator(self.rules, self.me.process, time.monotonic())
+        server = Server(
+            coordinator,
+            process=self.me.process,
+            run=self.rules.run,
+            heartbeat=self.rules.heartbeat,
+            prepare=self._prepare,
+            expected=self.rules.min_nodes,
+        )
+        try:
+            self._listen(server, local)
+        except RendezvousError:
+            server.close()
+            if place.is_elastic:
+                return False  # with several agents on one machine the kernel decides which of them listens
+            raise
+        self._server, self._say = server, server.attach(self.inbox)
+        return True
+
+    def _listen(self, server: Server, local: Path | None) -> None:
+        endpoint = self._place.endpoint
+        if self._place.max_nodes > 1 and endpoint is not None:
+            port = server.listen(endpoint, self._place.max_nodes)
+            self._meeting = f"{{address}}:{port}"
+        elif local is not None:
+            server.listen_at(local)
+            self._meeting = f"unix:{local}"
+
+    def _prepare(self, _round: int, nnodes: int) -> Mapping[str, str]:
+        """What node 0 offers to a round: a port that is kept free for its ranks, and what its backend opens."""
+        self._let_go()
+        self._reserved = ports.ReservedPort()
+        address = self._address(nnodes)
+        offered = {envvars.MASTER_ADDR: address, envvars.MASTER_PORT: str(self._reserved.port)}
+        if self._meeting:
+            offered[envvars.MEETING] = self._meeting.format(address=f"[{address}]" if ":" in address else address)
+        return {**offered, **self._open_round(nnodes)}
+
+    def _address(self, nnodes: int) -> str:
+        endpoint = self._place.endpoint
+        if nnodes == 1 or endpoint is None:
+            return LOOPBACK
+        return ports.own_address(endpoint.host, endpoint.port) if self._place.is_elastic else endpoint.host
+
+    def _let_go(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+
+def _started_ns() -> int:
+    """When this process started, in nanoseconds since the epoch, by its machine's clock."""
+    with open("/proc/self/stat", encoding="utf-8") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    since_boot = ticks / os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - int((time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot) * 1e9)

@@ -1,0 +1,52 @@
+"""What a node says of a failure of its ranks: a summary that the coordinator compares, and the root cause's text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ..ranks.outcome import RankOutcome, echo, is_consequence
+from ..texts import encodable
+from .facts import Cause
+from .messages import Told
+
+TEXT_BYTES = 1 << 16
+"""Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
+
+_DISK_CHARACTERS = 4096
+"""Of what is told about scratch: a line per rank, for more ranks than a node has."""
+
+_NAMED_RANKS = 256
+"""Of those that had returned: the first of a very large node say as much as all."""
+
+
+def cause_of(outcome: RankOutcome) -> Cause:
+    """A failure, as the coordinator compares it with those of other nodes."""
+    return Cause(
+        echo=echo(outcome),
+        consequence=is_consequence(outcome),
+        time_ns=outcome.time_ns,
+        rank=outcome.rank,
+        name=outcome.raised.type if outcome.raised is not None else outcome.status.value,
+        repeats=outcome.raised is not None and outcome.raised.repeats,
+        timed_out=outcome.timed_out,
+    )
+
+
+def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:
+    """The whole of it, for when it is the root cause."""
+    return Told(round_no, fitting(outcome), encodable(disk[:_DISK_CHARACTERS]))
+
+
+def fitting(outcome: RankOutcome) -> str:
+    """An outcome record as JSON, within :data:`TEXT_BYTES`."""
+
+    def dump(cause: RankOutcome) -> str:
+        return json.dumps(cause.to_json(), ensure_ascii=False)
+
+    return outcome.fitting(TEXT_BYTES, dump).to_json()
+
+
+def named(ranks: Sequence[int]) -> tuple[int, ...]:
+    """As many as are named."""
+    return tuple(ranks[:_NAMED_RANKS])

@@ -1,0 +1,159 @@
+"""Where the ranks of a job meet before they have a process group: a key-value corner at the job's coordinator.
+
+It is there from a rank's first line, with torch and with Horovod, and fresh in each round. Each thread that calls has a
+connection of its own, which ends with the thread; a call that is late or lost closes its connection and leaves the next
+call a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from . import envvars, frames
+from .errors import FsIoError, FsTimeoutError, TopologyError
+
+_ANSWER_SECONDS = 30.0
+"""For an answer that waits for nobody; the coordinator's process may be paused for a moment."""
+
+_UNIX = "unix:"
+
+
+class Meeting:
+    """A rank's way to the key-value corner of its round.
+
+    Args:
+        address: ``host:port``, or ``unix:`` and a path.
+        run: names the job.
+        round_no: the round that this rank runs in; the corner of another one is not entered.
+    """
+
+    def __init__(self, address: str, run: str, round_no: int) -> None:
+        self.where = address
+        self._hello = {"kind": "Meet", "run": run, "round": round_no}
+        self._of_thread = threading.local()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a value.
+
+        Raises:
+            FsIoError: the corner is gone: the job's coordinator has ended, or the round has.
+            FsTimeoutError: it does not answer.
+        """
+        self._call({"op": "set", "key": key}, value)
+
+    def get(self, key: str) -> bytes | None:
+        """The value, or None; raises as :meth:`set` does."""
+        found, value = self._call({"op": "wait", "key": key, "seconds": 0.0})
+        return value if found["there"] else None
+
+    def wait(self, key: str, seconds: float) -> bytes:
+        """Wait until the key is set; its value.
+
+        Raises:
+            TimeoutError: it was not set within ``seconds``.
+            FsIoError, FsTimeoutError: as for :meth:`set`.
+        """
+        found, value = self._call({"op": "wait", "key": key, "seconds": seconds}, seconds=seconds)
+        if not found["there"]:
+            raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which begins at 0; what it is then. Raises as :meth:`set` does."""
+        return int(self._call({"op": "add", "key": key, "amount": amount})[0]["count"])
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write where the value is ``expected`` (b"" where there is none); what is there then. Raises as ``set``."""
+        return self._call({"op": "compare_set", "key": key, "first": len(expected)}, expected + desired)[1]
+
+    def delete(self, key: str) -> None:
+        """Forget a key, or nothing. Raises as :meth:`set` does."""
+        self._call({"op": "delete", "key": key})
+
+    def close(self) -> None:
+        """Close this thread's connection; the next call opens another."""
+        _, sock = self._mine()
+        self._of_thread.mine = None
+        if sock is not None:
+            sock.close()
+
+    def _mine(self) -> tuple[int, socket.socket | None]:
+        """This thread's connection; a child that was forked has its parent's copy, which is not its own."""
+        pid, sock = getattr(self._of_thread, "mine", None) or (0, None)
+        return (pid, sock) if pid == os.getpid() else (0, None)
+
+    def _call(self, head: Mapping[str, Any], body: bytes = b"", seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
+        try:
+            sock = self._connected()
+            sock.settimeout(seconds + _ANSWER_SECONDS)
+            sock.sendall(frames.packed_call(dict(head), body))
+            answer = frames.parsed_call(frames.receive(sock, frames.RANK_BYTES))
+        except TimeoutError as error:
+            self.close()
+            raise FsTimeoutError(
+                "the place where ranks meet does not answer",
+                where={"address": self.where, "key": head["key"]},
+                seen=f"nothing within {seconds + _ANSWER_SECONDS:g} s",
+                hint="see whether node 0's agent is frozen, or cut off from this node",
+            ) from error
+        except (OSError, ValueError) as error:
+            self.close()
+            raise self._gone(str(error) or type(error).__name__) from error
+        except BaseException:
+            self.close()  # interrupted between question and answer: the next call must not read this one's
+            raise
+        if "refused" in answer[0]:
+            self.close()
+            raise self._gone(str(answer[0]["refused"]))
+        return answer
+
+    def _gone(self, seen: str) -> FsIoError:
+        return FsIoError(
+            "the place where ranks meet is gone",
+            where={"address": self.where},
+            seen=seen,
+            hint="see why node 0's agent has ended; or the round that this rank belongs to is over",
+        )
+
+    def _connected(self) -> socket.socket:
+        _, sock = self._mine()
+        if sock is not None:
+            return sock
+        if self.where.startswith(_UNIX):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(_ANSWER_SECONDS)
+            sock.connect(self.where.removeprefix(_UNIX))
+        else:
+            host, _, port = self.where.rpartition(":")
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._of_thread.mine = (os.getpid(), sock)
+        sock.sendall(frames.packed(json.dumps(self._hello).encode()))
+        return sock
+
+
+def of_rank(environment: Mapping[str, str]) -> Meeting | None:
+    """This rank's way to the corner; None outside a rank of ours, and where the rank is alone in its job.
+
+    What a rank starts (a torchrun of its own, a pool) inherits the variable, and is another job: torchrun says so.
+
+    Raises:
+        TopologyError: the agent has named the corner, and not this rank's job or round.
+    """
+    address = environment.get(envvars.MEETING)
+    if not address or environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
+        return None
+    run, number = environment.get(envvars.TORCHELASTIC_RUN_ID), environment.get(envvars.ROUND)
+    if run is None or number is None:
+        raise TopologyError(
+            "this rank knows where ranks meet, but not for which job or round",
+            where={envvars.TORCHELASTIC_RUN_ID: run, envvars.ROUND: number},
+            expected="both, as the agent sets them for each rank",
+            hint="do not remove these variables in the task",
+        )
+    return Meeting(address, run, int(number))

@@ -1,0 +1,207 @@
+"""The coordinator's server against peers that are none of the job's, broken, or slow; and the way to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from flytekitplugins_safedist import frames
+from flytekitplugins_safedist.errors import FencedError, FsIoError
+from flytekitplugins_safedist.job import messages
+from flytekitplugins_safedist.job.deciding import Coordinator
+from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
+from flytekitplugins_safedist.job.messages import Go, Hello, Message, Refused, Welcome
+from flytekitplugins_safedist.job.rules import Rules
+from flytekitplugins_safedist.job.server import Server
+from flytekitplugins_safedist.meeting import Meeting
+from flytekitplugins_safedist.topology import Endpoint
+
+
+class Node0:
+    """Node 0 of two, with its server."""
+
+    def __init__(self, process: str = "0a", port: int = 0, prepare=lambda *_: {}) -> None:
+        rules = Rules("job", 2, 2, fixed=True, heartbeat=6)
+        coordinator = Coordinator(rules, process, time.monotonic())
+        self.server = Server(coordinator, process=process, run="job", heartbeat=6, prepare=prepare, expected=2)
+        self.port = self.server.listen(Endpoint("127.0.0.1", port), 2)
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.say = self.server.attach(self.inbox)
+        self.say(Hello("job", process, 0, 1, "host0"))
+
+    def hears(self, kind: type) -> object:
+        while not isinstance(found := self.inbox.get(timeout=30), kind):
+            pass
+        return found
+
+
+@pytest.fixture
+def node_0() -> Iterator[Node0]:
+    node = Node0()
+    yield node
+    node.server.close()
+
+
+def hello(**facts: object) -> Hello:
+    return Hello(**{"run": "job", "process": "1a", "node": 1, "started_ns": 1, "host": "host1", **facts})  # type: ignore[arg-type]
+
+
+def called(port: int, sent: bytes) -> Message | None:
+    """The first answer to what is sent; None where the connection is closed instead."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
+        sock.sendall(sent)
+        try:
+            return messages.parse(frames.receive(sock, frames.NODE_BYTES))
+        except ConnectionResetError:
+            return None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        frames.packed(b"not json"),
+        frames.packed(b"[" * 100_000),
+        frames.packed(json.dumps({"kind": "Hello", "run": 3}).encode()),
+        frames.packed(json.dumps({"kind": "Uploaded", "ok": True}).encode()),
+        (1 << 31).to_bytes(4, "big"),
+    ],
+    ids=["http", "no json", "deep json", "wrong types", "no hello", "too long"],
+)
+def test_what_is_no_message_loses_its_connection_is_named_once_and_harms_nobody(node_0, caplog, sent) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert called(node_0.port, sent) is None
+        assert called(node_0.port, sent) is None
+        assert isinstance(called(node_0.port, frames.packed(hello().dump())), Welcome)
+    assert caplog.text.count("127.0.0.1, what it sent is no message") == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [({"run": "other"}, "stranger"), ({"protocol": 99}, "version"), ({"node": 7}, "range"), ({"node": -1}, "range")],
+)
+def test_a_node_that_has_no_part_in_the_job_is_told_why(node_0, facts, why) -> None:
+    with socket.create_connection(("127.0.0.1", node_0.port), timeout=30) as sock:
+        sock.sendall(frames.packed(hello(**facts).dump()))
+        found = None
+        while not isinstance(found, Refused):
+            found = messages.parse(frames.receive(sock, frames.NODE_BYTES))
+    assert found.why == why
+
+
+def test_connections_that_say_nothing_keep_nobody_from_the_job(node_0) -> None:
+    silent = [socket.create_connection(("127.0.0.1", node_0.port), timeout=30) for _ in range(100)]
+    for sock in silent[::2]:
+        sock.sendall(b"\0\0")
+    link, inbox = linked(node_0.port)
+    assert isinstance(heard(inbox, Go), Go)
+    link.close()
+    for sock in silent:
+        sock.close()
+
+
+def linked(port: int, **facts: object) -> tuple[Link, queue.SimpleQueue[object]]:
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    at = Endpoint("127.0.0.1", port)
+    say = lambda _: None  # noqa: E731
+    me = hello(**facts)
+    return Link(at, who="node 0", hello=lambda: me, timeout=30, heartbeat=6, inbox=inbox, say=say), inbox
+
+
+def heard(inbox: queue.SimpleQueue[object], kind: type) -> object:
+    while not isinstance(found := inbox.get(timeout=30), kind):
+        assert not isinstance(found, GivenUp), found
+    return found
+
+
+def test_a_reset_connection_comes_back_and_ends_no_round(node_0) -> None:
+    link, inbox = linked(node_0.port)
+    heard(inbox, Go)
+    link._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    heard(inbox, LinkLost)
+    heard(inbox, Welcome)
+    assert node_0.server.others == 1
+    assert node_0.server._coordinator.history.losses == ()
+    link.close()
+
+
+def test_a_link_finds_the_coordinator_that_takes_the_place_of_the_one_before() -> None:
+    first = Node0()
+    link, inbox = linked(first.port)
+    heard(inbox, Go)
+    first.server.close()
+    heard(inbox, LinkLost)
+    second = Node0("0b", first.port)
+    assert heard(inbox, Welcome).coordinator == "0b"  # type: ignore[attr-defined]
+    assert link.lost == ("0a",)
+    second.server.close()
+    link.close()
+
+
+def test_a_coordinator_whose_name_leads_to_a_newer_one_ends_itself(monkeypatch) -> None:
+    older = Node0()
+    link, inbox = linked(older.port)
+    heard(inbox, Go)
+    newer = Node0("0b")
+    older.server._endpoint = Endpoint("127.0.0.1", newer.port)
+    link.close()
+    with pytest.raises(FencedError, match=r"a newer node 0 .0b. answers under this node's name"):
+        raise older.hears(FencedError)  # type: ignore[misc]
+    older.server.close()
+    newer.server.close()
+
+
+def test_what_a_round_cannot_open_is_the_agents_error() -> None:
+    def prepare(*_: object) -> dict[str, str]:
+        raise OSError("no port")
+
+    node = Node0(prepare=prepare)
+    link, _ = linked(node.port)
+    assert "no port" in str(node.hears(OSError))
+    link.close()
+    node.server.close()
+
+
+@pytest.fixture
+def corner(node_0) -> Iterator[Meeting]:
+    link, inbox = linked(node_0.port)
+    heard(inbox, Go)
+    yield Meeting(f"127.0.0.1:{node_0.port}", "job", 0)
+    link.close()
+
+
+def test_ranks_set_wait_add_and_compare_in_the_corner_of_their_round(corner) -> None:
+    assert corner.get("key") is None
+    waiting: list[bytes] = []
+    thread = threading.Thread(target=lambda: waiting.append(corner.wait("key", 30)))
+    thread.start()
+    corner.set("key", b"\0value\n")
+    thread.join()
+    assert waiting == [b"\0value\n"]
+    assert [corner.add("count", 2), corner.add("count", -1)] == [2, 1]
+    assert corner.compare_set("one", b"", b"first") == b"first"
+    assert corner.compare_set("one", b"", b"second") == b"first"
+    corner.delete("key")
+    with pytest.raises(TimeoutError, match=r"'key' was not set within 0\.01 s"):
+        corner.wait("key", 0.01)
+    assert corner.get("one") == b"first"  # a late answer has poisoned nothing
+
+
+def test_a_rank_of_another_round_is_told_that_it_is_over(node_0, corner) -> None:
+    with pytest.raises(FsIoError, match="round 3 is over: the job is in round 0"):
+        Meeting(corner.where, "job", 3).get("key")
+
+
+def test_an_agent_imports_no_torch() -> None:
+    program = "import sys, flytekitplugins_safedist.job.run; assert 'torch' not in sys.modules, 'torch'"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
