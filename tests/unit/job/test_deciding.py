@@ -219,9 +219,7 @@ def test_losses_beyond_max_replacements_end_the_job() -> None:
     )
 
 
-@pytest.mark.end(
-    "the same worker is lost three times, and lives less than ten minutes each time it is back", "SYSTEM:NodeLost"
-)
+@pytest.mark.end("the same worker is lost three times, and lives less than ten minutes each time it is back")
 def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_says_why_it_ends() -> None:
     job = Job(replace(RULES, about="Its container's memory is limited to 2.0 GiB.")).begins()
     for round_no, process in enumerate(("1b", "1c")):
