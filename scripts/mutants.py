@@ -28,7 +28,6 @@ MODULES: Mapping[str, Sequence[str]] = {
     "job/verdict": ["job/test_verdict.py"],
     "topology": ["topology"],
     "job/deciding": ["job/test_deciding.py", "job/test_simulation.py"],
-    "job/savepoint": ["job/test_savepoint.py"],
     "fs": ["fs"],
     "container/archive": ["container/test_archive.py", "container/test_archive_words.py"],
     "container/staging": [

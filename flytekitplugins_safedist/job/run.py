@@ -88,12 +88,14 @@ def run(
             say(comeback.LEAVES)
         return Elsewhere()
     with ending.replaced_when_undecided(job.place, say), job.voice:
-        job.backend.check()
+        job.backend.find()
     for note in job.place.notes:
         logger.warning(note)
     uploads.be_patient(settings.timeouts.upload)
     with contextlib.ExitStack() as held:
         prepared = prepare.prepare(job, inputs, held, server)
+        if not prepared.plan.fork:
+            job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
         say(_start_line(prepared.plan, version=job.version))
         short = prepared.shortage()
         if short is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,8 +59,12 @@ class RankBackend(Protocol):
     late: tuple[str, ...]
     """Modules that these import by themselves when a rank begins to train: worth it too, after the user's."""
 
+    def find(self) -> None:
+        """Raise MissingDependencyError if the backend is not installed here, without importing it: an agent needs no
+        torch, whose libraries would stay in its memory for the whole job."""
+
     def check(self) -> None:
-        """Raise MissingDependencyError if the backend is not installed here."""
+        """Raise MissingDependencyError if the backend cannot be imported here. Imports it."""
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """On node 0, before each round: start what ranks meet at. What it returns, every node finds in ``offered``."""
@@ -68,6 +74,18 @@ class RankBackend(Protocol):
 
     def close_round(self) -> None:
         """End what :meth:`open_round` started. Does nothing when nothing is open."""
+
+
+def require_found(module: str, *, package: str, hint: str) -> None:
+    """Look whether a top-level ``module`` is installed, without importing it.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    if module not in sys.modules and importlib.util.find_spec(module) is None:
+        raise MissingDependencyError(
+            f"{package} is not installed", where={"module": module}, seen="no such module", hint=hint
+        )
 
 
 def require(module: str, *, package: str, hint: str) -> None:

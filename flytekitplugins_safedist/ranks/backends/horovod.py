@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import envvars
-from .base import LOOPBACK, RoundGroup, require
+from .base import LOOPBACK, RoundGroup, require, require_found
 from .torch import TorchBackend
 
 _HINT = (
@@ -33,6 +33,11 @@ class HorovodBackend:
     def __init__(self) -> None:
         self._server: Any = None
         self._thread: threading.Thread | None = None
+
+    def find(self) -> None:
+        """Raise MissingDependencyError if torch or Horovod is not installed, or torch is too old. Imports neither."""
+        TorchBackend().find()
+        require_found("horovod", package="horovod", hint=_HINT)
 
     def check(self) -> None:
         """Raise MissingDependencyError if torch or Horovod cannot be imported, or torch is too old."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 from ... import envvars
 from ...errors import MissingDependencyError
-from .base import RoundGroup, require
+from .base import RoundGroup, require, require_found
 
 FLOOR = (2, 5)
 """The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
@@ -21,6 +23,12 @@ class TorchBackend:
 
     libraries: tuple[str, ...] = ("torch", "torch.distributed")
     late: tuple[str, ...] = ("torch._dynamo",)  # by the first optimizer, or DistributedDataParallel
+
+    def find(self) -> None:
+        """Raise MissingDependencyError if torch is not installed, or older than :data:`FLOOR`. Does not import it."""
+        require_found("torch", package="torch", hint=_HINT)
+        with suppress(PackageNotFoundError):  # a source tree, say: whoever imports it will know
+            refuse_before_floor(version("torch"))
 
     def check(self) -> None:
         """Raise MissingDependencyError if torch cannot be imported, or is older than :data:`FLOOR`."""
