@@ -260,6 +260,7 @@ class NodeAgent:
             self._saving.heard(message)
 
     def _end(self, end: TheEnd) -> None:
+        self._job.now(history=end.history)
         self._finish = Finish(end.end, uploads=end.uploads)
 
     def _lost(self, lost: LinkLost) -> None:

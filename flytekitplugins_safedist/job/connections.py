@@ -25,7 +25,7 @@ class Way:
 def superseded(by: str) -> FencedError:
     return FencedError(
         "another process has taken this one's place",
-        seen=f"a newer node 0 ({by[:8]}) answers under this node's name, and leads the job",
+        seen=f"a newer node 0 answers under this node's name, and leads the job (found by {by[:64]})",
         hint="nothing, if the pod was recreated; otherwise two pods carry the same name",
     )
 

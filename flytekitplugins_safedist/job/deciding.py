@@ -99,7 +99,7 @@ class Coordinator(Rounds):
         self._learn(hello)
         self._tell(hello.process, Welcome(self.process, self.history))
         if self.end is not None:
-            self._tell(hello.process, TheEnd(self.end, uploads=hello.process == self.process))
+            self._tell(hello.process, TheEnd(self.end, uploads=hello.process == self.process, history=self.history))
             if self._uploaded is not None:
                 self._tell(hello.process, Leave(self._uploaded.ok, self._uploaded.why))
         node = self._nodes.of_process(hello.process)

@@ -33,6 +33,9 @@ _PAUSE = 0.25
 _PROBE = 2.0
 """Seconds that a machine is given to accept a connection, at each look."""
 
+_ANSWER = 10.0
+"""Seconds that whoever is asked who coordinates may take to answer."""
+
 _TURN = 5.0
 """Seconds that a coordinator is given to answer where the name has other addresses as well."""
 
@@ -103,7 +106,7 @@ class Link:
         self._closed = threading.Event()
         self._since = self._told = time.monotonic()
         self._lost_before = self._met_stranger = False
-        self.coordinator = ""
+        self.coordinator = self._address = ""
         self.lost: tuple[str, ...] = ()
         """Ids of coordinators that this node has left."""
         for work, name in ((self._run, "link"), (self._keep_beating, "heartbeat")):
@@ -150,14 +153,27 @@ class Link:
                 self._lost_before = True
             self._inbox.put(LinkLost(seen))
 
+    def _supersede(self, older: Endpoint, process: str) -> None:
+        """A node 0 that was frozen or cut off may wake: tell it that it has been left. Its own name, in its own pod,
+        still leads to itself."""
+        until = time.monotonic() + self._timeout
+        while time.monotonic() < until and not self._closed.wait(1.0):
+            if who_coordinates(older, self._hello().run, lost=(process,)) is not None:
+                return
+
     def _keep_beating(self) -> None:
         while not self._closed.wait(max(0.05, min(5.0, self._heartbeat / 6))):
             self.say(Beat())
 
     def _listen(self, sock: socket.socket, welcome: Welcome) -> str | None:
         """Take in what the coordinator says until it is lost; why it is, or None where this node is turned away."""
+        address = str(sock.getpeername()[0])
         if self.coordinator and welcome.coordinator != self.coordinator:
             self.lost = (*self.lost, self.coordinator)
+            if self._address != address:
+                older = Endpoint(self._address, self._endpoint.port), self.coordinator
+                threading.Thread(target=self._supersede, args=older, name="safedist older node 0", daemon=True).start()
+        self._address = address
         self.coordinator = welcome.coordinator
         sock.settimeout(self._heartbeat)
         with self._sending:
@@ -298,11 +314,13 @@ def whereabouts(endpoint: Endpoint) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def who_coordinates(endpoint: Endpoint, run: str) -> str | None:
-    """The id of the process that coordinates this job, as its name leads there now; None where nobody says."""
-    looks = Hello(run, f"looks-{os.getpid()}", None, time.time_ns(), socket.gethostname(), state="looks")
+def who_coordinates(endpoint: Endpoint, run: str, lost: tuple[str, ...] = ()) -> str | None:
+    """The id of the process that coordinates this job, as its name leads there now; None where nobody says. If it is in
+    ``lost`` it hears that it has been left for a newer one."""
+    looks = Hello(run, f"looks-{os.getpid()}", None, time.time_ns(), socket.gethostname(), lost=lost, state="looks")
     for address in whereabouts(endpoint):
         with suppress(OSError, ValueError), socket.create_connection((address, endpoint.port), timeout=_PROBE) as sock:
+            sock.settimeout(_ANSWER)
             sock.sendall(frames.packed(looks.dump()))
             answer = messages.parse(frames.receive(sock, frames.NODE_BYTES))
             if isinstance(answer, Welcome):

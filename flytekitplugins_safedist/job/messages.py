@@ -302,10 +302,12 @@ class AllSaved(Message):
 
 @dataclass(frozen=True)
 class TheEnd(Message):
-    """The job has ended. Node 0 uploads; the others wait for :class:`Leave`."""
+    """The job has ended. Node 0 uploads; the others wait for :class:`Leave`, and bring the ``history`` to the next
+    node 0 where this one is lost before."""
 
     end: End
     uploads: bool
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True)

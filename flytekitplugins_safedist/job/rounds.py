@@ -233,7 +233,7 @@ class Rounds:
         if end.kind == "failed":
             self._note(end=end)
         for node in self._nodes:
-            self._tell(node.process, TheEnd(end, uploads=node.process == self.process))
+            self._tell(node.process, TheEnd(end, uploads=node.process == self.process, history=self.history))
 
     # --- small things ------------------------------------------------------------------------------------------------
     def _saving(self, round_no: int, act: Callable[[SavePoint], None]) -> None:

@@ -261,6 +261,8 @@ class Server:
         refused = self._refusal(hello)
         if refused is not None:
             self._stranger(peer, f"host {hello.host[:100]!r}: {refused.text}", "a node of another job")
+        if hello.state == "looks" and self._process in hello.lost:
+            self._tell_agent(superseded(hello.host))
         if refused is not None or hello.state == "looks":
             answer = refused or Welcome(self._process, self._coordinator.history)
             writer.write(frames.packed(answer.dump()))
@@ -287,7 +289,7 @@ class Server:
             try:
                 found = who_coordinates(endpoint, self._run)
                 if found is not None and found != self._process:
-                    self._tell_agent(superseded(found))
+                    self._tell_agent(superseded("this node itself"))
             finally:
                 time.sleep(_LOOK_SECONDS)
                 self._looking = False

@@ -39,7 +39,7 @@ def reports(running: Job) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = running.output
     assert len(found) == 4
     # Before, and without, the backend's own init.
-    assert {one["over"] for one in found} == {"the agent's store"}
+    assert {one["over"] for one in found} == {"the job's coordinator"}
     # Without a path it is once per node, whatever the nodes share.
     assert [one["node_by"] // 2 for one in found] == [0, 0, 1, 1]
     assert found[0]["node_by"] == found[1]["node_by"]

@@ -161,7 +161,7 @@ def test_a_node_that_is_paused_for_longer_than_the_heartbeat_is_replaced_or_take
     first, second = going.start()
     pods_gate.heard(4)
     with second.paused():
-        first.says("node(s) 1 lost (no sign of life for 10 s)")
+        first.says("node 1: no sign of life for 10 s")
     assert all("round 0" not in line for line in pods_gate.heard(4))
     pods_gate.let_go(4)
     ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
@@ -175,7 +175,7 @@ def test_a_partition_longer_than_the_heartbeat_costs_a_round_and_not_the_job(job
     first, second = going.start()
     pods_gate.heard(4)
     with second.partitioned():
-        first.says("node(s) 1 lost (no sign of life for 10 s)")
+        first.says("node 1: no sign of life for 10 s")
     assert all("round 0" not in line for line in pods_gate.heard(4))
     pods_gate.let_go(4)
     ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]

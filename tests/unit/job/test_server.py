@@ -154,7 +154,7 @@ def test_a_coordinator_whose_name_leads_to_a_newer_one_ends_itself(monkeypatch) 
     newer = Node0("0b")
     older.server._endpoint = Endpoint("127.0.0.1", newer.port)
     link.close()
-    with pytest.raises(FencedError, match=r"a newer node 0 .0b. answers under this node's name"):
+    with pytest.raises(FencedError, match="a newer node 0 answers under this node's name"):
         raise older.hears(FencedError)  # type: ignore[misc]
     older.server.close()
     newer.server.close()
