@@ -28,11 +28,9 @@ from .messages import (
     Again,
     AllSaved,
     Answer,
-    Ended,
     Gather,
     Go,
     Greet,
-    Leaves,
     Refused,
     Returned,
     Stop,
@@ -174,7 +172,7 @@ class NodeAgent:
         if self._cut_since is not None and time.monotonic() - self._cut_since > GRACE_SECONDS:
             self._cut_since = None
             self._say("the ranks here are ended: the job's coordinator is lost, and with it the round")
-            self._ended(ranks, None)
+            self._ended(ranks, None, cut=True)
             return
         if self._job.me.state != "running":
             return  # its ranks have returned; a failure elsewhere still means a new round here
@@ -194,11 +192,10 @@ class NodeAgent:
     def _welcome(self, welcome: Welcome) -> None:
         self._cut_since = None
         self._job.now(history=welcome.history)
-        me = self._job.me
-        if me.state == "ended":
-            self._job.tell(Ended(me.round, me.cause, me.returned))
-        elif me.state == "done":
-            self._job.tell(Returned(me.round))
+        if self._job.me.state == "ended":
+            self._job.say_ended()
+        elif self._job.me.state == "done":
+            self._job.tell(Returned(self._job.me.round))
         if self._saving is not None:
             self._saving.again()
 
@@ -238,7 +235,7 @@ class NodeAgent:
         for node, why in stop.left.items():
             self._say(f"{node} has left: {why}")
         if ranks is None:
-            self._job.tell(Ended(self._job.me.round, self._job.me.cause, self._job.me.returned))
+            self._job.say_ended()
             return
         if stop.timed_out and not ranks.failed:
             ranks.note_stacks()  # for this node's log: a rank here may be the one that others have waited for
@@ -264,10 +261,7 @@ class NodeAgent:
         self._finish = Finish(end.end, uploads=end.uploads)
 
     def _lost(self, lost: LinkLost) -> None:
-        if self._cut_since is None:
-            self._cut_since = time.monotonic()
-        if self._saving is not None:
-            self._saving.give_up()
+        self._cut_since = self._cut_since or time.monotonic()
         self._say(f"node 0 cannot be heard ({lost.seen}); waiting for its replacement")
 
     def _given_up(self, given_up: GivenUp) -> None:
@@ -284,12 +278,13 @@ class NodeAgent:
         self._job.now(state="done", returned=reports.named(ranks.returned()))
         self._job.tell(Returned(self._job.me.round))
 
-    def _ended(self, ranks: Ranks, cause: RankOutcome | str | None) -> None:
+    def _ended(self, ranks: Ranks, cause: RankOutcome | str | None, *, cut: bool = False) -> None:
         """End the ranks that still run, and report how this round ended here.
 
         Args:
             ranks: of the round.
             cause: what this agent has found; "failed" where a rank has failed by itself; None where others end it.
+            cut: the coordinator cannot be heard.
         """
         failed_here = cause == "failed"
         ranks.stop()
@@ -303,8 +298,8 @@ class NodeAgent:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
         summary = None if found is None else reports.cause_of(found)
         self._end_round(signal.SIGTERM)
-        self._job.now(state="ended", cause=summary, returned=returned)
-        self._job.tell(Ended(round_no, summary, returned))
+        self._job.now(state="ended", cause=summary, returned=returned, cut=cut)
+        self._job.say_ended()
         if self._leaves is not None:
             self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for
 
@@ -340,7 +335,7 @@ class NodeAgent:
     def _leave(self, number: int) -> None:
         name = signal.Signals(number).name
         # Ending the ranks may take a while; the others need not learn it from their echo.
-        self._job.tell(Leaves(f"told to stop by {name}"))
+        self._job.leave(f"told to stop by {name}")
         self._leaves = None
         self._end_round(number)
         raise JobInterruptedError(

@@ -7,6 +7,10 @@ from dataclasses import replace
 from .facts import End, History, Spent
 from .rules import Rules
 
+_WHY_CHARACTERS = 200
+_WHYS = 8
+"""Reasons that are kept, the latest. Every node gets all of them with each round."""
+
 RELAPSES = 3
 """Losses of one node that end the job, where the last ones follow each other closely."""
 
@@ -18,11 +22,17 @@ def with_loss(history: History, rules: Rules, loss: Spent) -> History | End:
         return history
     if len(history.losses) >= rules.max_replacements:
         return End("replacements", f"{loss.why}; and {rules.max_replacements} replacements are used up")
-    losses = (*history.losses, loss)
+    losses = with_one_more(history.losses, loss)
     lives = [spent.lived for spent in losses if spent.node == loss.node][-RELAPSES:]
     if rules.fixed and len(lives) == RELAPSES and all(0 <= life < rules.short_life for life in lives[1:]):
         return End("replacements", _relapse(rules, loss))
     return replace(history, version=history.version + 1, losses=losses)
+
+
+def with_one_more(spent: tuple[Spent, ...], new: Spent) -> tuple[Spent, ...]:
+    """What was spent of a budget, with its latest unit."""
+    older = (replace(each, why="") for each in spent[: -_WHYS + 1])
+    return (*older, *spent[-_WHYS + 1 :], replace(new, why=new.why[:_WHY_CHARACTERS]))
 
 
 def _relapse(rules: Rules, loss: Spent) -> str:

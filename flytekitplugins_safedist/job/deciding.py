@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from . import settling
 from .facts import End, Spent
-from .membership import Key, Node
+from .membership import Key, Node, overdue
 from .messages import (
     Asks,
     CannotBegin,
@@ -29,6 +31,7 @@ from .messages import (
     Returned,
     Saved,
     Stop,
+    Tell,
     TheEnd,
     Told,
     Uploaded,
@@ -39,6 +42,7 @@ from .rounds import Rounds
 from .rules import Disconnected, Event, Rules, Sent, Tick
 from .savepoint import SavePoint
 
+_HAS_LEFT = "it has said that it leaves"
 _WAIT_LINE_SECONDS = 30.0
 _PAUSE_SECONDS = 1.0
 """Between two events: the coordinator itself stood still, for it is told of time more often."""
@@ -73,6 +77,8 @@ class Coordinator(Rounds):
         """Take in what happened; what is to be sent."""
         if now - self._last > _PAUSE_SECONDS:
             self._nodes.rest(now - self._last)
+            self._since += now - self._last  # what was said meanwhile is heard first
+            self._paused = now if now - self._last > self.rules.grace else self._paused
         self._last = now
         if self._left:
             return []  # this process ends
@@ -94,7 +100,7 @@ class Coordinator(Rounds):
     # --- who takes part ----------------------------------------------------------------------------------------------
     def _came(self, hello: Hello, now: float) -> None:
         if hello.process in self._departed:
-            self._tell(hello.process, Refused("fenced", "it has said that it leaves"))
+            self._tell(hello.process, Refused("fenced", self._departed[hello.process]))
             return
         self._learn(hello)
         self._tell(hello.process, Welcome(self.process, self.history))
@@ -111,14 +117,14 @@ class Coordinator(Rounds):
         if self._refused(hello, key):
             return
         before = self._nodes.get(key)
-        took_over = before is not None and before.state == "done" and key != 0
         if before is not None:
-            self._tell(before.process, Refused("fenced", f"a newer process of {self._name(before)} has come"))
-            if not took_over:
-                self._gone(before, "a new process has taken its place", now)
+            text = self._departed[before.process] = f"a newer process of {self._name(before)} has come"
+            self._tell(before.process, Refused("fenced", text))
+            self._gone(before, "a new process has taken its place", now)
+        stands_in = key in self._nodes  # the place is kept where the ranks of the one before had returned
         node = self._nodes.add(key, hello, now)
         self._somebody_came = True
-        if took_over and self._phase == "running":
+        if stands_in:
             node.state, node.stands_in = "done", True
             self._tell(hello.process, Waits("this node's ranks had returned: waiting for those of the other nodes"))
         elif hello.state in ("running", "done"):
@@ -126,21 +132,26 @@ class Coordinator(Rounds):
             self._tell(hello.process, Stop(hello.round, "the job's coordinator was lost", self.history))
         elif hello.state == "cannot":
             node.state = "cannot"
+        elif self._phase == "running":
+            self._tell(hello.process, Waits(f"round {self.history.round} runs: this node takes part in the next one"))
 
     def _learn(self, hello: Hello) -> None:
         """Take over what a survivor brings: one process wrote it, so the highest version is the truth.
 
-        Only before the first round here: who comes later with more was cut off while the others began anew.
+        Who comes when a round has begun here was cut off while the others began anew: only what it has lost counts.
         """
-        theirs, mine = hello.history, self.history
-        if theirs.version > self._brought and not self._members:
-            self._brought = theirs.version
-            version, number = max(theirs.version, mine.version) + 1, max(theirs.round, mine.round, hello.round)
-            self.history = replace(theirs, version=version, round=number)
-            for loss in mine.losses:
-                self._lose(loss)
+        theirs, losses = hello.history, hello.history.losses
+        self._highest = max(self._highest, theirs.round, hello.round)
+        if not self._members:
             if theirs.end is not None:
                 self._finish(theirs.end)
+            losses = ()
+            if theirs.version > self._brought:
+                self._brought, losses = theirs.version, self.history.losses
+                version = max(theirs.version, self.history.version) + 1
+                self.history = replace(theirs, version=version, round=self._highest, end=self.end)
+        for loss in losses:
+            self._lose(loss)
         for lost in hello.lost:
             if lost != self.process:
                 self._lose(Spent(self.history.round, lost, "node 0 was lost", "0"))
@@ -149,29 +160,38 @@ class Coordinator(Rounds):
         if self.rules.fixed and not (isinstance(key, int) and 0 <= key < self.rules.max_nodes):
             self._tell(hello.process, Refused("range", f"node {key} of {self.rules.max_nodes}: there is none"))
             return True
+        if key == 0 and hello.process != self.process:
+            self._tell(hello.process, Refused("fenced", "node 0 is the process that leads the job"))
+            return True
         before = self._nodes.get(key)
         if before is not None and not before.is_older_than(hello):
             self._tell(hello.process, Refused("fenced", f"a newer process of {self._name(before)} is there"))
             return True
         most = self.rules.max_nodes + self.rules.max_replacements
-        if not self.rules.fixed and self._nodes.came >= most:
-            text = f"{self._nodes.came + 1} processes have joined this job; it may have {most}, replacements included"
+        came = self._nodes.came
+        if not self.rules.fixed and hello.process not in came and len(came) >= most:
+            text = f"{len(came) + 1} processes have joined this job; it may have {most}, replacements included"
             self._tell(hello.process, Refused("too many", text))
             return True
         return False
 
     def _catch_up(self, node: Node, hello: Hello) -> None:
         """The same process on a new connection: say what it has not heard."""
-        if self._phase == "stopping" and node.key in self._unheard:
+        if node.state in ("running", "absent") and hello.round < node.round == self.history.round:
+            self._tell_go(node)  # also where it is over: then it may have heard of the start, and not said so yet
+        if node.key in self._unheard:
             self._tell_stop(node)
-        elif self._phase == "running" and node.state == "running" and hello.round < self.history.round:
-            self._tell_go(node)
+        elif node.state == "absent":
+            self._tell(node.process, Stop(node.round, self._why, self.history))
+        elif self._question is not None and self._question.asked == node.process:
+            self._tell(node.process, Tell(self.history.round))
+        self._saving(self.history.round, lambda save: save.again(partial(self._tell, node.process)))
 
     def _said(self, process: str, message: Message, now: float) -> None:
         node = self._nodes.of_process(process)
         if node is None:
             if isinstance(message, Leaves):
-                self._departed.add(process)
+                self._departed[process] = _HAS_LEFT
             elif process not in self._departed:
                 self._tell(process, Greet())  # it was given up meanwhile: it is to come anew
             return
@@ -182,8 +202,7 @@ class Coordinator(Rounds):
 
     def _tick(self, now: float) -> None:
         if self.end is None:
-            for node, why in self._nodes.overdue(now, grace=self.rules.grace, heartbeat=self.rules.heartbeat):
-                self._gone(node, why, now)
+            self._judge(now)
         late = now - self._since
         if self._phase == "stopping" and late > self.rules.patience:
             self._settle_without(now)
@@ -195,15 +214,30 @@ class Coordinator(Rounds):
             self._told = now
             self._say_who_is_missing(late)
 
+    def _judge(self, now: float) -> None:
+        """Who is lost? Where nobody else can be heard, most likely this node is cut off from all others."""
+        others = [node for node in self._nodes if node.process not in ("", self.process)]
+        due = self.rules.heartbeat / 3  # a sign of life is due more often
+        is_alone = len(others) > 1 and all(not node.linked or now - node.heard > due for node in others)
+        if self._was_alone and not is_alone:
+            for node in others:
+                node.heard = node.heard if node.linked else now  # those after the first have their time, too
+        self._was_alone = is_alone
+        grace = self.rules.heartbeat if is_alone else self.rules.grace
+        late = overdue(others, now, grace=grace, heartbeat=self.rules.heartbeat)
+        if not is_alone or len(late) == len(others):
+            for node, why in late:
+                self._gone(node, why, now, is_cut=is_alone)
+
     def _leaving(self, node: Node, leaving: Leaves, now: float) -> None:
-        self._departed.add(node.process)
+        self._departed[node.process] = _HAS_LEFT
         if node.process != self.process:
             self._gone(node, leaving.why, now)
             return
         # With this process the job's coordinator goes; whoever hears this knows that it is counted already.
-        if self.end is None:
-            self._lose(self._loss_of(node, self.process, f"{self._name(node)}: {leaving.why}", now))
-        self._absent[node.key], self._why, self._left = leaving.why, leaving.why, True
+        self._left = True
+        self._lose(self._loss_of(node, leaving.why, now))
+        self._absent[node.key] = self._why = leaving.why
         if self.end is None:
             for each in self._nodes:
                 self._tell_stop(each)
@@ -216,18 +250,26 @@ class Coordinator(Rounds):
 
     def _ended(self, node: Node, ended: Ended, now: float) -> None:
         if node.state == "absent":
-            node.state = "ready"  # of a round that is counted no more
+            node.state, self._somebody_came = "ready", True  # of a round that is counted no more
             return
         if node.key not in self._places or ended.round != self.history.round or node.state not in ("running", "done"):
             return  # said twice
-        node.state, node.cause, node.returned = "ready", ended.cause, ended.returned
+        is_running, cause = self._phase == "running", ended.cause
+        if is_running and ended.cut and node.state == "done":
+            node.stands_in = True  # its part is done
+            return
+        node.state = "ready"
         self._unheard.discard(node.key)
-        if self._phase == "running":
-            self._timed_out = ended.cause is not None and ended.cause.timed_out
-            why = (
-                "it had lost node 0" if ended.cause is None else f"rank {ended.cause.rank} failed ({ended.cause.name})"
-            )
-            self._stop(f"{self._name(node)}: {why}", now)
+        self._returned.update(ended.returned)
+        if cause is not None:
+            self._failures[node.key] = settling.Failing(cause, node.process, self._name(node))
+            self._timed_out = self._timed_out or (is_running and cause.timed_out)
+        if ended.cut or (is_running and cause is None):
+            was_paused = now - self._paused < self.rules.heartbeat
+            why = "it could not hear node 0, and has ended its ranks"
+            self._miss(node, why, now, is_cut=True, is_counted=not was_paused)
+        elif is_running and cause is not None:
+            self._stop(f"{self._name(node)}: rank {cause.rank} failed ({cause.name})", now)
 
     def _heard_text(self, node: Node, told: Told, _now: float) -> None:
         question = self._question

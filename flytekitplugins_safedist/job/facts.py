@@ -18,7 +18,9 @@ class Spent(DataClassDictMixin):
 
     Attributes:
         round: in which round.
-        who: a restart: the rank; a loss: the id of the process that was lost, which is counted once, whoever says so.
+        who: a restart: the rank; a loss: the id of the process that was lost and, as it may come back, the round in
+            which it was; of a coordinator that is gone its id alone. Each is counted once, whoever says so. That of
+            nodes which could not hear node 0, or all could not be heard by it, is node 0's: one for all of them.
         why: for logs and errors.
         node: a loss: whose place it was.
         lived: a loss: seconds from the process's hello to its loss; negative where nobody knows.

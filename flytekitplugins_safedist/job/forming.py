@@ -50,7 +50,7 @@ def too_few(rules: Rules, nodes: Nodes, history: History) -> End:
         which = "node" if len(missing) == 1 else "nodes"
         text = f"{which} {listed(missing)} of {rules.max_nodes} did not arrive within {seconds}"
     else:
-        came = f"{nodes.came} process(es) have joined since the job began"
+        came = f"{len(nodes.came)} process(es) have joined since the job began"
         text = f"fewer than {rules.min_nodes} nodes came together within {seconds}: {came}"
     return End("lost" if history.round >= 0 else "timeout", text, missing=tuple(missing))
 

@@ -22,7 +22,7 @@ from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..topology import Endpoint
 from . import messages
 from .membership import wait_line
-from .messages import Beat, Hello, Message, Refused, Welcome
+from .messages import Beat, Hello, Message, Refused, Waits, Welcome
 
 WAIT_LINE_SECONDS = 30.0
 """Between two lines about who is waited for."""
@@ -128,6 +128,10 @@ class Link:
         """A round has come together: the next search has its own time."""
         self._lost_before = False
 
+    def stay_lost(self) -> None:
+        """This process leaves its job: when the connection is lost, no other is made."""
+        self._closed.set()
+
     def close(self) -> None:
         """Let go."""
         self._closed.set()
@@ -187,10 +191,17 @@ class Link:
                 self._inbox.put(message)
                 if isinstance(message, Refused):
                     return None
+                if isinstance(message, Waits) and self._has_moved():
+                    return "a newer node 0 answers under its name"
         except TimeoutError:
             return f"no sign of life for {self._heartbeat:g} s"
         except (OSError, ValueError) as error:
             return str(error) or type(error).__name__
+
+    def _has_moved(self) -> bool:
+        """Where this node waits: others may have gone to another coordinator, and wait there."""
+        found = who_coordinates(self._endpoint, self._hello().run)
+        return found is not None and found != self.coordinator and found not in self.lost
 
     def _drop(self) -> None:
         with self._sending:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .facts import Cause
 from .messages import Hello
 
 NAMED_AT_MOST = 16
@@ -27,8 +26,10 @@ class Node:
         linked: whether it is connected.
         state: ``ready`` for a round; ``running``; ``done``; ``absent``: its ranks run or end, but not in the round that
             is counted; ``cannot``: it can start none.
-        stands_in: it has taken the place of a process whose ranks had returned: it has none of its own.
-        cause, returned: how its ranks ended in the round that is being settled.
+        stands_in: it has no ranks in this round: it took the place of a process whose ranks had returned, or its own
+            had, and are ended.
+        round: the one that it was told to begin last, by this coordinator or one before.
+        is_new: whether it had been in none before it came.
     """
 
     key: Key
@@ -41,8 +42,8 @@ class Node:
     linked: bool = True
     state: str = "ready"
     stands_in: bool = False
-    cause: Cause | None = None
-    returned: tuple[int, ...] = ()
+    round: int = -1
+    is_new: bool = True
 
     def is_older_than(self, hello: Hello) -> bool:
         """Whether a new process takes this one's place: always where this one cannot be heard, for a clock may be
@@ -56,8 +57,9 @@ class Nodes:
     def __init__(self) -> None:
         self._places: dict[Key, Node] = {}
         self._processes: dict[str, Node] = {}
-        self.came = 0
+        self.came: set[str] = set()
         """Processes that ever came."""
+        self._orders = 0
 
     def __contains__(self, key: Key) -> bool:
         return key in self._places
@@ -82,8 +84,10 @@ class Nodes:
     def add(self, key: Key, hello: Hello, now: float) -> Node:
         """Give a place to a process; whoever had it has none any more."""
         self.remove(key)
-        self.came += 1
-        node = Node(key, hello.process, hello.host, hello.started_ns, self.came, now, now)
+        self.came.add(hello.process)
+        self._orders += 1
+        node = Node(key, hello.process, hello.host, hello.started_ns, self._orders, now, now, round=hello.round)
+        node.is_new = hello.round < 0
         self._places[key] = self._processes[hello.process] = node
         return node
 
@@ -98,21 +102,22 @@ class Nodes:
         self._processes.pop(node.process, None)
         node.process, node.stands_in, node.linked, node.heard = "", True, False, float("inf")
 
-    def overdue(self, now: float, *, grace: float, heartbeat: float) -> list[tuple[Node, str]]:
-        """Who counts as lost, and why."""
-        found = []
-        for node in self:
-            silent = now - node.heard
-            if not node.linked and silent > grace:
-                found.append((node, f"its connection was lost, and it did not come back within {grace:g} s"))
-            elif silent > heartbeat:
-                found.append((node, f"no sign of life for {heartbeat:g} s"))
-        return found
-
     def rest(self, seconds: float) -> None:
         """The coordinator itself stood still: nobody is blamed for that."""
         for node in self._places.values():
             node.heard += seconds
+
+
+def overdue(nodes: Sequence[Node], now: float, *, grace: float, heartbeat: float) -> list[tuple[Node, str]]:
+    """Who of some nodes counts as lost, and why."""
+    found = []
+    for node in nodes:
+        silent = now - node.heard
+        if not node.linked and silent > grace:
+            found.append((node, f"its connection was lost, and it did not come back within {grace:g} s"))
+        elif silent > heartbeat:
+            found.append((node, f"no sign of life for {heartbeat:g} s"))
+    return found
 
 
 def listed(names: Sequence[str]) -> str:

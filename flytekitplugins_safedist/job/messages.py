@@ -68,8 +68,9 @@ class Hello(Message):
         lost: ids of coordinators that it has left, as they were lost.
         round: the round that its ranks run in, or have ended in; -1 for none.
         state: ``new``: no rank runs; ``running``; ``done``: its ranks have returned; ``ended``: its ranks have ended
-            otherwise, and ``cause`` says how; ``cannot``: it can start none, and will say why; ``looks``: this is no
-            node, it only asks who coordinates.
+            otherwise; ``cannot``: it can start none, and will say why; ``looks``: this is no node, it only asks who
+            coordinates.
+        cause, returned, cut: how its ranks have ended, as in :class:`Ended`.
         protocol: :data:`PROTOCOL`.
     """
 
@@ -84,6 +85,7 @@ class Hello(Message):
     state: Literal["new", "running", "done", "ended", "cannot", "looks"] = "new"
     cause: Cause | None = None
     returned: tuple[int, ...] = ()
+    cut: bool = False
     protocol: int = PROTOCOL
 
 
@@ -101,11 +103,13 @@ class Ended(Message):
     Attributes:
         cause: the first failure here, or None where the ranks were only ended by this node.
         returned: ranks here that had returned before, at most some hundred.
+        cut: they were ended because the coordinator could not be heard: others may have lost their peers by that.
     """
 
     round: int
     cause: Cause | None = None
     returned: tuple[int, ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True)

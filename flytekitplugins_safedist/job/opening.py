@@ -23,7 +23,7 @@ from ..topology import Endpoint, Topology
 from . import ports
 from .deciding import Coordinator
 from .link import Inbox, Link
-from .messages import Hello, Message
+from .messages import Ended, Hello, Leaves, Message
 from .rules import Rules
 from .server import SHUTDOWN_SECONDS, Server
 
@@ -148,6 +148,12 @@ class Membership:
         else:
             self._say(message)
 
+    def leave(self, why: str) -> None:
+        """Tell the others that this process takes part in no further round."""
+        self.tell(Leaves(why))
+        if self._link is not None:
+            self._link.stay_lost()
+
     def come(self) -> None:
         """To a coordinator in this process: say hello. A link has said it by itself."""
         if self._server is not None:
@@ -156,6 +162,10 @@ class Membership:
     def now(self, **changes: object) -> None:
         """This node is otherwise than it was: what its next hello says."""
         self.me = replace(self.me, **changes)  # type: ignore[arg-type]
+
+    def say_ended(self) -> None:
+        """Tell how the ranks here have ended."""
+        self.tell(Ended(self.me.round, self.me.cause, self.me.returned, self.me.cut))
 
     def settle(self) -> None:
         """A round has come together."""

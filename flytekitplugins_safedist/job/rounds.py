@@ -19,6 +19,7 @@ from .savepoint import SavePoint
 _NAMED_RANKS = 256
 """Of those that had returned: the first of a very large job say as much as all."""
 
+_DONE_LOST = "lost after its ranks had returned"
 _NAMED_HOSTS = 64
 """Of a larger job nobody reads them."""
 
@@ -43,13 +44,20 @@ class Rounds:
         self._since = self._told = self._last = now
         self._absent: dict[Key, str] = {}
         self._unheard: set[Key] = set()  # members that have not said yet how the round ended there
+        self._failures: dict[Key, settling.Failing] = {}  # that members have reported, also of those that are gone
+        self._returned: set[int] = set()  # ranks that had returned when the round ended otherwise
+        self._done_lost: dict[Key, Spent] = {}  # lost after their ranks had returned: not paid for unless others fail
         self._joining = self._somebody_came = self._timed_out = self._left = False
         self._why = ""
         self._brought = 0  # the version of the history that was taken over
-        self._departed: set[str] = set()  # processes that have said that they leave
+        self._highest = -1  # the highest round that anybody has been in
+        self._paused = float("-inf")  # when this process had stood still for longer than the others wait for it
+        self._departed: dict[str, str] = {}  # processes that take no part any more, and why
+        self._was_alone = False
         self._gone_names: dict[Key, str] = {}
         self._undone: set[Key] = set()  # members whose ranks have not returned
         self._places: dict[Key, int] = {}  # members' node_rank in the round
+        self._hosts: tuple[str, ...] = ()
         self._save: SavePoint | None = None
         self._question: settling.Question | None = None
         self._uploaded: Uploaded | None = None
@@ -67,7 +75,7 @@ class Rounds:
             self._settle(now)
         if self._phase == "forming" and len(self._nodes) >= self.rules.min_nodes:
             here = forming.here(self.rules, self._nodes, self.process)
-            hoped = self.history.nodes - len(self._absent)
+            hoped = self.history.nodes - len(self._absent.keys() | self._done_lost.keys())
             if forming.is_enough(self.rules, self._nodes, here, hoped=hoped, waited_since=self._since, now=now):
                 self._start(here)
 
@@ -83,22 +91,21 @@ class Rounds:
     def _start(self, here: list[Node]) -> None:
         self._members = tuple(node.key for node in here)
         self._places = {key: place for place, key in enumerate(self._members)}
+        self._hosts = tuple(node.host for node in here) if len(here) <= _NAMED_HOSTS else ()
         self._undone = set(self._members)
-        self._note(round=self.history.round + 1, nodes=len(here))
-        self._phase, self._joining = "running", False
-        self._absent.clear()
-        self._gone_names.clear()
+        self._note(round=max(self.history.round, self._highest) + 1, nodes=len(here))
+        self._phase, self._joining, self._timed_out = "running", False, False
+        for facts in (self._absent, self._gone_names, self._failures, self._returned, self._done_lost):
+            facts.clear()
         self._save = SavePoint(self.history.round, self._members, self._tell_members)
         for node in here:
-            node.state, node.stands_in, node.cause, node.returned = "running", False, None, ()
+            node.state, node.stands_in, node.round = "running", False, self.history.round
         for node in here:
             self._tell_go(node)
 
     def _tell_go(self, node: Node) -> None:
-        hosts = () if len(self._members) > _NAMED_HOSTS else tuple(self._nodes[key].host for key in self._members)
-        self._tell(
-            node.process, Go(self.history.round, self._places[node.key], len(self._members), self.history, hosts)
-        )
+        place, nnodes = self._places[node.key], len(self._members)
+        self._tell(node.process, Go(self.history.round, place, nnodes, self.history, self._hosts))
 
     def _stop(self, why: str, now: float) -> None:
         self._phase, self._since, self._why, self._save = "stopping", now, why, None
@@ -122,13 +129,13 @@ class Rounds:
     # --- how it is settled -----------------------------------------------------------------------------------------
     def _settle_without(self, now: float) -> None:
         """Some have not said how the round ended there. With a cause that speaks for itself they are only slow."""
-        found = settling.root(self._causes())
+        found = settling.root(list(self._failures.values()))
         for key in list(self._unheard):
             node = self._nodes.get(key)
             if node is None:
                 continue
             if found is None or found.cause.consequence:
-                self._gone(node, "no word from it when the round was over", now)
+                self._gone(node, "no word from it when the round was over", now, is_cut=self._was_alone)
             else:
                 node.state = "absent"
         self._unheard.clear()
@@ -136,16 +143,23 @@ class Rounds:
             self._settle(now)
 
     def _settle(self, now: float) -> None:
-        causes = self._causes()
+        failures = list(self._failures.values())
+        first = settling.root(failures)
+        if first is not None and first.cause.consequence and not self._absent and not self._joining:
+            # They may be echoes of a loss that had cost nothing so far.
+            self._absent.update((key, _DONE_LOST) for key, loss in self._done_lost.items() if self._lose(loss))
+        if self.end is not None:
+            return
         verdict = settling.settle(
-            causes,
+            failures,
             is_excused=bool(self._absent) or self._joining,
             restarts=len(self.history.restarts),
             max_restarts=self.rules.max_restarts,
-            returned=self._returned(),
+            returned=tuple(sorted(self._returned))[:_NAMED_RANKS],
         )
         if isinstance(verdict, settling.Restart):
-            self._note(restarts=(*self.history.restarts, Spent(self.history.round, str(verdict.rank), verdict.why)))
+            spent = Spent(self.history.round, str(verdict.rank), verdict.why)
+            self._note(restarts=budgets.with_one_more(self.history.restarts, spent))
             self._again(verdict.why, now)
         elif isinstance(verdict, settling.Free):
             lost = "; ".join(f"{self._name_of(key)}: {why}" for key, why in self._absent.items())
@@ -154,20 +168,9 @@ class Rounds:
             self._phase, self._since, self._question = "asking", now, verdict
             self._ask_next(now)
 
-    def _causes(self) -> list[settling.Failing]:
-        nodes = [self._nodes[key] for key in self._members if key in self._nodes]
-        return [
-            settling.Failing(node.cause, node.process, self._name(node)) for node in nodes if node.cause is not None
-        ]
-
-    def _returned(self) -> tuple[int, ...]:
-        nodes = [self._nodes[key] for key in self._members if key in self._nodes]
-        return tuple(sorted(rank for node in nodes for rank in node.returned))[:_NAMED_RANKS]
-
     def _again(self, why: str, now: float) -> None:
-        self._phase, self._since, self._told, self._timed_out = "forming", now, now, False
+        self._phase, self._since, self._told = "forming", now, now
         for node in self._nodes:
-            node.cause = None
             self._tell(node.process, Again(why, self.history))
 
     def _ask_next(self, now: float) -> None:
@@ -182,30 +185,45 @@ class Rounds:
             self._tell(found.process, Tell(self.history.round))
 
     # --- losses, and the end ----------------------------------------------------------------------------------------
-    def _gone(self, node: Node, why: str, now: float) -> None:
-        """A process is lost, or leaves."""
+    def _gone(self, node: Node, why: str, now: float, *, is_cut: bool = False) -> None:
+        """A process is lost, or leaves; ``is_cut``: most likely it is node 0 that nobody can reach."""
         if self.end is not None:
             self._nodes.remove(node.key)
             return
-        is_member = node.key in self._places and self._phase in ("running", "stopping")
-        if is_member and self._phase == "running" and node.state == "done" and node.process != self.process:
-            if self._save is not None:
-                self._save.done(node.key)
-            self._tell(self.process, Waits(f"{self._name(node)} lost after its ranks had succeeded: the round goes on"))
+        if self._phase == "asking" and self._question is not None:  # the job has failed, and ends for that alone
+            self._nodes.remove(node.key)
+            if self._question.asked == node.process:
+                self._ask_next(now)
+            return
+        if self._phase == "running" and node.state == "done":
+            if node.process:
+                self._done_lost.setdefault(node.key, self._loss_of(node, why, now))
+                text = f"{self._name(node)} lost after its ranks had succeeded: the round goes on"
+                self._tell(self.process, Waits(text))
             self._nodes.vacate(node)
             return
         self._nodes.remove(node.key)
-        text = f"{self._name(node)}: {why}"
+        self._miss(node, why, now, is_cut=is_cut)
+
+    def _miss(self, node: Node, why: str, now: float, *, is_cut: bool, is_counted: bool = True) -> None:
+        """A node is not there any more, or not in its round: such a round is over, and that is counted."""
+        is_member = node.key in self._places
         if is_member:
             self._absent[node.key] = why
             self._gone_names[node.key] = self._name(node)
             self._unheard.discard(node.key)
-        goes_on = self._lose(self._loss_of(node, f"{node.process}/{self.history.round}", text, now))
+        loss = self._loss_of(node, why, now)
+        if is_cut:
+            loss = replace(loss, who=f"{self.process}/{self.history.round}", lived=-1.0)
+        goes_on = self._lose(loss) if is_counted else self.end is None
         if goes_on and is_member and self._phase == "running":
-            self._stop(text, now)
+            self._stop(loss.why, now)
 
-    def _loss_of(self, node: Node, who: str, why: str, now: float) -> Spent:
-        return Spent(self.history.round, who, why, str(node.key), round(now - node.since, 1))
+    def _loss_of(self, node: Node, why: str, now: float) -> Spent:
+        # The others tell of a coordinator that they have left; and of it alone.
+        who = node.process if node.process == self.process else f"{node.process}/{self.history.round}"
+        lived = round(now - node.since, 1) if node.is_new else -1.0
+        return Spent(self.history.round, who, f"{self._name(node)}: {why}", str(node.key), lived)
 
     def _lose(self, loss: Spent) -> bool:
         """Count a loss, once; False where it ends the job."""
@@ -213,7 +231,8 @@ class Rounds:
             return False
         counted = budgets.with_loss(self.history, self.rules, loss)
         if isinstance(counted, End):
-            self._finish(counted)
+            if not self._left:  # nobody would upload it: the next coordinator comes to the same end
+                self._finish(counted)
             return False
         self.history = counted
         return True

@@ -73,6 +73,13 @@ class SavePoint:
         self._listening.discard(node)
         self._advance()
 
+    def again(self, tell: Tell) -> None:
+        """A node's connection is a new one: what it was told may have been lost, and what it said."""
+        if self._open:
+            tell(self._answer or Gather(self._round, self._call))
+        elif self._settled:
+            tell(AllSaved(self._round, self._call, urgent=True))
+
     def _begin(self) -> None:
         self._call += 1
         self._open, self._answer, self._asked_again = True, None, False

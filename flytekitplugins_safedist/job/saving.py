@@ -40,7 +40,7 @@ class RoundSaving:
         self._listening = False
         self._asked = 0
         self._answer: Answer | None = None
-        self._called = 0
+        self._asks = self._preempted = False
         self.settled = False
         """Whether a preemption has been dealt with by every rank of the job, as far as it can be."""
 
@@ -57,6 +57,7 @@ class RoundSaving:
         asked = sum(page.asked for page in self._pages)
         if asked != self._asked:
             self._asked = asked
+            self._asks = True
             self._tell(Asks(self._round))
         answer = self._answer
         if answer is not None and all(page.finished(answer.call, urgent=answer.urgent) for page in self._pages):
@@ -67,10 +68,15 @@ class RoundSaving:
         """The connection is a new one: say again what may have been lost with the one before."""
         if self._listening:
             self._tell(Listens(self._round))
+        if self._preempted:
+            self._tell(Preempted(self._round))
+        elif self._asks:
+            self._tell(Asks(self._round))
 
     def preempt(self) -> None:
         """This node is told to stop."""
         self.look()  # what a rank has written a moment ago
+        self._preempted = True
         self._tell(Preempted(self._round))
 
     def heard(self, message: Gather | Answer | AllSaved) -> None:
@@ -78,11 +84,11 @@ class RoundSaving:
         if message.round != self._round:
             return
         if isinstance(message, Gather):
-            self._called = message.call
             for page in self._pages:
                 page.call(message.call)
             time.sleep(_STORES_DRAIN)
             # Whoever asks from here on may be past the step, and is answered anew.
+            self._asks = False
             self._asked = sum(page.asked for page in self._pages)
             floors = [floor for page in self._pages if (floor := page.floor) is not None]
             self._tell(Floor(self._round, message.call, max(floors, default=None)))
@@ -90,11 +96,6 @@ class RoundSaving:
             self._answered(message)
         else:
             self.settled = self.settled or message.urgent
-
-    def give_up(self) -> None:
-        """The coordinator is gone: ranks must not stand still for an answer."""
-        for page in self._pages:
-            page.answer(self._called + 1, None, urgent=False)
 
     def _answered(self, answer: Answer) -> None:
         self._answer = answer

@@ -1,36 +1,24 @@
-"""The coordinator's decisions, one by one: what nodes say, and what they are told."""
+"""Every decision of a job's coordinator, rule by rule; random orders of faults are in :mod:`.test_simulation`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.job.deciding import Coordinator
 from flytekitplugins_safedist.job.ending import Finish, verdict_of
-from flytekitplugins_safedist.job.facts import Cause, End, History, Spent
+from flytekitplugins_safedist.job.facts import End, History, Spent
 from flytekitplugins_safedist.job.messages import (
     Again,
-    AllSaved,
-    Answer,
-    Asks,
-    Beat,
     CannotBegin,
     Ended,
-    Floor,
-    Gather,
     Go,
     Greet,
-    Hello,
     Leave,
     Leaves,
-    Listens,
     Message,
-    Preempted,
     Refused,
     Returned,
-    Saved,
     Stop,
     Tell,
     TheEnd,
@@ -39,303 +27,853 @@ from flytekitplugins_safedist.job.messages import (
     Waits,
     Welcome,
 )
-from flytekitplugins_safedist.job.rules import Disconnected, Rules, Said, Tick
+from tests.unit.job.deciding import FIXED, RANGE, STEP, Job, begun, cause, stopped
 
-RULES = Rules("job", min_nodes=2, max_nodes=2, fixed=True, max_restarts=1, max_replacements=4, heartbeat=10, timeout=60)
-RANGE = replace(RULES, min_nodes=2, max_nodes=3, fixed=False, last_call=5)
-REAL = Cause(echo=0, consequence=False, time_ns=5, rank=1, name="ValueError")
-ECHO = Cause(echo=4, consequence=True, time_ns=1, rank=0, name="RuntimeError")
+ENDED = "ended"
 
 
-class Job:
-    """A coordinator, its clock, and what each process was told."""
-
-    def __init__(self, rules: Rules = RULES, host: str = "0a") -> None:
-        self.now = 0.0
-        self.coordinator = Coordinator(rules, host, 0.0)
-        self.rules = rules
-
-    def on(self, event: Any, after: float = 0.1) -> list[tuple[str, Message]]:
-        self.now += after
-        return self.coordinator.on(event, self.now)
-
-    def says(self, process: str, message: Message) -> list[tuple[str, Message]]:
-        return self.on(Said(process, message))
-
-    def comes(self, process: str, **facts: Any) -> list[tuple[str, Message]]:
-        node = int(process[0]) if self.rules.fixed else None
-        started = {"started_ns": ord(process[1]), "host": f"host{process[0]}", **facts}
-        return self.says(process, Hello("job", process, node, **started))
-
-    def waits(self, seconds: float, *alive: str) -> list[tuple[str, Message]]:
-        """Time passes; these processes beat."""
-        told = []
-        for _ in range(int(seconds / 0.5)):
-            told += self.on(Tick(), 0.5)
-            for process in alive:
-                told += self.on(Said(process, Beat()), 0.0)
-        return told
-
-    def begins(self) -> Job:
-        self.comes("0a")
-        assert len(of(Go, self.comes("1a"))) == 2
-        return self
-
-
-def of(kind: type[Message], told: list[tuple[str, Message]]) -> dict[str, Any]:
-    return {process: message for process, message in told if isinstance(message, kind)}
-
-
-def test_a_round_begins_when_every_node_is_there_each_with_its_place() -> None:
+# --- a round comes together -------------------------------------------------------------------------------------------
+def test_a_fixed_round_begins_when_every_node_is_there_each_in_its_own_place():
     job = Job()
-    assert of(Welcome, job.comes("0a")).keys() == {"0a"}
-    told = of(Go, job.comes("1a"))
-    assert {process: (go.round, go.node_rank, go.nnodes, go.hosts) for process, go in told.items()} == {
-        "0a": (0, 0, 2, ("host0", "host1")),
-        "1a": (0, 1, 2, ("host0", "host1")),
+    job.hello("c")
+    job.hello("b")
+    assert job.heard(Go) == {}
+    job.hello("a")
+    went = job.heard(Go)
+    assert {process: (go.round, go.node_rank, go.nnodes) for process, go in went.items()} == {
+        "a": (0, 0, 3),
+        "b": (0, 1, 3),
+        "c": (0, 2, 3),
     }
+    assert went["b"].hosts == ("host-a", "host-b", "host-c")
+    assert went["b"].history == job.it.history
 
 
-def test_a_failure_stops_the_others_and_costs_one_restart() -> None:
-    job = Job().begins()
-    assert of(Stop, job.says("1a", Ended(0, REAL))).keys() == {"0a"}
-    told = job.says("0a", Ended(0, ECHO))
-    assert of(Again, told)["1a"].why == "rank 1 failed (ValueError); all ranks start again: restart 1 of 1"
-    assert {go.round for go in of(Go, told).values()} == {1}
+@pytest.mark.parametrize("node", [-1, 3])
+def test_a_node_that_the_job_does_not_have_is_refused(node):
+    job = Job()
+    job.hello("x", node)
+    assert job.heard(Refused)["x"].why == "range"
+
+
+def test_who_is_missing_is_said_every_thirty_seconds_and_at_last_ends_the_job():
+    job = Job()
+    job.hello("a")
+    job.wait(29)
+    assert job.heard(Waits) == {}
+    job.wait(1)
+    assert "node(s) 1, 2" in job.heard(Waits)["a"].why
+    job.wait(FIXED.timeout - 29)
+    end = job.heard(TheEnd)["a"]
+    assert (end.end.kind, end.end.missing, end.uploads) == ("timeout", ("1", "2"), True)
+    assert "nodes 1, 2 of 3 did not arrive within 900 s" in end.end.text
+
+
+def test_a_node_that_never_comes_back_ends_the_job_as_lost():
+    job = begun()
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.all_end("a", "c")
+    job.wait(FIXED.timeout + STEP)
+    assert (job.it.end.kind, job.it.end.missing) == ("lost", ("1",))
+
+
+def test_a_range_begins_at_once_when_it_is_full_and_its_host_is_node_0():
+    job = Job(RANGE)
+    for process in "bcad":
+        job.hello(process)
+    assert {process: go.node_rank for process, go in job.heard(Go).items()} == {"a": 0, "b": 1, "c": 2, "d": 3}
+
+
+def test_a_range_waits_for_further_nodes_once_the_minimum_is_there_and_not_without_its_host():
+    job = Job(RANGE)
+    job.hello("b")
+    job.wait(RANGE.last_call * 2)
+    job.hello("c")
+    job.wait(RANGE.last_call - STEP)
+    assert job.heard(Go) == {}
+    job.hello("a")
+    job.wait(STEP)
+    assert job.heard(Go).keys() == set("abc")
+    job = Job(RANGE)
+    job.hello("b")
+    job.hello("c")
+    job.wait(RANGE.last_call * 2)
+    assert job.heard(Go) == {}
+
+
+@pytest.mark.parametrize("gone", ["while it ran", "between two rounds"])
+def test_a_range_goes_on_at_once_when_those_who_are_left_of_the_round_before_are_there(gone):
+    job = begun(RANGE, "abcd")
+    if gone == "while it ran":
+        job.say("d", Leaves("told to stop"))
+        job.all_end("a", "b", "c")
+    else:
+        job.say("a", Ended(0, cause()))
+        job.all_end("b", "c", "d")
+        job.sent.clear()
+        for process in "cd":  # at once: the first of them may begin the round without the other
+            job.say(process, Leaves("told to stop"))
+        job.all_end("a", "b", "c", "d")
+    went = job.heard(Go)
+    assert set(went) == ({"a", "b", "c"} if gone == "while it ran" else {"a", "b"})
+    assert job.now == 100 + RANGE.last_call + STEP
+
+
+def test_a_range_that_waits_for_a_slow_node_does_not_wait_for_one_that_has_left():
+    job = begun(RANGE, "abcd")
+    job.say("a", Ended(0, cause()))
+    job.all_end("b")
+    job.wait(RANGE.patience + STEP)  # c and d are only slow
+    assert job.heard(Go) == {}
+    job.say("c", Ended(0))
+    job.say("d", Leaves("told to stop"))
+    assert job.heard(Go).keys() == {"a", "b", "c"}
+
+
+def test_who_comes_later_to_a_range_starts_a_new_round_and_echoes_of_that_cost_nothing():
+    job = begun(RANGE, "ab")
+    job.hello("c")
+    assert job.sent[-1][1] == Stop(0, "a node joins", job.it.history)
+    assert stopped(job) == {"a", "b"}
+    job.all_end("a", "b", cause=cause(1, echo=4))
+    assert {process: go.node_rank for process, go in job.heard(Go).items()} == {"a": 0, "b": 1, "c": 2}
+    assert job.budgets == (0, 0)
+
+
+@pytest.mark.parametrize("why", ["full", "done"])
+def test_who_comes_to_a_range_that_is_full_or_nearly_done_waits(why):
+    job = begun(RANGE, "abcd" if why == "full" else "ab")
+    if why == "done":
+        job.say("b", Returned(0))
+    job.hello("x")
+    sent = job.sent.copy()
+    assert "x" in job.heard(Waits)
+    assert not any(isinstance(message, Stop) for _, message in sent)
+    job.say("a", Ended(0, cause()))
+    job.all_end(*("bcd" if why == "full" else "b"))
+    assert ("x" in job.heard(Go)) == (why == "done")
+
+
+def test_a_survivor_whose_ranks_were_still_ending_joins_a_range_that_has_begun_again():
+    job = Job(RANGE)
+    job.hello("a")
+    job.hello("b")
+    job.hello("c", state="running", round=4, history=History(9, 4, 3))
+    job.wait(RANGE.last_call + STEP)
+    assert job.heard(Go).keys() == {"a", "b"}
+    job.say("c", Ended(4))
+    assert stopped(job) == {"a", "b"}
+
+
+def test_a_range_takes_no_more_processes_than_it_may_lose_and_counts_none_twice():
+    job = begun(RANGE, "ab")
+    job.lose("b")
+    job.wait(RANGE.grace + STEP)
+    for _ in range(3):
+        job.hello("b", state=ENDED, round=0)
+        job.lose("b")
+        job.wait(RANGE.grace + STEP)
+    job = begun(RANGE, "abcd")
+    for number in range(RANGE.max_replacements):
+        job.hello(f"x{number}")
+    assert job.heard(Refused) == {}
+    job.hello("y")
+    assert job.heard(Refused)["y"].why == "too many"
+
+
+# --- who is there -----------------------------------------------------------------------------------------------------
+def test_a_connection_that_comes_back_in_time_costs_nothing_and_ends_no_round():
+    job = begun()
+    before = job.it.history
+    job.lose("b")
+    job.wait(FIXED.grace - STEP)
+    job.hello("b", state="running", round=0)
+    job.wait(10)
+    assert job.sent == [("b", Welcome("a", before))]
+    assert job.it.history == before
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [(False, FIXED.grace), (True, FIXED.heartbeat)])
+def test_a_node_is_lost_that_does_not_come_back_or_says_nothing(silent, seconds):
+    job = begun()
+    if silent:
+        job.silent.add("b")
+    else:
+        job.lose("b")
+    job.wait(seconds)
+    assert stopped(job) == set()
+    job.wait(STEP)
+    stop = job.heard(Stop)
+    assert stop.keys() == {"a", "c"}
+    assert "node 1" in stop["a"].left
+    assert stop["a"].history.losses == job.it.history.losses
+    assert job.it.history.losses[0].node == "1"
+    assert job.budgets == (0, 1)
+
+
+def test_after_a_pause_of_its_own_the_coordinator_hears_the_others_before_it_judges():
+    job = begun()
+    job.silent.add("b")
+    job.wait(FIXED.heartbeat - STEP)
+    job.pause(1000)
+    assert job.budgets == (0, 0)
+    job.say("a", Ended(0, cause()))
+    job.pause(1000)
+    assert job.it.end is None
+    assert not job.heard(Again)  # those who have answered meanwhile are not given up
+    job.wait(FIXED.patience + STEP)
+    assert job.heard(Again)
+
+
+@pytest.mark.parametrize("how", ["disconnected", "silent", "they tell of it", "while the round ends"])
+def test_that_node_0_was_cut_off_from_all_others_is_one_loss_however_many_they_are(how):
+    job = begun(replace(FIXED, min_nodes=4, max_nodes=4, max_replacements=1), "abcd")
+    others = ("b", "c", "d")
+    if how == "they tell of it":
+        job.all_end(*others, cut=True)
+    else:
+        if how == "while the round ends":
+            job.say("a", Ended(0, cause(echo=4)))
+        job.lose(*others) if how == "disconnected" else job.silent.update(others)
+        job.wait(FIXED.heartbeat)
+        assert job.budgets == (0, 0)
+        job.wait(STEP)
+        for process in others:
+            job.hello(process, state=ENDED, round=0, cut=True)
+    job.say("a", Ended(0))
+    assert job.budgets == (0, 1)
+    job.silent.clear()
+    assert job.heard(Go).keys() == set("abcd")
+
+
+def test_where_all_others_are_lost_one_after_the_other_nobody_is_judged_before_the_last_is_overdue():
+    job = begun(replace(RANGE, max_replacements=1), "abcd")
+    for process in "bcd":
+        job.lose(process)
+        job.wait(1)
+    job.wait(RANGE.heartbeat - 1)
+    assert job.budgets == (0, 0)
+    job.wait(STEP)
+    assert job.budgets == (0, 1)
+
+
+def test_where_all_others_were_cut_off_the_last_to_come_back_has_its_time_after_the_first():
+    job = begun(RANGE, "abcd")
+    job.lose("b", "c", "d")
+    job.wait(RANGE.heartbeat - STEP)
+    job.hello("b", state="running", round=0)
+    job.wait(STEP + RANGE.grace)
+    assert job.budgets == (0, 0)
+    job.wait(STEP)
+    assert job.budgets == (0, 2)
+
+
+def test_the_only_other_node_has_no_longer_time_than_any():
+    job = begun(RANGE, "ab")
+    job.lose("b")
+    job.wait(RANGE.grace + STEP)
+    assert job.budgets == (0, 1)
+
+
+def test_who_was_given_up_and_speaks_is_asked_to_come_anew():
+    job = begun()
+    job.silent.add("b")
+    job.wait(FIXED.heartbeat + STEP)
+    job.all_end("a", "c")
+    job.sent.clear()
+    job.say("b", Returned(0))
+    assert job.heard(Greet).keys() == {"b"}
+    job.hello("b", state="running", round=0)
+    assert job.heard(Stop).keys() == {"b"}
+    job.say("b", Ended(0))
+    assert {go.round for go in job.heard(Go).values()} == {1}
+    assert job.budgets == (0, 1)
 
 
 @pytest.mark.parametrize(
-    ("cause", "restarts", "reason"),
+    ("connected", "started", "wins"),
+    [(True, 2, True), (True, 1, True), (True, 0, False), (False, 2, True), (False, 0, True)],
+    ids=["later", "at the same time", "a clock behind", "the older is gone", "the older is gone, a clock behind"],
+)
+def test_of_two_processes_in_one_place_the_newer_one_stays(connected, started, wins):
+    job = begun()
+    if not connected:
+        job.lose("b")
+    job.hello("b2", 1, started_ns=started)
+    refused = [(name, each.why) for name, each in job.sent if isinstance(each, Refused)]
+    assert dict(refused) == {"b" if wins else "b2": "fenced"}
+    assert stopped(job) == ({"a", "c"} if wins else set())
+    assert job.budgets == (0, int(wins))
+    if wins:
+        job.all_end("a", "c")
+        assert job.heard(Go).keys() == {"a", "b2", "c"}
+
+
+def test_a_process_whose_place_was_taken_never_has_it_again_whatever_the_clocks_say():
+    job = begun()
+    job.lose("b")
+    job.hello("b2", 1, started_ns=0)
+    job.sent.clear()
+    job.hello("b", state="running", round=0)
+    assert job.heard(Refused).keys() == {"b"}
+
+
+def test_nobody_takes_the_place_of_node_0_from_the_process_that_leads_the_job():
+    job = begun()
+    job.hello("z", 0, started_ns=99)
+    assert job.heard(Refused) == {"z": Refused("fenced", "node 0 is the process that leads the job")}
+    assert job.budgets == (0, 0)
+
+
+def test_a_new_process_in_the_place_of_a_node_that_was_done_waits_and_nothing_is_lost():
+    job = begun()
+    job.say("b", Returned(0))
+    job.hello("b2", 1)
+    assert "b2" in job.heard(Waits)
+    job.say("a", Returned(0))
+    job.say("c", Returned(0))
+    assert job.it.end == End("done")
+    assert job.budgets == (0, 0)
+
+
+def test_a_new_process_in_the_place_of_a_node_that_was_done_takes_part_in_the_next_round():
+    job = begun()
+    job.say("b", Returned(0))
+    job.lose("b")
+    job.hello("b2", 1)
+    job.say("c", Ended(0, cause(2)))
+    assert stopped(job) == {"a"}
+    job.all_end("a")
+    assert job.heard(Go).keys() == {"a", "b2", "c"}
+    assert job.budgets == (1, 0)
+
+
+def test_a_new_process_comes_while_a_round_is_over_and_the_one_before_it_had_returned():
+    job = begun()
+    job.say("b", Returned(0))
+    job.say("c", Ended(0, cause(2)))
+    job.hello("b2", 1)
+    job.all_end("a")
+    assert job.heard(Go).keys() == {"a", "b2", "c"}
+
+
+# --- what is lost is counted once -------------------------------------------------------------------------------------
+def test_one_loss_is_counted_once_whoever_tells_of_it():
+    job = begun()
+    job.say("b", Leaves("told to stop"))
+    job.lose("b")
+    job.all_end("a", "c")
+    job.wait(FIXED.heartbeat + STEP)
+    job.hello("b2", 1)
+    assert job.budgets == (0, 1)
+
+
+def test_the_loss_of_a_coordinator_is_counted_once_however_many_tell_of_it():
+    first = begun()
+    history = first.it.history
+    job = Job(host="a2")
+    job.hello("a2", 0)
+    job.hello("b", state="running", round=0, history=history, lost=("a",))
+    job.hello("c", state=ENDED, round=0, history=history, lost=("a",))
+    job.say("b", Ended(0))
+    assert job.budgets == (0, 1)
+    assert {go.round for go in job.heard(Go).values()} == {1}
+
+
+def test_more_losses_than_replacements_end_the_job():
+    job = begun(replace(FIXED, max_replacements=1))
+    for process in ("b", "c"):
+        job.say(process, Leaves("told to stop"))
+    end = job.heard(TheEnd)["a"]
+    assert (end.end.kind, end.end.text) == ("replacements", "node 2: told to stop; and 1 replacements are used up")
+    assert job.budgets == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("lives", "rules", "ends"),
     [
-        (replace(REAL, repeats=True), 1, "ValueError would repeat: a restart cannot help"),
-        (REAL, 0, "max_restarts=0"),
+        ((5000, 10, 10), FIXED, True),
+        ((10, 10), FIXED, False),
+        ((10, 700, 10), FIXED, False),
+        ((10, 10, 700), FIXED, False),
+        ((10, 10, 10), RANGE, False),
     ],
 )
-def test_where_no_restart_helps_or_is_left_the_root_cause_is_asked_for_and_ends_the_job(
-    cause, restarts, reason
-) -> None:
-    job = Job(replace(RULES, max_restarts=restarts)).begins()
-    job.says("1a", Ended(0, cause))
-    assert of(Tell, job.says("0a", Ended(0, ECHO))).keys() == {"1a"}
-    ends = of(TheEnd, job.says("1a", Told(0, "record", "disk")))
-    assert {process: end.uploads for process, end in ends.items()} == {"0a": True, "1a": False}
-    assert ends["0a"].end == End("failed", outcome="record", reason=reason, disk="disk")
-    assert of(Leave, job.says("0a", Uploaded(ok=True))) == {"1a": Leave(ok=True)}
-
-
-def test_a_root_cause_whose_node_is_lost_before_it_tells_is_never_replaced_by_an_echo() -> None:
-    job = Job(replace(RULES, max_restarts=0)).begins()
-    job.says("1a", Ended(0, REAL))
-    job.says("0a", Ended(0, ECHO))
-    job.on(Disconnected("1a"))
-    [end] = of(TheEnd, job.waits(20, "0a")).values()
-    assert end.end.kind == "lost"
-    assert "rank 1 on node 1 failed (ValueError), and that node was lost before it could say more" in end.end.text
-
-
-def test_a_connection_that_is_back_within_the_grace_ends_nothing() -> None:
-    job = Job().begins()
-    job.on(Disconnected("1a"))
-    assert of(Stop, job.waits(2, "0a")) == {}
-    assert of(Go, job.comes("1a", round=0, state="running")) == {}
-    assert of(Stop, job.waits(8, "0a", "1a")) == {}
-
-
-def test_a_connection_that_is_not_back_is_a_lost_node_and_costs_one_replacement() -> None:
-    job = Job().begins()
-    job.on(Disconnected("1a"))
-    assert of(Stop, job.waits(4, "0a")).keys() == {"0a"}
-    job.says("0a", Ended(0, ECHO))
-    assert of(Go, job.comes("1b")).keys() == {"0a", "1b"}
-    assert [(spent.who, spent.node) for spent in job.coordinator.history.losses] == [("1a/0", "1")]
-    assert job.coordinator.history.restarts == ()
-
-
-def test_a_silent_node_is_lost_after_the_heartbeat_and_told_to_come_anew_when_it_wakes() -> None:
-    job = Job().begins()
-    assert of(Stop, job.waits(9, "0a")) == {}
-    assert of(Stop, job.waits(2, "0a")).keys() == {"0a"}
-    assert of(Greet, job.says("1a", Beat())).keys() == {"1a"}
-    assert of(Stop, job.comes("1a", round=0, state="running")).keys() == {"1a"}
-
-
-def test_after_a_pause_of_its_own_the_coordinator_blames_nobody() -> None:
-    job = Job().begins()
-    assert of(Stop, job.on(Tick(), after=1000)) == {}
-
-
-def test_a_new_process_takes_the_place_of_one_that_runs_at_once_and_the_old_one_is_turned_away() -> None:
-    job = Job().begins()
-    told = job.comes("1b")
-    assert of(Refused, told)["1a"].why == "fenced"
-    assert of(Stop, told).keys() == {"0a"}
-    assert of(Go, job.says("0a", Ended(0))).keys() == {"0a", "1b"}
-
-
-def test_a_process_that_started_earlier_by_its_clock_is_turned_away_unless_the_other_cannot_be_heard() -> None:
-    job = Job()
-    job.comes("0a")
-    job.comes("1b", started_ns=7)
-    job = Job(replace(RULES, min_nodes=3, max_nodes=3))
-    job.comes("1b")
-    assert of(Refused, job.comes("1a"))["1a"].why == "fenced"
-    job.on(Disconnected("1b"))
-    assert of(Welcome, job.comes("1a")).keys() == {"1a"}
-    assert of(Refused, job.comes("1a")) == {}
-
-
-def test_a_node_that_leaves_between_rounds_is_not_counted_in_the_next() -> None:
-    job = Job(replace(RULES, min_nodes=3, max_nodes=3))
-    for process in ("0a", "1a"):
-        job.comes(process)
-    job.says("1a", Leaves("told to stop by SIGTERM"))
-    assert of(Go, job.comes("2a")) == {}
-    assert of(Refused, job.comes("1a"))["1a"].text == "it has said that it leaves"
-    assert of(Go, job.comes("1b")).keys() == {"0a", "1b", "2a"}
-
-
-def test_a_node_that_is_lost_when_its_ranks_have_returned_restarts_nobody() -> None:
-    job = Job().begins()
-    job.says("1a", Returned(0))
-    job.on(Disconnected("1a"))
-    told = job.waits(4, "0a")
-    assert of(Stop, told) == {}
-    assert of(Waits, told)["0a"].why == "node 1 lost after its ranks had succeeded: the round goes on"
-    assert of(Waits, job.comes("1b")).keys() == {"1b"}
-    assert {process: end.end.kind for process, end in of(TheEnd, job.says("0a", Returned(0))).items()} == {
-        "0a": "done",
-        "1b": "done",
-    }
-
-
-def test_losses_beyond_max_replacements_end_the_job() -> None:
-    job = Job(replace(RULES, max_replacements=1, short_life=0.0)).begins()
-    job.comes("1b")
-    job.says("0a", Ended(0))
-    end = of(TheEnd, job.comes("1c"))["0a"].end
-    assert (end.kind, end.text) == (
-        "replacements",
-        "node 1: a new process has taken its place; and 1 replacements are used up",
-    )
+def test_a_node_that_dies_in_one_place_again_and_again_is_not_replaced_any_more(lives, rules, ends):
+    job = begun(rules, "abc")
+    process = "b"
+    for number, life in enumerate(lives):
+        job.wait(life)
+        job.lose(process)
+        job.wait(rules.grace + STEP)
+        job.all_end("a", "c")
+        process = f"b{number}"
+        job.hello(process, 1 if rules.fixed else None)
+    assert (job.it.end is not None) == ends
 
 
 @pytest.mark.end("the same worker is lost three times, and lives less than ten minutes each time it is back")
-def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_says_why_it_ends() -> None:
-    job = Job(replace(RULES, about="Its container's memory is limited to 2.0 GiB.")).begins()
-    for round_no, process in enumerate(("1b", "1c")):
-        job.comes(process)
-        job.says("0a", Ended(round_no))
-    end = of(TheEnd, job.comes("1d"))["0a"].end
-    assert end.text.startswith("node 1 was lost 3 times, and lived less than 600 s each time it was back")
-    assert end.text.endswith("memory is limited to 2.0 GiB.")
-    verdict = verdict_of(Finish(end, uploads=True), None)
-    assert verdict is not None
-    assert verdict.code == "SYSTEM:NodeLost"
+def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_says_why_it_ends():
+    job = begun(replace(FIXED, about="Its container's memory is limited to 2.0 GiB."))
+    for number, process in enumerate(("b1", "b2", "b3")):
+        job.hello(process, 1)
+        job.all_end("a", "c", round_no=number)
+    assert job.it.end.text.startswith("node 1 was lost 3 times, and lived less than 600 s each time it was back")
+    assert job.it.end.text.endswith("memory is limited to 2.0 GiB.")
+    assert verdict_of(Finish(job.it.end, uploads=True), None).code == "SYSTEM:NodeLost"
 
 
-def test_a_new_coordinator_goes_on_from_what_a_survivor_brings_and_counts_the_lost_one_once() -> None:
-    brought = History(version=7, round=4, nodes=3, restarts=(Spent(2, "1", "failed"),))
-    job = Job(replace(RULES, min_nodes=3, max_nodes=3), host="0b")
-    job.comes("0b")
-    told = job.comes("1a", history=brought, lost=("0a",), round=4, state="running")
-    assert of(Stop, told)["1a"].round == 4
-    job.comes("2a", history=brought, lost=("0a",), round=4, state="ended")
-    told = of(Go, job.says("1a", Ended(4)))
-    assert {go.round for go in told.values()} == {5}
-    assert [spent.who for spent in job.coordinator.history.losses] == ["0a"]
-    assert len(job.coordinator.history.restarts) == 1
-
-
-def test_an_end_in_failure_that_a_survivor_brings_is_uploaded_by_the_new_node_0() -> None:
-    end = End("failed", outcome="record", reason="max_restarts=0")
-    job = Job(host="0b")
-    job.comes("0b")
-    told = of(
-        TheEnd, job.comes("1a", history=History(version=3, round=0, end=end), lost=("0a",), round=0, state="ended")
-    )
-    assert (told["0b"].end, told["0b"].uploads, told["1a"].uploads) == (end, True, False)
-
-
-def test_node_0_that_leaves_says_so_with_its_loss_counted() -> None:
-    job = Job().begins()
-    stop = of(Stop, job.says("0a", Leaves("told to stop by SIGTERM")))["1a"]
-    assert [spent.who for spent in stop.history.losses] == ["0a"]
-    assert stop.left == {"node 0": "told to stop by SIGTERM"}
-    assert job.waits(5) == []
-
-
-def test_a_node_that_cannot_begin_ends_a_job_that_has_not_begun_and_no_other() -> None:
+def test_a_process_that_was_there_before_this_coordinator_has_lived_nobody_knows_how_long():
+    losses = tuple(Spent(n, f"x{n}", "node 1: lost", "1", 10.0) for n in range(2))
     job = Job()
-    job.comes("0a")
-    job.comes("1a", state="cannot")
-    assert of(TheEnd, job.says("1a", CannotBegin("record", "no rank was started")))["0a"].end.outcome == "record"
-    job = Job().begins()
-    job.comes("1b", state="cannot")
-    assert of(Refused, job.says("1b", CannotBegin("record", "no rank was started")))["1b"].why == "begun"
+    job.hello("a")
+    job.hello("b", state=ENDED, round=3, history=History(9, 3, 3, losses=losses))
+    job.say("b", Leaves("told to stop"))
+    assert job.it.end is None
+    assert job.budgets == (0, 3)
 
 
-def test_nodes_that_never_come_are_named_meanwhile_and_at_the_end() -> None:
+def test_a_done_node_that_is_lost_or_leaves_costs_nothing_and_the_round_goes_on():
+    job = begun()
+    job.say("b", Returned(0))
+    job.say("b", Leaves("told to stop"))
+    job.say("c", Returned(0))
+    job.lose("c")
+    job.wait(FIXED.grace + STEP)
+    assert "node 2 lost after its ranks had succeeded" in job.heard(Waits)["a"].why
+    assert job.budgets == (0, 0)
+    job.say("a", Returned(0))
+    assert job.it.end == End("done")
+
+
+def test_an_echo_of_a_done_node_that_was_lost_is_no_restart_but_its_loss():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.say("b", Returned(0))
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    assert job.budgets == (0, 0)
+    job.say("c", Ended(0, cause(2, echo=4)))
+    job.all_end("a")
+    assert job.it.end is None
+    assert job.budgets == (0, 1)
+    job.hello("b2", 1)
+    assert job.heard(Go).keys() == {"a", "b2", "c"}
+
+
+def test_a_done_node_that_was_lost_is_not_paid_for_where_another_loss_has_ended_the_round():
+    job = begun()
+    job.say("b", Returned(0))
+    for process in "bc":
+        job.say(process, Leaves("told to stop"))
+    job.all_end("a", cause=cause(0, echo=4))
+    assert job.budgets == (0, 1)
+
+
+def test_a_done_node_that_could_not_hear_node_0_for_a_while_has_still_done_its_part():
+    job = begun()
+    job.say("b", Returned(0))
+    job.say("b", Ended(0, cut=True))
+    job.say("a", Returned(0))
+    job.say("c", Returned(0))
+    assert job.it.end == End("done")
+
+
+@pytest.mark.parametrize("first", ["the node", "an echo of it"])
+def test_a_node_that_could_not_hear_node_0_counts_as_lost_and_its_echoes_as_echoes(first):
+    job = begun(replace(FIXED, max_restarts=0))
+    if first == "the node":
+        job.say("b", Ended(0, cut=True))
+        assert stopped(job) == {"a", "c"}
+        job.all_end("a", "c", cause=cause(0, echo=4))
+    else:
+        job.say("c", Ended(0, cause(2, echo=4)))
+        job.say("b", Ended(0, cause(1, echo=4), cut=True))
+        job.all_end("a")
+    assert job.heard(Go).keys() == {"a", "b", "c"}
+    assert job.budgets == (0, 1)
+
+
+def test_where_node_0_itself_had_stood_still_nobody_is_blamed_for_not_hearing_it():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.pause(FIXED.grace + 1)
+    job.say("b", Ended(0, cut=True))
+    job.all_end("a", "c", cause=cause(0, echo=4))
+    assert job.heard(Go).keys() == {"a", "b", "c"}
+    assert job.budgets == (0, 0)
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+def test_who_leaves_between_two_rounds_is_not_counted_in_the_next():
+    job = begun()
+    job.say("c", Ended(0, cause(2)))
+    job.say("a", Ended(0))
+    job.say("c", Leaves("told to stop"))
+    job.say("b", Ended(0))
+    assert job.heard(Go) == {}
+    assert job.budgets == (1, 1)
+    job.hello("c", state=ENDED, round=0)
+    assert job.heard(Refused).keys() == {"c"}
+    job.hello("c2", 2)
+    assert job.heard(Go).keys() == {"a", "b", "c2"}
+
+
+def test_who_leaves_before_the_first_round_is_not_waited_for():
     job = Job()
-    job.comes("0a")
-    told = job.waits(62, "0a")
-    assert "waiting for node(s) 1 for 30 s" in of(Waits, told[: len(told) // 2 + 2])["0a"].why
-    end = of(TheEnd, told)["0a"].end
-    assert (end.kind, end.text, end.missing) == ("timeout", "node 1 of 2 did not arrive within 60 s", ("1",))
+    job.hello("b")
+    job.say("b", Leaves("told to stop"))
+    job.hello("c")
+    job.hello("a")
+    assert job.heard(Go) == {}
+    assert job.budgets == (0, 1)
 
 
-def test_a_range_begins_with_its_minimum_after_a_last_call_led_by_the_host() -> None:
-    job = Job(RANGE)
-    job.comes("1a")
-    job.comes("0a")
-    assert of(Go, job.waits(4, "0a", "1a")) == {}
-    told = of(Go, job.waits(2, "0a", "1a"))
-    assert {process: go.node_rank for process, go in told.items()} == {"0a": 0, "1a": 1}
+def test_node_0_leaves_and_everybody_knows_that_its_loss_is_counted():
+    job = begun()
+    job.hello("b", state="running", round=0)
+    job.sent.clear()
+    job.say("a", Leaves("told to stop"))
+    stops = job.heard(Stop)
+    assert stops.keys() == {"a", "b", "c"}
+    assert stops["b"].left == {"node 0": "told to stop"}
+    history = stops["b"].history
+    assert [loss.who for loss in history.losses] == ["a"]
+    job.all_end("b", "c")
+    assert job.sent == []  # nothing is decided here any more
+    after = Job(host="a2")
+    for process in ("b", "c"):
+        after.hello(process, state=ENDED, round=0, history=history, lost=("a",))
+    after.hello("a2", 0)
+    assert after.heard(Go)["b"].round == 1
+    assert after.budgets == (0, 1)
 
 
-def test_a_range_takes_in_who_comes_later_without_a_restart_and_goes_on_without_who_is_lost() -> None:
-    job = Job(RANGE)
-    job.comes("0a")
-    job.comes("1a")
-    job.waits(6, "0a", "1a")
-    assert of(Stop, job.comes("2a")).keys() == {"0a", "1a"}
-    job.says("0a", Ended(0, ECHO))
-    assert {go.nnodes for go in of(Go, job.says("1a", Ended(0))).values()} == {3}
-    job.says("2a", Leaves("told to stop by SIGTERM"))
-    job.says("0a", Ended(1, ECHO))
-    assert {go.nnodes for go in of(Go, job.says("1a", Ended(1, ECHO))).values()} == {2}
-    assert job.coordinator.history.restarts == ()
+def test_node_0_leaves_once_too_often_and_the_next_node_0_ends_the_job():
+    job = begun(replace(FIXED, max_replacements=0))
+    job.say("a", Leaves("told to stop"))
+    sent = job.sent.copy()
+    assert not any(isinstance(message, TheEnd) for _, message in sent)  # nobody is left who would upload it
+    history = job.heard(Stop)["b"].history
+    after = Job(replace(FIXED, max_replacements=0), host="a2")
+    after.hello("a2", 0)
+    after.hello("b", state=ENDED, round=0, history=history, lost=("a",))
+    assert after.heard(TheEnd)["a2"].uploads
+    assert after.it.end.kind == "replacements"
 
 
-def test_a_range_refuses_processes_beyond_its_maximum_and_its_replacements() -> None:
-    job = Job(replace(RANGE, max_replacements=1))
-    for number in range(4):
-        job.comes(f"{number}a")
-    assert of(Refused, job.comes("4a"))["4a"].why == "too many"
+# --- a failure --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_a_failure_stops_the_others_and_all_start_again_when_each_has_said_how_it_ended(timed_out):
+    job = begun()
+    job.say("b", Ended(0, cause(1, timed_out=timed_out)))
+    stops = job.heard(Stop)
+    assert stops.keys() == {"a", "c"}
+    assert stops["a"].timed_out is timed_out
+    assert stops["a"].why == "node 1: rank 1 failed (ValueError)"
+    job.all_end("a")
+    assert job.sent == []
+    job.all_end("c")
+    again = [message for process, message in job.sent if isinstance(message, Again) and process == "a"]
+    assert [each.why for each in again] == ["rank 1 failed (ValueError); all ranks start again: restart 1 of 2"]
+    assert {go.round for go in job.heard(Go).values()} == {1}
+    assert job.budgets == (1, 0)
 
 
-def test_all_ranks_save_at_the_highest_floor_and_a_node_that_is_told_to_stop_may_go_then() -> None:
-    job = Job().begins()
-    job.says("0a", Listens(0))
-    assert of(Gather, job.says("1a", Preempted(0))).keys() == {"0a", "1a"}
-    job.says("0a", Floor(0, 1, 7))
-    answer = of(Answer, job.says("1a", Floor(0, 1, 9)))["0a"]
-    assert (answer.step, answer.urgent) == (9, True)
-    assert of(AllSaved, job.says("0a", Saved(0, 1))) == {}
-    assert of(AllSaved, job.says("1a", Saved(0, 1)))["1a"].urgent
+@pytest.mark.parametrize(
+    ("causes", "rank"),
+    [
+        ([cause(0, echo=4, time_ns=1), cause(1, time_ns=9)], 1),
+        ([cause(0, time_ns=9), cause(1, time_ns=1)], 1),
+        ([cause(2, time_ns=1), cause(1, time_ns=1)], 1),
+        ([cause(0, echo=4, time_ns=1), cause(1, echo=1, time_ns=9)], 1),
+    ],
+    ids=["no echo", "the earliest", "the lowest rank", "the weaker echo"],
+)
+def test_the_root_cause_is_the_earliest_failure_that_speaks_for_itself(causes, rank):
+    job = begun()
+    for process, each in zip("ab", causes, strict=True):
+        job.say(process, Ended(0, each))
+    job.all_end("c")
+    assert [spent.who for spent in job.it.history.restarts] == [str(rank)]
 
 
-def test_where_nobody_would_save_a_node_that_is_told_to_stop_may_go_at_once() -> None:
-    assert of(AllSaved, Job().begins().says("1a", Preempted(0)))["1a"].urgent
+def fails(job: Job, *processes: str, others: str = "ac", **facts: object) -> None:
+    number = job.it.history.round
+    for process in processes:
+        job.say(process, Ended(number, cause(1, **facts), (7,)))
+    job.all_end(*others, round_no=number)
 
 
-def test_a_save_that_was_asked_for_is_followed_by_an_urgent_one_where_a_node_is_told_to_stop_meanwhile() -> None:
-    job = Job().begins()
-    job.says("0a", Listens(0))
-    job.says("0a", Asks(0))
-    job.says("0a", Floor(0, 1, 3))
-    assert not of(Answer, job.says("1a", Floor(0, 1, None)))["0a"].urgent
-    job.says("1a", Preempted(0))
-    job.says("0a", Saved(0, 1))
-    told = job.says("1a", Saved(0, 1))
-    assert not of(AllSaved, told)["1a"].urgent
-    assert of(Gather, told)["0a"].call == 2
+@pytest.mark.parametrize(
+    ("rules", "facts", "rounds", "reason"),
+    [
+        (replace(FIXED, max_restarts=0), {}, 1, "max_restarts=0"),
+        (FIXED, {}, 3, "all 2 restart(s) of max_restarts are spent"),
+        (FIXED, {"repeats": True}, 1, "ValueError would repeat: a restart cannot help"),
+    ],
+)
+def test_a_failure_that_cannot_be_mended_ends_the_job_with_the_root_causes_own_words(rules, facts, rounds, reason):
+    job = begun(rules)
+    for _ in range(rounds):
+        job.sent.clear()
+        fails(job, "b", **facts)
+    number = rounds - 1
+    assert job.heard(Tell) == {"b": Tell(number)}
+    job.say("b", Told(number, "the record", "the disk"))
+    ends = job.heard(TheEnd)
+    assert {process: end.uploads for process, end in ends.items()} == {"a": True, "b": False, "c": False}
+    assert ends["c"].end == End("failed", outcome="the record", reason=reason, disk="the disk")
+    assert ends["c"].history.end == ends["c"].end  # for the next node 0, where this one is lost before its upload
+
+
+def test_with_an_echo_the_error_says_which_ranks_had_returned():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.say("b", Ended(0, cause(1, echo=4), (7, 3)))
+    job.say("a", Ended(0, None, (5,)))
+    job.say("c", Ended(0))
+    job.say("b", Told(0, "the record"))
+    assert job.it.end.returned == (3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("second", "asked"), [({"time_ns": 2000}, {"c"}), ({"echo": 4}, set())], ids=["a real one", "an echo"]
+)
+def test_where_the_root_causes_node_is_lost_the_next_real_failure_speaks(second, asked):
+    job = begun(replace(FIXED, max_restarts=0))
+    job.say("b", Ended(0, cause(1)))
+    job.say("c", Ended(0, cause(2, **second)))
+    job.say("a", Ended(0))
+    job.lose("b")
+    job.sent.clear()
+    job.wait(FIXED.grace + STEP)
+    sent = job.sent.copy()
+    assert job.heard(Tell).keys() == asked
+    if asked:
+        job.say("c", Told(0, "another record"))
+        assert job.it.end.outcome == "another record"
+    else:
+        assert job.it.end.kind == "lost"
+        assert "rank 1 on node 1 failed (ValueError)" in job.it.end.text
+        assert any(isinstance(message, TheEnd) for _, message in sent)
+
+
+def test_who_does_not_answer_what_it_is_asked_is_not_waited_for_without_end():
+    job = begun(replace(FIXED, max_restarts=0))
+    fails(job, "b")
+    job.wait(FIXED.patience)
+    assert job.it.end is None
+    job.wait(STEP)
+    assert job.it.end.kind == "lost"
+
+
+def test_who_was_asked_for_its_failure_and_lost_its_connection_is_asked_again():
+    job = begun(replace(FIXED, max_restarts=0))
+    fails(job, "b")
+    job.lose("b")
+    job.sent.clear()
+    job.hello("b", state=ENDED, round=0)
+    assert job.heard(Tell) == {"b": Tell(0)}
+
+
+def test_a_loss_while_the_root_cause_is_asked_for_does_not_take_its_place():
+    job = begun(replace(FIXED, max_restarts=0, max_replacements=0))
+    fails(job, "b")
+    job.say("c", Leaves("told to stop"))
+    job.say("b", Told(0, "the record"))
+    assert job.it.end.kind == "failed"
+
+
+# --- nodes that do not answer -----------------------------------------------------------------------------------------
+def test_a_slow_node_is_left_behind_where_the_cause_is_known_and_comes_when_it_is_ready():
+    job = begun()
+    job.say("b", Ended(0, cause(1)))
+    job.say("a", Ended(0))
+    job.wait(FIXED.patience + STEP)
+    assert job.heard(Again)
+    assert job.budgets == (1, 0)
+    job.say("c", Ended(0))
+    assert job.heard(Go).keys() == set("abc")
+
+
+def test_a_node_without_a_word_is_lost_where_the_others_only_echo():
+    job = begun()
+    job.say("b", Ended(0, cause(1, echo=4)))
+    job.say("a", Ended(0))
+    job.wait(FIXED.patience + STEP)
+    assert job.budgets == (0, 1)
+    assert job.it.history.losses[0].node == "2"
+    job.say("c", Ended(0))
+    assert job.heard(Greet).keys() == {"c"}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "left behind"])
+def test_a_node_that_has_missed_the_stop_is_told_again(late):
+    job = begun()
+    job.lose("c")
+    job.say("b", Ended(0, cause(1)))
+    job.say("a", Ended(0))
+    if late:
+        job.hello("c", state="running", round=0)
+        job.wait(FIXED.patience + STEP)
+        job.lose("c")
+    job.sent.clear()
+    job.hello("c", state="running", round=0)
+    assert stopped(job) == {"c"}
+    job.say("c", Ended(0))
+    assert job.heard(Go).keys() == set("abc")
+
+
+def test_a_node_that_has_missed_the_start_is_told_again():
+    job = begun()
+    job.lose("c")
+    job.hello("c")
+    assert job.heard(Go).keys() == {"c"}
+
+
+def test_a_node_that_has_missed_both_start_and_stop_hears_both_in_order():
+    job = begun()
+    job.lose("c")
+    job.say("b", Ended(0, cause(1)))
+    job.sent.clear()
+    job.hello("c")
+    assert [type(message) for process, message in job.sent if process == "c"] == [Welcome, Go, Stop]
+
+
+def test_what_is_said_of_another_round_or_twice_counts_for_nothing():
+    job = begun()
+    for message in (Returned(5), Ended(5, cause()), Told(0, "x"), Uploaded(ok=True)):
+        job.say("b", message)
+    assert job.sent == []
+    job.say("b", Returned(0))
+    job.say("b", Returned(0))
+    assert job.sent == []
+
+
+# --- a node that cannot begin -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rules", [FIXED, RANGE], ids=["fixed", "range"])
+def test_a_node_that_cannot_begin_ends_a_job_that_has_not_begun_and_node_0_uploads(rules):
+    job = Job(rules)
+    job.hello("a")
+    job.hello("b", state="cannot")
+    job.say("b", CannotBegin("no module", "no rank was started"))
+    ends = job.heard(TheEnd)
+    assert ends["b"].end == End("failed", outcome="no module", reason="no rank was started")
+    assert (ends["a"].uploads, ends["b"].uploads) == (True, False)
+
+
+@pytest.mark.parametrize("rules", [FIXED, RANGE], ids=["fixed", "range"])
+def test_a_node_that_cannot_begin_while_the_job_runs_is_turned_away_alone(rules):
+    job = begun(rules, "abc")
+    job.lose("c")
+    job.wait(FIXED.grace + STEP)
+    before = job.budgets
+    job.hello("c2", 2 if rules.fixed else None, state="cannot")
+    job.say("c2", CannotBegin("no disk", "no rank was started"))
+    assert job.heard(Refused)["c2"].why == "begun"
+    assert job.it.end is None
+    assert job.budgets == before
+
+
+def test_a_process_that_cannot_begin_starts_no_round_in_a_fixed_job():
+    job = Job()
+    for process in "abc":
+        job.hello(process, state="cannot" if process == "c" else "new")
+    assert job.heard(Go) == {}
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+def test_the_job_is_done_when_all_ranks_have_returned_and_over_when_that_is_uploaded():
+    job = begun()
+    for process in "bac":
+        job.say(process, Returned(0))
+    assert {process: (end.end.kind, end.uploads) for process, end in job.heard(TheEnd).items()} == {
+        "a": ("done", True),
+        "b": ("done", False),
+        "c": ("done", False),
+    }
+    job.say("b", Uploaded(ok=True))
+    assert job.heard(Leave) == {}
+    job.say("a", Uploaded(ok=False, why="full"))
+    assert job.heard(Leave) == {"b": Leave(ok=False, why="full"), "c": Leave(ok=False, why="full")}
+
+
+def test_who_comes_after_the_end_is_told_of_it():
+    job = begun()
+    for process in "abc":
+        job.say(process, Returned(0))
+    job.lose("b")
+    job.say("a", Uploaded(ok=True))
+    job.sent.clear()
+    for process in ("b", "c2"):
+        job.hello(process, ord(process[0]) - ord("a"), state="done", round=0)
+        told: list[Message] = [message for name, message in job.sent if name == process]
+        assert told[1:3] == [TheEnd(End("done"), uploads=False, history=job.it.history), Leave(ok=True)]
+
+
+def test_after_the_end_nothing_is_lost_any_more():
+    job = begun()
+    for process in "abc":
+        job.say(process, Returned(0))
+    job.lose("b", "c")
+    job.wait(FIXED.heartbeat * 2)
+    assert job.it.end == End("done")
+    assert job.budgets == (0, 0)
+
+
+# --- a new coordinator ------------------------------------------------------------------------------------------------
+def test_of_what_survivors_bring_the_latest_counts_and_no_round_is_numbered_twice():
+    old = History(3, 4, 3, restarts=(Spent(1, "0", "x"),))
+    new = History(5, 6, 3, restarts=(Spent(1, "0", "x"), Spent(5, "0", "x")))
+    for order in ((old, new), (new, old)):
+        job = Job(host="a2")
+        job.hello("a2", 0)
+        for process, history in zip("bc", order, strict=True):
+            job.hello(process, state=ENDED, round=history.round, history=history, lost=("a",))
+        assert job.heard(Go)["b"].round == 7
+        assert job.budgets == (2, 1)
+
+
+@pytest.mark.parametrize("state", ["running", "done"])
+def test_survivors_end_their_ranks_first(state):
+    job = Job(host="a2")
+    job.hello("a2", 0)
+    job.hello("c", state=ENDED, round=2, history=History(3, 2, 3))
+    job.hello("b", state=state, round=2, history=History(3, 2, 3))
+    sent = job.sent.copy()
+    assert job.heard(Stop)["b"].round == 2
+    assert not any(isinstance(message, Go) for _, message in sent)
+    job.say("b", Ended(2))
+    assert job.heard(Go)["b"].round == 3
+
+
+def test_a_failure_that_was_decided_and_not_uploaded_stays_decided():
+    ended = End("failed", outcome="the record", reason="max_restarts=0")
+    job = Job(host="a2")
+    job.hello("a2", 0)
+    job.hello("c", state=ENDED, round=2, history=History(9, 2, 3))
+    job.hello("b", state=ENDED, round=2, history=History(8, 2, 3, end=ended), lost=("a",))
+    assert {process: (end.end, end.uploads) for process, end in job.heard(TheEnd).items()} == {
+        "a2": (ended, True),
+        "b": (ended, False),
+        "c": (ended, False),
+    }
+
+
+def test_a_survivor_that_comes_when_the_others_have_begun_anew_knows_of_higher_rounds_and_of_losses():
+    job = begun(RANGE, "ab")
+    history = History(20, 7, 3, losses=(Spent(3, "q/3", "x"),))
+    job.hello("c", state=ENDED, round=7, history=history, lost=("z",))
+    assert stopped(job) == {"a", "b"}
+    job.all_end("a", "b", round_no=0)
+    assert {go.round for go in job.heard(Go).values()} == {8}
+    assert [loss.who for loss in job.it.history.losses] == ["q/3", "z"]
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+def test_reasons_are_short_and_kept_of_the_latest_only():
+    job = begun(replace(FIXED, max_restarts=100))
+    for _ in range(20):
+        job.say("b", Ended(job.it.history.round, replace(cause(1), name="E" * 5000)))
+        job.all_end("a", "c")
+    assert len(job.it.history.restarts) == 20
+    assert sum(len(spent.why) for spent in job.it.history.restarts) < 2000

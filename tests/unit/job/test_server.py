@@ -19,7 +19,7 @@ from flytekitplugins_safedist.errors import FencedError, FsIoError
 from flytekitplugins_safedist.job import messages
 from flytekitplugins_safedist.job.deciding import Coordinator
 from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
-from flytekitplugins_safedist.job.messages import Go, Hello, Message, Refused, Welcome
+from flytekitplugins_safedist.job.messages import Go, Hello, Leaves, Message, Refused, Stop, Waits, Welcome
 from flytekitplugins_safedist.job.rules import Rules
 from flytekitplugins_safedist.job.server import Server
 from flytekitplugins_safedist.meeting import Meeting
@@ -27,13 +27,13 @@ from flytekitplugins_safedist.topology import Endpoint
 
 
 class Node0:
-    """Node 0 of two, with its server."""
+    """Node 0 of two or more, with its server."""
 
-    def __init__(self, process: str = "0a", port: int = 0, prepare=lambda *_: {}) -> None:
-        rules = Rules("job", 2, 2, fixed=True, heartbeat=6)
+    def __init__(self, process: str = "0a", port: int = 0, prepare=lambda *_: {}, nodes: int = 2) -> None:
+        rules = Rules("job", nodes, nodes, fixed=True, heartbeat=6)
         coordinator = Coordinator(rules, process, time.monotonic())
-        self.server = Server(coordinator, process=process, run="job", heartbeat=6, prepare=prepare, expected=2)
-        self.port = self.server.listen(Endpoint("127.0.0.1", port), 2)
+        self.server = Server(coordinator, process=process, run="job", heartbeat=6, prepare=prepare, expected=nodes)
+        self.port = self.server.listen(Endpoint("127.0.0.1", port), nodes)
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.say = self.server.attach(self.inbox)
         self.say(Hello("job", process, 0, 1, "host0"))
@@ -134,6 +134,21 @@ def test_a_reset_connection_comes_back_and_ends_no_round(node_0) -> None:
     link.close()
 
 
+def test_a_process_that_leaves_says_so_and_does_not_come_back_when_its_connection_is_lost(node_0) -> None:
+    link, inbox = linked(node_0.port)
+    heard(inbox, Go)
+    link.say(Leaves("told to stop"))
+    link.stay_lost()
+    assert node_0.hears(Stop).left == {"node 1": "told to stop"}  # type: ignore[attr-defined]
+    link._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    heard(inbox, LinkLost)
+    for thread in threading.enumerate():
+        if thread.name == "safedist link":
+            thread.join(30)
+            assert not thread.is_alive()
+    assert inbox.empty()
+
+
 def test_a_link_finds_the_coordinator_that_takes_the_place_of_the_one_before() -> None:
     first = Node0()
     link, inbox = linked(first.port)
@@ -147,7 +162,7 @@ def test_a_link_finds_the_coordinator_that_takes_the_place_of_the_one_before() -
     link.close()
 
 
-def test_a_coordinator_whose_name_leads_to_a_newer_one_ends_itself(monkeypatch) -> None:
+def test_a_coordinator_whose_name_leads_to_a_newer_one_ends_itself() -> None:
     older = Node0()
     link, inbox = linked(older.port)
     heard(inbox, Go)
@@ -158,6 +173,21 @@ def test_a_coordinator_whose_name_leads_to_a_newer_one_ends_itself(monkeypatch) 
         raise older.hears(FencedError)  # type: ignore[misc]
     older.server.close()
     newer.server.close()
+
+
+def test_a_node_that_waits_goes_over_to_the_newer_coordinator_that_its_name_leads_to() -> None:
+    older, newer = Node0(nodes=3), Node0("0b", nodes=3)
+    link, inbox = linked(older.port)
+    heard(inbox, Welcome)
+    older.server._ways["1a"].send(Waits("nobody has moved"))
+    heard(inbox, Waits)
+    link._endpoint = Endpoint("127.0.0.1", newer.port)
+    older.server._ways["1a"].send(Waits("a newer one is there"))
+    heard(inbox, LinkLost)
+    assert heard(inbox, Welcome).coordinator == "0b"  # type: ignore[attr-defined]
+    assert link.lost == ("0a",)
+    for each in (link, older.server, newer.server):
+        each.close()
 
 
 def test_what_a_round_cannot_open_is_the_agents_error() -> None:
