@@ -9,6 +9,7 @@ What survives is printed as a diff; docs/mutants.md says why it may.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -17,6 +18,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+_WORKER_DIED = 255
+"""What mutmut's worker leaves where running the tests raised something (mutmut 3.8, ``workers/isolation.py``); a mutant
+that ran out of its time has another."""
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "flytekitplugins_safedist"
@@ -79,8 +84,20 @@ def run(module: str, directory: Path, sample: int | None, seed: int) -> str:
     found = {name: state for name, state in states().items() if not chosen or name in chosen}
     if done.returncode != 0 or not found:
         raise SystemExit(f"{module}: mutmut failed:\n{(done.stdout + done.stderr)[-4000:]}")
+    dead = died(directory)
+    if dead:
+        raise SystemExit(
+            f"{module}: {dead} of mutmut's workers died (exit code {_WORKER_DIED}), which it calls a timeout: no "
+            "test has judged those mutants"
+        )
     left = [name for name, state in found.items() if state not in NOTICED]
     return "\n".join([*(mutmut("show", name).stdout for name in left), summary(module, list(found.values()))])
+
+
+def died(directory: Path) -> int:
+    """How many of the mutants' workers ended without having run a test."""
+    found = [json.loads(meta.read_text())["exit_code_by_key"].values() for meta in directory.rglob("*.meta")]
+    return sum(code == _WORKER_DIED for codes in found for code in codes)
 
 
 def drawn(names: Sequence[str], sample: int, seed: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +32,11 @@ def test_a_seed_draws_the_same_mutants_in_whatever_order_they_come(mutants: Modu
 
 def test_a_sample_larger_than_the_module_is_all_of_it(mutants: ModuleType) -> None:
     assert mutants.drawn(["b", "a"], 10, 1) == ["a", "b"]
+
+
+def test_a_worker_that_died_is_no_mutant_that_was_noticed(mutants: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.py.meta").write_text(json.dumps({"exit_code_by_key": {"a": 1, "b": 255, "c": None, "d": 36}}))
+    assert mutants.died(tmp_path) == 1
 
 
 def test_only_what_a_test_noticed_counts_as_noticed(mutants: ModuleType) -> None:
