@@ -65,7 +65,6 @@ _ERRORS = (
     "ScratchError",
     "StagingError",
     "StaleHandleError",
-    "StoreLostError",
     "TopologyError",
     "WorkFailedError",
     "WorkerLostError",

@@ -318,10 +318,6 @@ class NodeLostError(RendezvousError):
     """A node of the job is gone, and no other took its place in time."""
 
 
-class StoreLostError(RendezvousError):
-    """The process that holds the job's store (node 0's agent) is gone, frozen, or cannot be reached."""
-
-
 class RenderError(SafedistError):
     """A job cannot be shown as the cluster would see it, or the cluster would refuse it."""
 
@@ -339,7 +335,7 @@ _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:SIGKILL": (RankKilledError,),
     "SYSTEM:Stopped": (JobInterruptedError,),
     "SYSTEM:RendezvousTimeout": (RendezvousError,),
-    "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError, StoreLostError, MpiLaunchError),
+    "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError, MpiLaunchError),
     "SYSTEM:Storage": (StagingError,),
     "SYSTEM:NodeDisk": (StaleHandleError, FsIoError),
     "": (CodeNotFoundError,),

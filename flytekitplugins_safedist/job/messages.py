@@ -220,7 +220,6 @@ class Go(Message):
     Attributes:
         round: its number, never used twice in one job.
         node_rank, nnodes: this node's place.
-        hosts: of all nodes, by node_rank.
         values: what node 0 offers to this round, MASTER_ADDR and MASTER_PORT among it; filled in by the server.
         history: as of now.
     """
@@ -229,7 +228,6 @@ class Go(Message):
     node_rank: int
     nnodes: int
     history: History
-    hosts: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -20,8 +20,6 @@ _NAMED_RANKS = 256
 """Of those that had returned: the first of a very large job say as much as all."""
 
 _DONE_LOST = "lost after its ranks had returned"
-_NAMED_HOSTS = 64
-"""Of a larger job nobody reads them."""
 
 
 class Rounds:
@@ -57,7 +55,6 @@ class Rounds:
         self._gone_names: dict[Key, str] = {}
         self._undone: set[Key] = set()  # members whose ranks have not returned
         self._places: dict[Key, int] = {}  # members' node_rank in the round
-        self._hosts: tuple[str, ...] = ()
         self._save: SavePoint | None = None
         self._question: settling.Question | None = None
         self._uploaded: Uploaded | None = None
@@ -91,7 +88,6 @@ class Rounds:
     def _start(self, here: list[Node]) -> None:
         self._members = tuple(node.key for node in here)
         self._places = {key: place for place, key in enumerate(self._members)}
-        self._hosts = tuple(node.host for node in here) if len(here) <= _NAMED_HOSTS else ()
         self._undone = set(self._members)
         self._note(round=max(self.history.round, self._highest) + 1, nodes=len(here))
         self._phase, self._joining, self._timed_out = "running", False, False
@@ -105,7 +101,7 @@ class Rounds:
 
     def _tell_go(self, node: Node) -> None:
         place, nnodes = self._places[node.key], len(self._members)
-        self._tell(node.process, Go(self.history.round, place, nnodes, self.history, self._hosts))
+        self._tell(node.process, Go(self.history.round, place, nnodes, self.history))
 
     def _stop(self, why: str, now: float) -> None:
         self._phase, self._since, self._why, self._save = "stopping", now, why, None

@@ -111,7 +111,7 @@ def test_a_config_error_counts_and_lists_all_of_its_problems() -> None:
 
 
 def test_what_is_a_rendezvous_error_can_be_caught_as_one() -> None:
-    for name in ("RendezvousTimeoutError", "GroupClosedError", "FencedError", "StoreLostError"):
+    for name in ("RendezvousTimeoutError", "GroupClosedError", "FencedError"):
         assert issubclass(getattr(errors, name), errors.RendezvousError)
 
 

@@ -15,7 +15,6 @@ from flytekitplugins_safedist.errors import (
     NodeLostError,
     RendezvousTimeoutError,
     SafedistError,
-    StoreLostError,
 )
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
@@ -104,6 +103,6 @@ def test_what_the_table_says_is_what_is_uploaded(code: str) -> None:
 
 
 def test_the_loss_of_node_0_has_the_code_of_every_lost_node() -> None:
-    judged = of_error(StoreLostError("the store is gone"))
+    judged = of_error(NodeLostError("node 0 is gone"))
     assert judged is not None
     assert judged.code == Code.NODE_LOST.value

@@ -231,7 +231,7 @@ def test_a_rank_of_another_round_is_told_that_it_is_over(node_0, corner) -> None
         Meeting(corner.where, "job", 3).get("key")
 
 
-def test_an_agent_imports_no_torch() -> None:
+def test_what_an_agent_runs_imports_no_torch() -> None:
     program = "import sys, flytekitplugins_safedist.job.run; assert 'torch' not in sys.modules, 'torch'"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

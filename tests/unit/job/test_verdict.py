@@ -28,7 +28,6 @@ from flytekitplugins_safedist.errors import (
     RendezvousTimeoutError,
     SafedistError,
     ScratchError,
-    StoreLostError,
     TopologyError,
 )
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
@@ -224,7 +223,6 @@ def test_other_errnos_are_no_full_disk() -> None:
         (NodeLostError("x"), "SYSTEM:NodeLost"),
         (NotReplacedError("x"), "SYSTEM:NodeLost"),
         (MpiLaunchError("x"), "SYSTEM:NodeLost"),
-        (StoreLostError("x"), "SYSTEM:NodeLost"),
         (GroupClosedError("x"), "SYSTEM:NodeLost"),
     ],
     ids=lambda value: type(value).__name__,
