@@ -42,6 +42,7 @@ class Mount:
         return f"{self.fstype} from {self.source} at {self.point} ({self.options})"
 
 
+MOUNTS = Path("/proc/self/mountinfo")
 UNKNOWN = Mount(point="?", fstype="unknown", source="?", options="?")
 
 
@@ -71,7 +72,8 @@ def parse_mountinfo(text: str, path: str) -> Mount:
 def mount_of(path: str | os.PathLike[str]) -> Mount:
     """The mount that ``path`` (or its nearest existing parent) lies on; never raises."""
     try:
-        return parse_mountinfo(Path("/proc/self/mountinfo").read_text(), os.path.realpath(path))
+        # As os decodes names: some other mount's, of any bytes, must not end what has nothing to do with it.
+        return parse_mountinfo(os.fsdecode(MOUNTS.read_bytes()), os.path.realpath(path))
     except OSError:  # no /proc, or a relative path in a working directory that is gone
         return UNKNOWN
 
