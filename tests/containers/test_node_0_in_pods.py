@@ -103,11 +103,11 @@ def goes_on(job: Job, case: Case) -> None:
 
 
 def looking(pods: list[Pod]) -> Callable[[], None]:
-    """Waits until each of *pods* looks for node 0."""
+    """Waits until each of *pods* has given the round up: before that, a node 0 that comes back loses nothing."""
 
     def wait() -> None:
         for pod in pods:
-            pod.says("waiting for its replacement")
+            pod.says("the job's coordinator is lost")
 
     return wait
 
