@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from .facts import End, History, Spent
@@ -20,13 +22,23 @@ def with_loss(history: History, rules: Rules, loss: Spent) -> History | End:
     dies in the same place again and again."""
     if rules.max_nodes == 1 or any(spent.who == loss.who for spent in history.losses):
         return history
-    if len(history.losses) >= rules.max_replacements:
-        return End("replacements", f"{loss.why}; and {rules.max_replacements} replacements are used up")
     losses = with_one_more(history.losses, loss)
+    if replacements(losses) > rules.max_replacements:
+        return End("replacements", f"{loss.why}; and {rules.max_replacements} replacements are used up")
     lives = [spent.lived for spent in losses if spent.node == loss.node][-RELAPSES:]
     if rules.fixed and len(lives) == RELAPSES and all(0 <= life < rules.short_life for life in lives[1:]):
         return End("replacements", _relapse(rules, loss))
     return replace(history, version=history.version + 1, losses=losses)
+
+
+def replacements(losses: Iterable[Spent]) -> int:
+    """What losses come to: nodes lost in one round are one, however many a rack has; each further loss of the same
+    node is another one."""
+    of_node = Counter((loss.round, loss.node) for loss in losses)
+    most: dict[int, int] = {}
+    for (round_no, _), times in of_node.items():
+        most[round_no] = max(times, most.get(round_no, 0))
+    return sum(most.values())
 
 
 def with_one_more(spent: tuple[Spent, ...], new: Spent) -> tuple[Spent, ...]:

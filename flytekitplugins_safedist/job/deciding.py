@@ -167,7 +167,7 @@ class Coordinator(Rounds):
         if before is not None and not before.is_older_than(hello):
             self._tell(hello.process, Refused("fenced", f"a newer process of {self._name(before)} is there"))
             return True
-        most = self.rules.max_nodes + self.rules.max_replacements
+        most = self.rules.max_nodes * (1 + self.rules.max_replacements)
         came = self._nodes.came
         if not self.rules.fixed and hello.process not in came and len(came) >= most:
             text = f"{len(came) + 1} processes have joined this job; it may have {most}, replacements included"

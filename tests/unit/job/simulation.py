@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from flytekitplugins_safedist.job.budgets import replacements
 from flytekitplugins_safedist.job.deciding import Coordinator
 from flytekitplugins_safedist.job.facts import Cause, End, Spent
 from flytekitplugins_safedist.job.messages import (
@@ -202,7 +203,8 @@ class World:
             self.deliver((link, False), process, lambda p=process, m=message, n=link: self.told(p, m, n))  # type: ignore[misc]
         assert host.coordinator is not None
         history = host.coordinator.history
-        if len(history.restarts) > self.rules.max_restarts or len(history.losses) > self.rules.max_replacements:
+        lost = replacements(history.losses)
+        if len(history.restarts) > self.rules.max_restarts or lost > self.rules.max_replacements:
             raise Broken("a budget is passed")
         if len(history.losses) > len(self.mishaps):
             raise Broken(f"more losses than mishaps: {history.losses}")

@@ -174,7 +174,7 @@ def test_a_range_takes_no_more_processes_than_it_may_lose_and_counts_none_twice(
         job.lose("b")
         job.wait(RANGE.grace + STEP)
     job = begun(RANGE, "abcd")
-    for number in range(RANGE.max_replacements):
+    for number in range(RANGE.max_nodes * RANGE.max_replacements):
         job.hello(f"x{number}")
     assert job.heard(Refused) == {}
     job.hello("y")
@@ -382,11 +382,34 @@ def test_the_loss_of_a_coordinator_is_counted_once_however_many_tell_of_it():
 
 def test_more_losses_than_replacements_end_the_job():
     job = begun(replace(FIXED, max_replacements=1))
-    for process in ("b", "c"):
-        job.say(process, Leaves("told to stop"))
+    job.say("b", Leaves("told to stop"))
+    job.hello("b2", 1)
+    job.all_end("a", "c")
+    job.say("c", Leaves("told to stop"))
     end = job.heard(TheEnd)["a"]
     assert (end.end.kind, end.end.text) == ("replacements", "node 2: told to stop; and 1 replacements are used up")
     assert job.budgets == (0, 1)
+
+
+def test_several_nodes_that_are_lost_in_one_round_are_one_replacement():
+    job = begun(replace(FIXED, max_replacements=1))
+    for process in ("b", "c"):
+        job.say(process, Leaves("told to stop"))
+    job.all_end("a")
+    for process, node in (("b2", 1), ("c2", 2)):
+        job.hello(process, node)
+    assert job.heard(Go)["c2"].round == 1
+    job.say("b2", Leaves("told to stop"))
+    assert job.heard(TheEnd)["a"].end.kind == "replacements"
+
+
+def test_a_node_that_comes_and_is_lost_while_others_are_waited_for_is_a_replacement_each_time():
+    job = Job(replace(FIXED, max_replacements=1))
+    job.hello("a")
+    for process in ("b", "b2"):
+        job.hello(process, 1)
+        job.say(process, Leaves("told to stop"))
+    assert job.heard(TheEnd)["a"].end.kind == "replacements"
 
 
 @pytest.mark.parametrize(
