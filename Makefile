@@ -21,7 +21,7 @@ PIP_OPTIONS ?=
 # toolkit is there; for CUDA 12 a toolkit must be (HOROVOD_CUDA_HOME). No GPU is needed to build.
 HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
-# Modules for `make mutants`, as scripts/mutants.py names them; empty: all.
+# Rooms and options for `make mutants`, as scripts/mutants.py takes them; empty: a hundred over all rooms.
 MUTANTS ?=
 # Tests side by side: they wait for processes and containers more than they compute. 0: one after the other, as for pdb.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores > 8 ? 16 : 2 * cores)))
@@ -77,9 +77,9 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(PYTEST) -m container $(PYTEST_OPTIONS)
 
-## make mutants         change modules in many small ways, and see what their tests notice (hours; MUTANTS=job/rounds: one)
-mutants: $(DEV_STAMP) $(HOROVOD_STAMP)
-	$(BIN)/python scripts/mutants.py $(MUTANTS)
+## make mutants         a hundred small changes by chance, and what the tests notice of them (hours; MUTANTS="job --seed 2")
+mutants: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
+	$(BIN)/nox -s mutants -- --python $(abspath $(BIN)/python) $(MUTANTS)
 
 ## make corners         the oldest and the newest versions together, on the Pythons that are here: a smoke subset each
 corners: $(DEV_STAMP)

@@ -190,3 +190,10 @@ def use(session: nox.Session) -> None:
         report = f"{directory}/report.xml"
         session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *SMOKE_TESTS)
         session.run("python", "scripts/sum_tests.py", report)
+
+
+@nox.session(python=max(FOUND, default=False), default=False)
+def mutants(session: nox.Session) -> None:
+    """Whether the tests notice what they are for: scripts/mutants.py, beside what makes the changes."""
+    session.install("cosmic-ray==8.7.0")
+    session.run("python", "scripts/mutants.py", *session.posargs)

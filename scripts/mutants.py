@@ -1,148 +1,208 @@
-"""Mutation testing: change a module in many small ways, and see which of the changes its tests notice.
+"""Mutation testing: change the package in small ways, one at a time, and see which of the changes its tests notice.
 
-Run by hand (``make mutants``, or ``make mutants MUTANTS=job/rounds``), because it takes many hours for all of them;
-``--sample`` takes some of each module, the same ones for the same seed. The tool is mutmut; every module is run in a
-copy of the repository, with the fast tests that are about it and no others.
+Run by hand (``make mutants``): a hundred take an hour or two. They are drawn by chance over the rooms that are asked
+for, the same ones for the same seed. The changes are cosmic-ray's; each is made in a copy of the repository, and judged
+there by the room's tests: the fast ones, then those with real processes, until one fails. The same tests are run first
+without a change, and must pass: what fails by itself notices nothing.
 What survives is printed as a diff; docs/mutants.md says why it may.
+
+This runs in an environment that has cosmic-ray; the tests in the repository's own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-
-_WORKER_DIED = 255
-"""What mutmut's worker leaves where running the tests raised something (mutmut 3.8, ``workers/isolation.py``); a mutant
-that ran out of its time has another."""
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "flytekitplugins_safedist"
 
-# Not the race tests: they start processes by the dozen, and there are thousands of mutants.
-MODULES: Mapping[str, Sequence[str]] = {
-    "job/rounds": ["job/test_deciding.py", "job/test_simulation.py"],
-    "ranks/outcome": ["ranks/test_outcome.py"],
-    "job/verdict": ["job/test_verdict.py"],
-    "topology": ["topology"],
-    "job/deciding": ["job/test_deciding.py", "job/test_simulation.py"],
-    "fs": ["fs"],
-    "container/archive": ["container/test_archive.py", "container/test_archive_words.py"],
-    "container/staging": [
-        "container/test_staging.py",
-        "container/test_staging_keeping.py",
-        "container/test_staging_source.py",
-        "container/test_staging_store.py",
+ROOMS: Mapping[str, Sequence[str]] = {
+    "checkpoint": ["unit/checkpoint", "checkpoint", "agents/test_preemption.py"],
+    "config": ["unit/config", "unit/plugin", "contracts/golden", "contracts/oracle"],
+    "container": ["unit/container", "agents/test_entrypoint.py", "agents/test_staging_race.py"],
+    "fs": ["unit/fs", "fs"],
+    "job": [
+        *("unit/job", "agents/test_failures.py", "agents/test_nodes.py", "agents/test_node_0_lost.py"),
+        *("agents/test_arrival.py", "agents/test_stopping.py", "agents/test_elastic.py", "agents/test_outputs.py"),
     ],
+    "plugin": ["unit/plugin", "contracts/golden", "contracts/oracle", "agents/test_local_runs.py"],
+    "ranks": [
+        *("unit/ranks", "agents/test_startmethods.py", "agents/test_isolation.py", "agents/test_errors_in_ranks.py"),
+        *("agents/test_failures.py", "agents/test_environment.py", "agents/test_logs.py", "agents/test_leftovers.py"),
+    ],
+    "topology": ["unit/topology"],
 }
-"""Module or package to what tests it, below tests/unit."""
+"""Package to what tests it, below tests/, the fastest first."""
 
-CHILDREN = max(1, (os.cpu_count() or 2) // 2)
-NOTICED = {"killed", "timeout", "segfault"}
+_NO_CHANGE = ("core/Variable", "core/ReplaceBinaryOperator_BitOr_")
+"""Not drawn: those that need arguments, and "|", which here stands in annotations."""
+
+_DECLARING = ("from ", "import ", "class ", "def ", "@", '"', "#")
+"""How lines begin that do nothing when they run."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the operator's ``occurrence``-th place in a module of the package."""
+
+    room: str
+    module: str
+    operator: str
+    occurrence: int
+    line: int
 
 
 def main() -> None:
-    """Run the modules that were asked for, and print a line for each."""
+    """Draw mutants, try them, and print what became of each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)}; without any: all")
-    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants of each, drawn by chance")
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; without any: all")
+    parser.add_argument("--sample", type=int, default=100, metavar="N", help="how many (default: 100)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="what the draw depends on (default: 1)")
+    parser.add_argument("--python", default=str(ROOT / ".venv/bin/python"), help="runs the tests")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2), metavar="W")
     asked = parser.parse_args()
-    unknown = set(asked.modules) - set(MODULES)
+    unknown = set(asked.rooms) - set(ROOMS)
     if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(MODULES)}")
-    for module in asked.modules or MODULES:
-        with tempfile.TemporaryDirectory(prefix="safedist-mutants-") as directory:
-            print(run(module, Path(directory), asked.sample, asked.seed), flush=True)
+        parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(ROOMS)}")
+    chosen = drawn(places(asked.rooms or list(ROOMS)), asked.sample, asked.seed)
+    with contextlib.ExitStack() as stack:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for _ in range(asked.workers):
+            copies.put(stack.enter_context(copy()))
+        limits = {room: control(room, copies, asked.python) for room in sorted({each.room for each in chosen})}
+        with ThreadPoolExecutor(asked.workers) as pool:
+            fates = list(pool.map(lambda each: fate(each, copies, asked.python, limits[each.room]), chosen))
+    for room in [*limits, ""]:
+        print(summary(room or "all", [f for each, f in zip(chosen, fates, strict=True) if room in ("", each.room)]))
 
 
-def run(module: str, directory: Path, sample: int | None, seed: int) -> str:
-    """Run one module's mutants, or ``sample`` of them, in a copy of the repository; returns what came of it."""
-    environment = _copy(module, directory)
+# --- which ------------------------------------------------------------------------------------------------------------
+def places(rooms: Sequence[str]) -> list[list[Mutant]]:
+    """All places of some rooms at which a mutant can be made; of each place, its mutants."""
+    from cosmic_ray.commands.init import _all_work_items  # noqa: PLC0415
 
-    def mutmut(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mutmut", *arguments]
-        return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-
-    def states() -> dict[str, str]:
-        lines = [line.partition(": ") for line in mutmut("results", "--all", "true").stdout.splitlines()]
-        return {name.strip(): state.strip() for name, _, state in lines}
-
-    chosen: list[str] = []
-    if sample is not None:
-        # mutmut cannot only list the mutants, but it makes them before it sees that none is called so.
-        mutmut("run", "--max-children", str(CHILDREN), "none-of-them")
-        chosen = drawn(list(states()), sample, seed)
-    done = mutmut("run", "--max-children", str(CHILDREN), *chosen)
-    found = {name: state for name, state in states().items() if not chosen or name in chosen}
-    if done.returncode != 0 or not found:
-        raise SystemExit(f"{module}: mutmut failed:\n{(done.stdout + done.stderr)[-4000:]}")
-    dead = died(directory)
-    if dead:
-        raise SystemExit(
-            f"{module}: {dead} of mutmut's workers died (exit code {_WORKER_DIED}), which it calls a timeout: no "
-            "test has judged those mutants"
-        )
-    left = [name for name, state in found.items() if state not in NOTICED]
-    return "\n".join([*(mutmut("show", name).stdout for name in left), summary(module, list(found.values()))])
+    found: dict[tuple[str, object], list[Mutant]] = {}
+    for room in rooms:
+        for path in sorted((ROOT / PACKAGE / room).rglob("*.py")):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            for item in _all_work_items([path], {}):
+                (spec,) = item.mutations
+                text = lines[spec.start_pos[0] - 1].strip()
+                if not spec.operator_name.startswith(_NO_CHANGE) and not text.startswith(_DECLARING):
+                    module = str(path.relative_to(ROOT))
+                    mutant = Mutant(room, module, spec.operator_name, spec.occurrence, spec.start_pos[0])
+                    found.setdefault((module, spec.start_pos), []).append(mutant)
+    return list(found.values())
 
 
-def died(directory: Path) -> int:
-    """How many of the mutants' workers ended without having run a test."""
-    found = [json.loads(meta.read_text())["exit_code_by_key"].values() for meta in directory.rglob("*.meta")]
-    return sum(code == _WORKER_DIED for codes in found for code in codes)
+def drawn(there: Sequence[Sequence[Mutant]], sample: int, seed: int) -> list[Mutant]:
+    """One mutant at each of ``sample`` places; the same ones for the same seed."""
+    pick = random.Random(seed)
+    return [pick.choice(of_place) for of_place in pick.sample(list(there), min(sample, len(there)))]
 
 
-def drawn(names: Sequence[str], sample: int, seed: int) -> list[str]:
-    """``sample`` of the names, or all there are; the same ones for the same seed, in whatever order they come."""
-    return sorted(random.Random(seed).sample(sorted(names), min(sample, len(names))))
+# --- what becomes of it -----------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def copy() -> Iterator[Path]:
+    """A copy of what git has of the repository."""
+    with tempfile.TemporaryDirectory(prefix="safedist-mutants-") as directory:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            target = Path(directory, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+        yield Path(directory)
 
 
-def summary(module: str, states: Sequence[str]) -> str:
-    """One line: how many of these mutants were noticed, and what became of the others."""
-    # What never ends is noticed by a time limit; what no test reaches is noticed by nobody.
-    noticed = sum(state in NOTICED for state in states)
-    share = 100 * noticed / max(1, len(states))
-    others = sorted(set(states) - NOTICED - {"survived", "no tests"})
-    return (
-        f"{module}: {share:.1f} % of {len(states)} noticed ({states.count('timeout')} of them by the time limit); "
-        f"{states.count('survived')} survived, {states.count('no tests')} reached by no test"
-        + "".join(f", {states.count(state)} {state}" for state in others)
+def control(room: str, copies: SimpleQueue[Path], python: str) -> float:
+    """Run a room's tests without a change; how many seconds a mutant's may take.
+
+    Raises:
+        SystemExit: they fail, or do not look at the copy.
+    """
+    where, began = copies.get(), time.monotonic()
+    code, output = tested(room, where, python, 3600)
+    look = [python, "-c", f"import {PACKAGE}; print({PACKAGE}.__file__)"]
+    seen = subprocess.run(look, cwd=where, env=_environment(where), capture_output=True, text=True, check=False).stdout
+    copies.put(where)
+    if code != 0 or not seen.startswith(str(where)):
+        text = f"{room}: the tests fail without a change, or are not of the copy ({code}, {seen.strip()})"
+        raise SystemExit(f"{text}:\n{output[-4000:]}")
+    print(f"{room}: the tests pass without a change in {time.monotonic() - began:.0f} s", flush=True)
+    return 60 + 3 * (time.monotonic() - began)
+
+
+def fate(mutant: Mutant, copies: SimpleQueue[Path], python: str, limit: float) -> str:
+    """Make the change, and let the tests judge: ``noticed``, ``late`` (noticed by the time limit), ``survived``."""
+    from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
+    from cosmic_ray.plugins import get_operator  # noqa: PLC0415
+
+    where = copies.get()
+    path = where / mutant.module
+    before = path.read_text(encoding="utf-8")
+    try:
+        after = mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence)
+        path.write_text(after, encoding="utf-8")
+        code, output = tested(mutant.room, where, python, limit)
+        changed = subprocess.run(
+            ["diff", "-U2", str(ROOT / mutant.module), str(path)], capture_output=True, text=True, check=False
+        ).stdout
+    finally:
+        path.write_text(before, encoding="utf-8")
+        copies.put(where)
+    found = "late" if code is None else "survived" if code == 0 else "noticed"
+    by = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+    shown = "\n".join(changed.splitlines()[2:]) if found == "survived" else by[:150]
+    print(f"{found}: {mutant.module}:{mutant.line} {mutant.operator}\n{shown}", flush=True)
+    return found
+
+
+def tested(room: str, where: Path, python: str, limit: float) -> tuple[int | None, str]:
+    """The exit code of a room's tests in a copy, None past the limit in seconds, and their output."""
+    command = [python, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "300"]
+    command += [f"tests/{name}" for name in ROOMS[room] if (where / "tests" / name).exists()]
+    running = subprocess.Popen(
+        command,
+        cwd=where,
+        env=_environment(where),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
+    try:
+        output, _ = running.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    else:
+        return running.returncode, output
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
 
 
-def _copy(module: str, directory: Path) -> dict[str, str]:
-    """Copy what mutmut needs into ``directory``; returns the environment in which to start it there."""
-    for name in (PACKAGE, "tests", "scripts", "examples"):
-        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "Makefile"):
-        shutil.copy(ROOT / name, directory)
-    with (directory / "setup.cfg").open("a") as settings:
-        settings.write(_settings(module))
-    mutants = directory / "mutants"
-    mutants.mkdir()  # before Python looks for modules there: what is not there then is not looked at again
-    return {**os.environ, "PYTHONPATH": str(mutants), "COLUMNS": "200"}
+def _environment(where: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(where), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _settings(module: str) -> str:
-    place = f"{PACKAGE}/{module}"
-    mutated = f"{place}/*.py" if (ROOT / place).is_dir() else f"{place}.py"
-    tests = [f"tests/unit/{name}" for name in MODULES[module]]
-    lists = {"only_mutate": [mutated], "pytest_add_cli_args_test_selection": tests}
-    lists["pytest_add_cli_args"] = ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    lists["also_copy"] = ["scripts", "examples", "Makefile"]
-    written = "".join(f"{name} =\n" + "".join(f"    {each}\n" for each in values) for name, values in lists.items())
-    # forkserver: threads of torch and of hypothesis' databases do not survive a fork from the process that ran them.
-    # 4 s more than the tests took, times 15, before a mutant is said never to end: a busy machine is no reason.
-    fixed = "process_isolation = forkserver\ntimeout_constant = 4\ndebug = true\n"
-    return f"\n[mutmut]\nsource_paths = {PACKAGE}\n{fixed}{written}"
+def summary(room: str, fates: Sequence[str]) -> str:
+    """One line: how many of these mutants were noticed."""
+    survived, late = fates.count("survived"), fates.count("late")
+    noticed = len(fates) - survived
+    return f"{room}: {100 * noticed / max(1, len(fates)):.1f} % of {len(fates)} noticed ({late} by the time limit)"
 
 
 if __name__ == "__main__":
