@@ -102,12 +102,12 @@ def goes_on(job: Job, case: Case) -> None:
     assert not any("all ranks start again" in pod.log for pod in left)
 
 
-def looking(pods: list[Pod]) -> Callable[[], None]:
-    """Waits until each of *pods* has given the round up: before that, a node 0 that comes back loses nothing."""
+def saying(pods: list[Pod], text: str = "waiting for its replacement") -> Callable[[], None]:
+    """Waits until each of *pods* says that it looks for node 0, or *text*."""
 
     def wait() -> None:
         for pod in pods:
-            pod.says("the job's coordinator is lost")
+            pod.says(text)
 
     return wait
 
@@ -118,7 +118,8 @@ def test_node_0_is_lost_while_ranks_stand_at_a_point(job: Make, case: Case, pods
     first, *others = going.start()
     now = standing(pods_gate, case.ranks, after=-1)
     for _ in range(case.times):
-        loss = case.loss(first, looking(others))
+        # Before they have given the round up, a node 0 that comes back loses nothing.
+        loss = case.loss(first, saying(others, "the job's coordinator is lost"))
         loss.happen()
         loss.come_back()
         now = standing(pods_gate, case.ranks, after=now)
@@ -158,7 +159,7 @@ def test_node_0_is_lost_while_it_uploads_the_outputs(job: Make, case: Case, pods
     going = made(job, case, pods_gate)
     first, *others = going.start()
     now = standing(pods_gate, case.ranks, after=-1)
-    loss = case.loss(first, looking(others))
+    loss = case.loss(first, saying(others))
     with going.store_down():
         pods_gate.let_go(case.ranks)
         first.says("trying again in")
@@ -227,7 +228,7 @@ def test_node_0_is_lost_while_it_uploads_the_users_error(job: Make, pods_gate: G
     failing = job("torch_3x1", **how, steps=20)
     first, *others = failing.start()
     standing(pods_gate, 3, after=-1)
-    loss = Deleted(first, looking(others))
+    loss = Deleted(first, saying(others))
     with failing.store_down():
         pods_gate.let_go(3)
         first.says("trying again in")
