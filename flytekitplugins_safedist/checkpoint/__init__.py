@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there: ``checkpoints(...)``, for Horovod and torch, one process or many.
+"""Checkpoints that are complete or not there: ``Checkpoints(...)``, for Horovod and torch, one process or many.
 
 What is promised, the layout of a save and the protocols: docs/checkpoints.md.
 """
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ..lazy import names_of
 
 if TYPE_CHECKING:
-    from .api import Checkpoints as Checkpoints
-    from .api import checkpoints as checkpoints
+    from .manager import Checkpoints as Checkpoints
     from .sampler import ResumableSampler as ResumableSampler
+    from .state import per_rank as per_rank
 
-_PUBLIC = {"Checkpoints": "api", "ResumableSampler": "sampler", "checkpoints": "api"}
+_PUBLIC = {"Checkpoints": "manager", "ResumableSampler": "sampler", "per_rank": "state"}
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)
 __getattr__, __dir__ = names_of(__name__, _PUBLIC)

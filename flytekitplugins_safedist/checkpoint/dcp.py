@@ -1,20 +1,26 @@
-"""torch.distributed.checkpoint as we use it: tensors only, into and out of a directory, and nothing is unpickled.
+"""torch.distributed.checkpoint as we use it: its format and its planners, our files, and nothing is unpickled.
 
-Its own ``.metadata`` is a pickle: it is read with an allow-list of the few classes that it is made of.
+Its own ``.metadata`` is a pickle: it is read with an allow-list of the few classes that it is made of. Each item (a
+tensor's part, a value) has a CRC-32, taken as it is written and compared as it is read, so nothing is read twice.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .crew import Crew, TorchCrew
+from .saves import DamagedError, Manifest
+from .store import Store, Written
 
 METADATA = ".metadata"
+Path = tuple[Any, ...]
+"""Of a value in the tree that a state is: keys of dicts, indices of lists."""
 
 _ALLOWED: dict[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(
@@ -29,52 +35,268 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "collections": frozenset({"OrderedDict"}),
 }
 
-
-def save(tensors: Mapping[str, Any], directory: Path, crew: Crew) -> None:
-    """Write this rank's part of the tensors, and in rank 0 the metadata. A collective; its files are durable then."""
-    import torch.distributed.checkpoint as torch_dcp
-
-    torch_dcp.save(
-        dict(tensors),
-        storage_writer=_writer(directory),
-        process_group=crew.group if isinstance(crew, TorchCrew) else None,
-        no_dist=not isinstance(crew, TorchCrew),
-    )
+Commit = Callable[[dict[str, int], dict[str, list[list[int]]]], object]
+"""Takes the sizes of all files and the digests of their items; called in rank 0, last."""
 
 
-def load(tensors: dict[str, Any], directory: Path, metadata: Path, fetch: Callable[[str], object], crew: Crew) -> None:
-    """Read into the given tensors what they are of the saved ones. A collective.
+def flat(path: Path) -> str:
+    """The name that torch gives to a path."""
+    return ".".join(map(str, path))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where one rank writes.
+
+    Attributes:
+        store: where.
+        save: its name, the same in all ranks.
+        rank: this one.
+        commit: makes it a save.
+    """
+
+    store: Store
+    save: str
+    rank: int
+    commit: Commit
+
+
+def save(values: Mapping[Path, Any], files: Files, group: Any, failed: BaseException | None = None) -> None:
+    """Write this rank's part, and in rank 0 the metadata; then commit. A collective, where there is a group.
 
     Args:
-        tensors: of this job's own layout; overwritten.
-        directory: where the files are, once ``fetch`` was called with their names.
-        metadata: the metadata's file.
-        fetch: brings a file of the save to the directory.
-        crew: all ranks.
+        values: tensors, parts of them, and values that load without unpickling; in rank 0 also what all ranks share.
+        files: where.
+        group: torch's process group of all ranks; None: this rank writes alone.
+        failed: why this rank cannot do its part; then all ranks fail by that, and none waits for it.
 
     Raises:
-        CheckpointError: the save has other names than ``tensors``. Nothing is read then.
+        CheckpointError: a rank could not do its part, or the save was not committed.
     """
     import torch.distributed.checkpoint as torch_dcp
 
-    found = read_metadata(metadata)
-    _same_names(set(found.state_dict_metadata), set(tensors))
-    torch_dcp.load(
-        tensors,
-        storage_reader=_reader(directory, metadata, fetch),
-        process_group=crew.group if isinstance(crew, TorchCrew) else None,
-        no_dist=not isinstance(crew, TorchCrew),
+    planner = _save_planner({flat(path): path for path in values}, failed)
+    state = {flat(path): value for path, value in values.items()}
+    try:
+        torch_dcp.save(
+            state, storage_writer=_writer(files), planner=planner, process_group=group, no_dist=group is None
+        )
+    except torch_dcp.CheckpointException as error:
+        raise _explained(error) from error
+
+
+def _explained(error: Any) -> BaseException:
+    """What has failed, in whichever rank it did, without the frames of torch's."""
+    rank, (cause, *_) = min(error.failures.items())
+    if isinstance(cause, CheckpointError):
+        return cause
+    return CheckpointError(
+        "a rank could not do its part of a checkpoint", where={"rank": rank}, seen=f"{type(cause).__name__}: {cause}"
     )
 
 
-def read_metadata(path: Path) -> Any:
-    """The metadata of a directory that :func:`save` has written.
+def _save_planner(paths: dict[str, Path], failed: BaseException | None) -> Any:
+    from torch.distributed.checkpoint import DefaultSavePlanner
+
+    class Planner(DefaultSavePlanner):  # type: ignore[misc]  # torch is untyped to mypy here
+        """Of values that are flat already; the paths go into the metadata, as torch's own flattening has them."""
+
+        def create_local_plan(self) -> Any:
+            if failed is not None:
+                raise failed
+            return replace(super().create_local_plan(), planner_data=paths)
+
+        def create_global_plan(self, all_plans: list[Any]) -> Any:
+            merged = {name: path for plan in all_plans for name, path in plan.planner_data.items()}
+            plans, metadata = super().create_global_plan(all_plans)
+            return plans, replace(metadata, planner_data=merged)
+
+    return Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def _written(file: Written, item: Any, planner: Any, part: str) -> Any:
+    import torch
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.planner import WriteItemType
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    data, begin = planner.resolve_data(item), file.size
+    file.begin()
+    if item.type == WriteItemType.BYTE_IO:
+        file.write(data.getbuffer())
+    else:
+        tensor = data.detach().cpu()
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+        torch.save(tensor if whole else tensor.clone(), file)  # torch.save writes all of a view's storage
+    info = _StorageInfo(part, begin, file.size - begin)
+    return WriteResult(index=item.index, size_in_bytes=info.length, storage_data=(info, file.crc))
+
+
+def _finish(files: Files, metadata: Any, results: list[Any]) -> None:
+    sizes: dict[str, int] = {}
+    items: dict[str, list[list[int]]] = {}
+    for info, crc in (result.storage_data for result in results):
+        sizes[info.relative_path] = max(sizes.get(info.relative_path, 0), info.offset + info.length)
+        items.setdefault(info.relative_path, []).append([info.offset, info.length, crc])
+    held = {result.index: result.storage_data[0] for result in results}
+    data = pickle.dumps(replace(metadata, storage_data=held, storage_meta=None))
+    with files.store.part(f"{files.save}/{METADATA}") as file:
+        file.write(data)
+    sizes[METADATA], items[METADATA] = len(data), [[0, len(data), zlib.crc32(data)]]
+    files.commit(sizes, items)
+
+
+def _writer(files: Files) -> Any:
+    import torch
+    from torch.distributed.checkpoint.storage import StorageWriter
+
+    class Writer(StorageWriter):  # type: ignore[misc]  # the same
+        def reset(self, checkpoint_id: Any = None) -> None: ...
+        def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None: ...  # noqa: FBT001
+
+        def prepare_local_plan(self, plan: Any) -> Any:
+            return plan
+
+        def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+            files.store.make(files.save)
+            return plans
+
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            done: Any = torch.futures.Future()
+            part, results = f"__{files.rank}_0.distcp", []
+            if plan.items:
+                files.store.make(files.save)  # rank 0 has made it, and this node may not see that yet
+                with files.store.part(f"{files.save}/{part}") as file:
+                    results = [_written(file, item, planner, part) for item in plan.items]
+            done.set_result(results)
+            return done
+
+        def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+            _finish(files, metadata, [one for of_rank in results for one in of_rank])
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+            return True
+
+    return Writer()
+
+
+# --- load -------------------------------------------------------------------------------------------------------------
+class Saved:
+    """The files of one save, each item compared with its digest as it is read."""
+
+    def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
+        self._store, self._name, self.manifest = store, name, manifest
+        self._digests = {
+            (part, offset, length): crc for part, items in manifest.items.items() for offset, length, crc in items
+        }
+        (of_metadata,) = self.read(METADATA, [(0, manifest.sizes[METADATA])])
+        self.metadata = read_metadata(of_metadata)
+        self.paths: dict[str, Path] = self.metadata.planner_data
+
+    def read(self, part: str, items: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Items of one file, by offset and length.
+
+        Raises:
+            DamagedError: the file is missing or cut, or an item is not as it was written.
+        """
+        where = {"save": f"{self._store.url}/{self._name}", "part": part}
+        try:
+            with self._store.reading(f"{self._name}/{part}", self.manifest.sizes[part]) as file:
+                for offset, length in items:
+                    file.seek(offset)
+                    data = file.read(length)
+                    if len(data) != length or zlib.crc32(data) != self._digests[part, offset, length]:
+                        raise DamagedError("a part of a save is not as it was written", where={**where, "at": offset})
+                    yield data
+        except (FileNotFoundError, KeyError) as error:
+            raise DamagedError("a part of a save is missing or cut", where=where, seen=str(error)) from error
+
+    def load(self, templates: dict[str, Any]) -> None:
+        """Read into ``templates``: tensors of any layout are overwritten, other values replaced. No collective.
+
+        Raises:
+            DamagedError: as :meth:`read`.
+        """
+        import torch.distributed.checkpoint as torch_dcp
+
+        try:
+            torch_dcp.load(templates, storage_reader=_reader(self), planner=_load_planner(), no_dist=True)
+        except torch_dcp.CheckpointException as error:
+            raise _explained(error) from error
+
+
+def _take(data: bytes, requests: list[Any], planner: Any) -> None:
+    import torch
+    from torch.distributed._shard._utils import narrow_tensor_by_index
+    from torch.distributed.checkpoint.planner import LoadItemType
+
+    if requests[0].type == LoadItemType.BYTE_IO:
+        for request in requests:
+            planner.load_bytes(request, io.BytesIO(data))
+        return
+    tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    for request in requests:
+        target = planner.resolve_tensor(request).detach()
+        target.copy_(narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths))
+        planner.commit_tensor(request, target)
+
+
+def _reader(saved: Saved) -> Any:
+    import torch
+    from torch.distributed.checkpoint.storage import StorageReader
+
+    class Reader(StorageReader):  # type: ignore[misc]  # torch is untyped to mypy here
+        def reset(self, checkpoint_id: Any = None) -> None: ...
+        def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *_: Any, **__: Any) -> None: ...  # noqa: FBT001
+
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            return saved.metadata
+
+        def prepare_local_plan(self, plan: Any) -> Any:
+            return plan
+
+        def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+            return plans
+
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            wanted: dict[str, dict[tuple[int, int], list[Any]]] = {}
+            for request in plan.items:
+                info = saved.metadata.storage_data[request.storage_index]
+                of_part = wanted.setdefault(info.relative_path, {})
+                of_part.setdefault((info.offset, info.length), []).append(request)
+            for part, items in wanted.items():
+                for place, data in zip(sorted(items), saved.read(part, sorted(items)), strict=True):
+                    _take(data, items[place], planner)
+            done: Any = torch.futures.Future()
+            done.set_result(None)
+            return done
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+            return True
+
+    return Reader()
+
+
+def _load_planner() -> Any:
+    import torch
+    from torch.distributed.checkpoint import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):  # type: ignore[misc]  # torch is untyped to mypy here
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            self.state_dict[read_item.dest_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)
+
+    return Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def read_metadata(data: bytes) -> Any:
+    """The metadata of a save.
 
     Raises:
         CheckpointError: it names something that such metadata is not made of.
     """
-    with open(path, "rb") as file:
-        return _Restricted(file).load()
+    return _Restricted(io.BytesIO(data)).load()
 
 
 class _Restricted(pickle.Unpickler):
@@ -105,47 +327,3 @@ def _is_dtype(name: str) -> bool:
     import torch
 
     return isinstance(getattr(torch, name, None), torch.dtype)
-
-
-def _writer(directory: Path) -> Any:
-    from torch.distributed.checkpoint import FileSystemWriter
-
-    class Writer(FileSystemWriter):  # type: ignore[misc]  # torch is untyped to mypy here
-        def storage_meta(self) -> None:
-            """Nothing: torch would name the place of the save, by an object that only unpickling brings back."""
-
-    return Writer(directory, sync_files=True, overwrite=True)
-
-
-def _reader(directory: Path, metadata: Path, fetch: Callable[[str], object]) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.metadata import StorageMeta
-
-    class Reader(FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            found = read_metadata(metadata)
-            found.storage_meta = StorageMeta()
-            found.storage_meta.load_id = self.load_id
-            return found
-
-        def read_data(self, plan: Any, planner: Any) -> Any:
-            for name in sorted({self.storage_data[item.storage_index].relative_path for item in plan.items}):
-                fetch(name)
-            return super().read_data(plan, planner)
-
-    return Reader(directory)
-
-
-def _same_names(saved: set[str], wanted: set[str]) -> None:
-    if saved == wanted:
-        return
-    raise CheckpointError(
-        "the tensors that are saved are not those of the model and the optimizer",
-        seen=f"only saved: {_some(saved - wanted)}; only here: {_some(wanted - saved)}",
-        hint="resume with the model and the optimizer that were saved",
-    )
-
-
-def _some(names: set[str]) -> str:
-    listed = sorted(names)
-    return (", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")) or "none"

@@ -59,7 +59,7 @@ class StepProgress:
                 "a step is a number from 0 that never falls",
                 where={"step": repr(step)},
                 seen=f"the one before was {self.last}" if self.last >= 0 else type(step).__name__,
-                hint="count steps over all epochs, and begin with what resume() returns",
+                hint="count steps over all epochs, and begin with what restore() returns",
             )
         self.last = step
 
@@ -81,22 +81,52 @@ class EverySteps:
         before, self.done = self.done, step + 1
         return self.done // self.every > before // self.every
 
+    def saved(self, step: int) -> None:
+        """``step`` is saved, whatever for."""
+        self.done = step + 1
+
 
 @dataclass
 class EverySeconds:
-    """Due when so much time has passed since the last save was begun. By one rank's clock: only that rank can tell."""
+    """Due when so much time has passed since the last save was begun, by rank 0's clock.
+
+    Only that rank can tell, and all save at one step: so at a step that all know, rank 0 says whether to save, and at
+    which step it will say so again. The steps so far tell it when; and it never leaves out more of them than there were
+    since it began, so that a slow first step costs some early looks and nothing else.
+
+    Attributes:
+        every: seconds.
+        look: the step at which rank 0 is asked next; None: at the next one, whichever that is.
+    """
 
     every: float
     clock: Callable[[], float] = time.monotonic
-    last: float = field(init=False)
+    look: int | None = None
+    begun: float = field(init=False)
+    _first: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
-        self.last = self.clock()
+        self.begun = self.clock()
 
-    def passed(self) -> bool:
-        """Whether the time has come."""
-        return self.clock() - self.last >= self.every
+    def judge(self, step: int, *, busy: bool) -> tuple[bool, int]:
+        """In rank 0, at the step of a look: whether to save now, and the step of the next look.
 
-    def begun(self) -> None:
-        """A save is begun now."""
-        self.last = self.clock()
+        Args:
+            step: that is done.
+            busy: whether the save before is still being written; then not now, but as soon as it is.
+        """
+        now = self.clock()
+        passed = now - self.begun >= self.every
+        if passed and not busy:
+            self.begun = now
+        if self._first is None:
+            self._first = (step, now)
+            return passed and not busy, step + 1
+        steps, seconds = step - self._first[0], now - self._first[1]
+        left = max(self.begun + self.every - now, 0.0)
+        ahead = int(left * steps / seconds) if seconds > 0 else steps
+        return passed and not busy, step + max(1, min(ahead, steps))
+
+    def saved(self, _: int) -> None:
+        """A save is begun now, whatever for."""
+        self.begun = self.clock()

@@ -1,21 +1,23 @@
-"""Where to save, and where attempts and executions before this one may have saved.
+"""Where a task's saves are: one place for all attempts of a node.
 
-Flyte tells an attempt its own checkpoint prefix and that of the attempt before it, no more. So each attempt leaves a
-record of its place and of all places that it knows to come before it, twice: in the place itself, and beside the
-attempt's outputs (``.../<node>/data/<attempt>``), where later attempts find it by counting down. An attempt that died
-before it left one has saved nothing either, because the record comes before the first save.
+Flyte tells an attempt its own checkpoint prefix and that of the attempt before it, no more. So the first attempt that
+comes so far leaves a pointer to its place, beside its outputs (``.../<node>/data/<attempt>``), where later attempts
+find it by counting down, and in its own prefix. They save where it points to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
 from dataclasses import dataclass
 
+from ..compat import flytekit as flytekit_inside
 from ..errors import CheckpointError
-from .stores import Store, open_store
+from .store import Store
 
-RECORD = "safedist-checkpoints.json"
+POINTER = "safedist-checkpoints.json"
+SIBLING = "-safedist"
+"""Beside Flyte's checkpoint prefix, not in it: all that is in there is ``current_context().checkpoint``'s."""
 _ATTEMPTS = 10
 """Of another execution: how many are looked at."""
 
@@ -25,7 +27,8 @@ class Facts:
     """What is known before any store is asked.
 
     Attributes:
-        own: where this attempt saves.
+        own: the user's place, or this attempt's.
+        given: whether it is the user's.
         before: the place that Flyte names as the one before; None where it names none.
         outputs: the prefix of this attempt's outputs; None outside an execution.
         attempt: from 0.
@@ -33,10 +36,40 @@ class Facts:
     """
 
     own: str
+    given: bool = True
     before: str | None = None
     outputs: str | None = None
     attempt: int = 0
     execution: tuple[str, str, str] | None = None
+
+
+def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
+    """The facts of this attempt, from the user's word and from Flyte's context.
+
+    Raises:
+        CheckpointError: neither says where.
+    """
+    from flytekit import FlyteContextManager
+
+    parameters = FlyteContextManager.current_context().user_space_params
+    destination, source = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
+    outputs = parameters.output_metadata_prefix if parameters is not None else None
+    execution = parameters.execution_id if parameters is not None else None
+    named = (execution.project, execution.domain, execution.name) if execution is not None else None
+    if where is not None:
+        return Facts(os.fspath(where), outputs=outputs, attempt=attempt, execution=named)
+    if not destination:
+        raise CheckpointError(
+            "there is no place for checkpoints",
+            seen="no Flyte checkpoint prefix in this process, and no place given",
+            hint='give one: Checkpoints("/shared/run-7") or Checkpoints("s3://bucket/run-7")',
+        )
+    before = _beside(source) if source and source != destination else None
+    return Facts(_beside(destination), given=False, before=before, outputs=outputs, attempt=attempt, execution=named)
+
+
+def _beside(prefix: str) -> str:
+    return prefix.rstrip("/") + SIBLING
 
 
 def outputs_before(facts: Facts) -> list[str]:
@@ -51,7 +84,7 @@ def outputs_before(facts: Facts) -> list[str]:
 
 
 def outputs_of(facts: Facts, execution: str) -> list[str]:
-    """The output prefixes at which another execution of the same project, domain and node may have left its records:
+    """The output prefixes at which another execution of the same project, domain and node may have left its pointers:
     attempts 0 to 9, the latest first. Pure.
 
     Raises:
@@ -72,54 +105,52 @@ def outputs_of(facts: Facts, execution: str) -> list[str]:
     )
 
 
-def known_before(
-    facts: Facts, opened: Callable[[str], Store] = open_store, *, records_at: Sequence[str] | None = None
-) -> list[str]:
-    """Every place of this execution but its own, the latest attempt's first.
+def settle(facts: Facts) -> str:
+    """The place of all attempts. A pointer to it is there on return, but for a place that the user has given: that may
+    be one to read from only, and the pointer comes with the first save. Rank 0 alone."""
+    if facts.given:
+        return facts.own
+    known = [*outputs_before(facts), *([facts.before] if facts.before else [])]
+    place = next(filter(None, map(_pointed, known)), facts.own)
+    leave_pointer(facts, place)
+    return place
 
-    Args:
-        facts: of this attempt.
-        opened: opens a store.
-        records_at: where to look for records instead: another execution's output prefixes.
+
+def leave_pointer(facts: Facts, place: str) -> None:
+    """Leave it where later attempts and other executions look."""
+    for at in {facts.own, *([facts.outputs] if facts.outputs else [])}:
+        Store(at).put(POINTER, json.dumps({"place": place}).encode())
+
+
+def named(facts: Facts, resume_from: str) -> str:
+    """The place that the user names to resume from, by its address or by an execution's name.
+
+    Raises:
+        CheckpointError: that execution has left no pointer.
     """
-    found: list[str] = []
-    if records_at is None:
-        prefixes, waiting = outputs_before(facts), [facts.own, *([facts.before] if facts.before else [])]
-    else:
-        prefixes, waiting = list(records_at), []
-    for prefix in prefixes:
-        waiting += _record(opened(prefix))
-    seen: set[str] = set()
-    while waiting:
-        place = waiting.pop(0).rstrip("/")
-        if place in seen:
-            continue
-        seen.add(place)
-        if place != facts.own.rstrip("/"):
-            found.append(place)
-        waiting += _record(opened(place))
+    if "/" in resume_from:
+        return _pointed(resume_from) or resume_from
+    found = next(filter(None, map(_pointed, outputs_of(facts, resume_from))), None)
+    if found is None:
+        raise CheckpointError(
+            "that execution has left no record of checkpoints",
+            where={"resume_from": resume_from},
+            seen=f"no {POINTER} beside the outputs of its attempts",
+            hint="see whether it has saved, at the same node of the workflow, or give the address of its place",
+        )
     return found
 
 
-def leave_record(facts: Facts, before: Sequence[str], opened: Callable[[str], Store] = open_store) -> None:
-    """Leave this attempt's record, before its first save."""
-    data = json.dumps({"places": [facts.own, *before]}, indent=1).encode()
-    opened(facts.own).put(RECORD, data)
-    if facts.outputs:
-        opened(facts.outputs).put(RECORD, data)
-
-
-def _record(store: Store) -> list[str]:
-    data = store.get(RECORD)
+def _pointed(prefix: str) -> str | None:
+    data = Store(prefix).get(POINTER)
     if data is None:
-        return []
+        return None
     try:
-        places = json.loads(data)["places"]
+        return str(json.loads(data)["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            "the record of earlier checkpoints cannot be read",
-            where={"object": f"{store.url}/{RECORD}"},
+            "the record of where checkpoints are cannot be read",
+            where={"object": f"{prefix}/{POINTER}"},
             seen=f"{type(error).__name__}: {error}",
             hint="restore it, or remove it and name the place to resume from: resume_from=URL",
         ) from error
-    return [str(place) for place in places]

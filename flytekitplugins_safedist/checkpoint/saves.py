@@ -1,161 +1,159 @@
-"""The saves of a place: committed by their manifest, found newest first, pruned after a commit only."""
+"""The saves of a place: each in a directory of its own name, committed by its manifest, pruned after a commit only.
+
+The manifest is the last thing written, and has a digest of everything, itself included. A directory without a whole one
+is no save.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-import platform
+import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 
 from ..errors import CheckpointError
-from . import manifest as manifests
-from . import points
-from .manifest import Manifest, Part
-from .stores import DirectoryStore, Store
+from .store import Store
 
 logger = logging.getLogger(__name__)
 
+MANIFEST = "manifest.json"
+FORMAT = 1
+_SAVE = re.compile(r"step-(?P<step>\d{12})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
 
-@dataclass(frozen=True)
-class Save:
-    """A save with a whole manifest; its parts have yet to be compared with it."""
 
-    store: Store
-    name: str
-    manifest: Manifest
-
-    def __str__(self) -> str:
-        return f"step {self.manifest.step} in {self.store.url}/{self.name}"
+class DamagedError(CheckpointError):
+    """What is wrong with one save; another one may be whole."""
 
 
 @dataclass(frozen=True)
-class Author:
-    """Who saves: ranks of the job, attempt and round."""
-
-    world_size: int
-    attempt: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to write, but for the state itself.
+class Manifest:
+    """What a save is made of.
 
     Attributes:
-        store: where.
         step: the last step that is in it.
-        author: of the save.
-        weights_only: whether it can be loaded without unpickling.
-        room: a directory of this rank for what is on its way.
-        prepare: called in rank 0 before anything is written.
+        world_size: ranks of the job that saved it.
+        names: of the state.
+        per_rank: those of them of which each rank has its own.
+        sizes: bytes of each file, by its name.
+        items: of each file, where the items in it lie: offset, length, CRC-32.
+        attempt, round: of the job that saved it.
+        written_at: seconds since 1970, by rank 0's clock.
+        versions: of torch and the like, for who reads it.
+        format: of this record.
     """
 
-    store: Store
     step: int
-    author: Author
-    weights_only: bool
-    room: Path
-    prepare: Callable[[], object]
+    world_size: int
+    names: list[str]
+    per_rank: list[str]
+    sizes: dict[str, int]
+    items: dict[str, list[list[int]]]
+    attempt: int = 0
+    round: int = 0
+    written_at: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
 
-    def begin(self) -> str:
-        """Make room for the save in its store; return its name. Rank 0 alone."""
-        self.prepare()
-        name = manifests.new_name(self.step)
-        self.store.make(name)
-        points.reached(points.SAVE_BEGUN)
-        return name
+    def to_bytes(self) -> bytes:
+        """As JSON, with its own digest."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({"manifest": json.loads(text), "sha256": _digest(text)}, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """The inverse of :meth:`to_bytes`.
+
+        Raises:
+            DamagedError: it is cut, changed, or of a format that this version does not know.
+        """
+        try:
+            outer = json.loads(data)
+            fields = outer["manifest"]
+            whole = outer["sha256"] == _digest(json.dumps(fields, sort_keys=True))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError("a manifest cannot be read", seen=f"{type(error).__name__}: {error}") from error
+        if not whole:
+            raise DamagedError("a manifest does not have the digest that it names: it was changed or damaged")
+        if fields.get("format") != FORMAT:
+            raise DamagedError(
+                "a manifest has a format that this version does not know",
+                seen=fields.get("format"),
+                expected=FORMAT,
+                hint="resume with the version of safedist that saved it, or a newer one",
+            )
+        return cls(**fields)
 
 
-def commit(order: Order, name: str, kind: str, parts: Sequence[Part]) -> Save:
-    """Make a save of parts that are in the store: from here on it is one.
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def new_name(step: int) -> str:
+    """A directory's name for a save of ``step`` that no other save has, so that files of two never mix.
+
+    Names sort by step, then by time.
+    """
+    return f"step-{step:012d}.{time.time_ns() // 1_000_000:013d}.{secrets.token_hex(4)}"
+
+
+def step_of(name: str) -> int:
+    """The step that a save's name tells."""
+    match = _SAVE.fullmatch(name)
+    return int(match["step"]) if match else -1
+
+
+def committed(store: Store) -> list[str]:
+    """The names of the saves that have a manifest, newest first: the highest step, of one step the latest."""
+    return sorted((name for name, files in store.saves().items() if MANIFEST in files and _SAVE.fullmatch(name)))[::-1]
+
+
+def read_manifest(store: Store, name: str) -> Manifest:
+    """The manifest of a save.
 
     Raises:
-        CheckpointError: a part is not there as it was written, or another writer has committed this save.
+        DamagedError: it is not there, or not whole.
     """
-    author, store = order.author, order.store
-    made = Manifest(
-        step=order.step,
-        kind=kind,
-        world_size=author.world_size,
-        parts=tuple(sorted(parts, key=lambda part: part.name)),
-        attempt=author.attempt,
-        round=author.round,
-        written_at=time.time(),
-        weights_only=order.weights_only,
-        versions=_versions(),
-    )
-    store.seal(name)
-    points.reached(points.PARTS_WRITTEN)
-    store.put_new(f"{name}/{manifests.NAME}", made.to_bytes())
-    points.reached(points.COMMITTED)
-    return Save(store, name, made)
+    data = store.get(f"{name}/{MANIFEST}")
+    if data is None:
+        raise DamagedError("a save has no manifest", where={"save": f"{store.url}/{name}"})
+    return Manifest.from_bytes(data)
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+def prune(store: Store, just_made: str, keep: int) -> None:
+    """Remove all but the newest ``keep`` saves of a place, and what crashes have left; never what was just made.
+
+    A save's manifest goes first: whoever dies after that leaves files that are no save, and no manifest without them.
+    """
+    whole = 0
+    born = _begun_ms(just_made)
+    found = {name: MANIFEST in files for name, files in store.saves().items() if _SAVE.fullmatch(name)}
+    for name in sorted(found, reverse=True):
+        whole += found[name]
+        if name == just_made or (found[name] and whole <= keep):
+            continue
+        if not found[name] and _begun_ms(name) >= born:
+            continue  # perhaps being written: by the next save
+        if found[name]:
+            store.remove(f"{name}/{MANIFEST}")
+        store.remove(name)
+
+
+def _begun_ms(name: str) -> int:
+    match = _SAVE.fullmatch(name)
+    return int(match["ms"]) if match else 0
+
+
+def versions() -> dict[str, str]:
+    """Of what writes a save."""
+    found = {}
     for package in ("torch", "flytekitplugins-safedist"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:  # run from a source tree
             found[package] = "unknown"
     return found
-
-
-def committed(store: Store) -> Iterator[Save]:
-    """The saves of a place that have a whole manifest, newest first; a damaged manifest is said, and passed over."""
-    for name in manifests.newest_first(store.names()):
-        data = store.get(f"{name}/{manifests.NAME}")
-        if data is None:
-            continue  # begun and never finished, or being written now
-        try:
-            found = Manifest.from_bytes(data)
-        except CheckpointError as error:
-            logger.warning(f"{store.url}/{name} is passed over: {error}")
-            yield Save(store, name, _DAMAGED)
-            continue
-        yield Save(store, name, found)
-
-
-_DAMAGED = Manifest(-1, "damaged", 0, (), 0, 0, 0.0, weights_only=True)
-
-
-def is_damaged(save: Save) -> bool:
-    """Whether its manifest is there and cannot be read."""
-    return save.manifest is _DAMAGED
-
-
-def newest_of(stores: Sequence[Store]) -> list[Save]:
-    """The saves of several places: the highest step first, of one step that of the first place; damaged ones by their
-    name."""
-    found = [save for store in stores for save in committed(store)]
-    return sorted(found, key=lambda save: manifests.step_of(save.name) or 0, reverse=True)
-
-
-def near(directory: Path, store: Store) -> Store:
-    """Where first copies of a store's saves are kept in a directory of this node: apart from those of other stores."""
-    return DirectoryStore(directory / f"safedist-{hashlib.sha256(store.url.encode()).hexdigest()[:16]}")
-
-
-def prune(store: Store, just_made: Save, keep: int) -> None:
-    """Remove all but the newest ``keep`` saves of a place, and what crashes have left; never what was just made.
-
-    A save's manifest goes first: whoever dies after that leaves parts that are no save, and no manifest without parts.
-    """
-    whole = 0
-    born = manifests.begun_ms(just_made.name)
-    for name in manifests.newest_first(store.names()):
-        has_manifest = store.get(f"{name}/{manifests.NAME}") is not None
-        whole += has_manifest
-        if name == just_made.name or (has_manifest and whole <= keep):
-            continue
-        if not has_manifest and manifests.begun_ms(name) >= born:
-            continue  # perhaps being written: by the next save
-        if has_manifest:
-            store.remove(f"{name}/{manifests.NAME}")
-            points.reached(points.PRUNED_ONE_MANIFEST)
-        store.remove(name)
-    points.reached(points.PRUNED)

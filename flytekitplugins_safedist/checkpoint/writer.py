@@ -10,20 +10,14 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-
 SAY_AFTER_SECONDS = 0.05
 """A wait for the save before is said in the log from here on."""
 
 
-class Saver:
-    """At most one save in flight.
+class Writer:
+    """At most one save in flight."""
 
-    Args:
-        asynchronous: whether saves are written by a thread, or by the caller.
-    """
-
-    def __init__(self, *, asynchronous: bool) -> None:
-        self._asynchronous = asynchronous
+    def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._began = 0.0
         self._label = ""
@@ -37,7 +31,7 @@ class Saver:
     def start(self, label: str, work: Callable[[], None]) -> None:
         """Write a save; the one before must have ended (:meth:`drain`).
 
-        What it raises is said in the log, and raised by :meth:`wait` unless a later save succeeds: training goes on.
+        What it raises is said in the log, and kept for :meth:`taken_failure` unless a later save succeeds.
         """
         self._label, self._began = label, time.monotonic()
         # Not a daemon: an interpreter that ends in good order waits for the save in flight.
@@ -45,8 +39,6 @@ class Saver:
         inside = contextvars.copy_context()
         self._thread = threading.Thread(target=inside.run, args=(self._run, label, work), name="safedist-checkpoint")
         self._thread.start()
-        if not self._asynchronous:
-            self._thread.join()
 
     def _run(self, label: str, work: Callable[[], None]) -> None:
         try:
@@ -59,16 +51,11 @@ class Saver:
         else:
             self._failed = None
 
-    def drain(self, because: str) -> float:
-        """Wait until nothing is in flight, whatever becomes of it; said in the log where it takes a while.
-
-        Returns:
-            Seconds waited.
-        """
+    def drain(self, because: str) -> None:
+        """Wait until nothing is in flight, whatever becomes of it; said in the log where it takes a while."""
         thread = self._thread
         if thread is None:
-            return 0.0
-        began = time.monotonic()
+            return
         thread.join(SAY_AFTER_SECONDS)
         if thread.is_alive():
             under_way = time.monotonic() - self._began
@@ -76,15 +63,8 @@ class Saver:
                 f"{because} waits for the save of {self._label}, which has been under way for {under_way:.1f} s"
             )
             thread.join()
-        return time.monotonic() - began
 
-    def wait(self) -> None:
-        """Wait until nothing is in flight.
-
-        Raises:
-            Exception: what the last save failed with.
-        """
-        self.drain("the end")
+    def taken_failure(self) -> BaseException | None:
+        """What the last save failed with; told once."""
         failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        return failed

@@ -1,4 +1,8 @@
-"""The mark that a lone pod leaves at its place when it is told to stop, until what it saves then is committed.
+"""Preemption: the step at which all ranks save because a pod is told to stop, and the mark of a lone pod.
+
+How the ranks come to one step: :mod:`..ranks.shared_page`. Outside a task there is no agent, and nothing ever happens.
+
+A lone pod leaves a mark at its place when it is told to stop, until what it saves then is committed.
 
 Flyte starts the next attempt as soon as a pod is being deleted (v1.16: the deletion timestamp fails the attempt), while
 the pod still saves. Without the mark the next attempt finds an older save, or none, and steps are lost. With several
@@ -7,19 +11,20 @@ nodes nothing of the kind happens: the job's own rendezvous keeps a replacement 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from ..errors import NotInTaskError
 from ..fs.context import current_identity
 from ..ranks import context
-from ..ranks.shared_page import RankPage
-from .stores import Store
+from ..ranks.shared_page import AgreedSave, RankPage
+from .store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,47 @@ _ASK_SECONDS = 0.5
 """Between two looks at the store for a mark."""
 _SKEW_SECONDS = 300.0
 """How far the clocks of two nodes may be apart. An older mark is of a pod that was killed, and nobody waits for it."""
+
+
+class SavePoint:
+    """Whether all ranks save now, as their agents have agreed.
+
+    Args:
+        store: where the mark is left; asked when the first step is told.
+    """
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._page: RankPage | None = None
+        self._begun = False
+        self._leaving: Leaving | None = None
+        with contextlib.suppress(NotInTaskError):
+            self._page = context.page()
+
+    def at(self, step: int) -> AgreedSave | None:
+        """Say that ``step`` is done. If all ranks save after it: how; then call :meth:`over`."""
+        if self._page is None:
+            return None
+        if not self._begun:
+            self._begun = True
+            self._page.take_part(step)
+            self._leaving = Leaving(self._store())
+            self._leaving.watch(self._page)
+        return self._page.at(step)
+
+    def over(self, agreed: AgreedSave) -> None:
+        """The save is committed, or has failed.
+
+        Where it was because a pod is told to stop, this does not return before the agent ends this rank: whatever it
+        did from here on would be lost.
+        """
+        if self._page is None:
+            return
+        if agreed.urgent and self._leaving is not None:
+            self._leaving.over()
+        self._page.finish(agreed.call)
+        if agreed.urgent:
+            self._page.stand_still()
 
 
 class Leaving:
@@ -80,21 +126,17 @@ class Leaving:
                 logger.warning(f"the next attempt waits in vain for this pod: {error}")
 
 
-def waited_for(stores: Sequence[Store]) -> bool:
-    """Whether there were pods that still saved at these places. They are waited for, ``Timeouts.preemption`` at most:
-    a pod that is killed takes no mark away."""
+def wait_for_others(store: Store) -> None:
+    """Where a pod still saves at this place, wait for it, ``Timeouts.preemption`` at most: a pod that is killed takes
+    no mark away."""
     try:
         seconds = context.page().preemption_seconds
     except NotInTaskError:
-        return False
+        return
     until = time.monotonic() + seconds
-    return True in [_waited(store, seconds, until) for store in stores]
-
-
-def _waited(store: Store, seconds: float, until: float) -> bool:
     mark = _fresh(store.get(MARK), seconds)
     if mark is None:
-        return False
+        return
     logger.info(f"waiting for the pod of the attempt before ({mark}), which still saves to {store.url}: {seconds:g} s")
     while _fresh(store.get(MARK), seconds) is not None:
         if time.monotonic() > until:
@@ -102,7 +144,6 @@ def _waited(store: Store, seconds: float, until: float) -> bool:
             store.remove(MARK)
             break
         time.sleep(_ASK_SECONDS)
-    return True
 
 
 def _fresh(data: bytes | None, seconds: float) -> str | None:

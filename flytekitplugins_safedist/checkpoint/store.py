@@ -1,0 +1,195 @@
+"""Where saves are kept: a directory that the nodes share, or any address that fsspec reaches, by the same few calls.
+
+On a file system what is written is made durable (fsync), and a small object appears by one rename; in an object store
+an object appears when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
+
+from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
+from ..flyte.storage_errors import Outlook, judge, one_line
+from ..fs import ensure_dir, wait_for
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 120.0
+"""How long one request to a store is tried again while its error may pass."""
+
+LATE_SECONDS = 30.0
+"""How long a file system may take to show one node what another has made."""
+
+
+class Written:
+    """A file that is written in order, with the CRC-32 of what came since the last :meth:`begin`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size = self.crc = 0
+
+    def begin(self) -> None:
+        """The next item begins here."""
+        self.crc = 0
+
+    def write(self, data: Any) -> int:
+        """As a file's."""
+        view = memoryview(data).cast("B")
+        self.crc = zlib.crc32(view, self.crc)
+        self._file.write(view)
+        self.size += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        """As a file's."""
+        self._file.flush()
+
+
+class Store:
+    """A place; names are relative to it, with "/" between.
+
+    Args:
+        url: a path or an address; credentials are as flytekit has them.
+    """
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import strip_protocol
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.url = url.rstrip("/")
+        self._fs = _filesystem(url)
+        self._root = strip_protocol(self.url)
+        self._on_disk = isinstance(self._fs, LocalFileSystem)
+
+    def saves(self) -> dict[str, set[str]]:
+        """What is in the place: by the name of each directory, what is in it.
+
+        By listing alone: a file system may remember for a minute that a file, asked for by its name, is not there.
+        """
+        found: dict[str, set[str]] = {}
+        for path in self._list(self._root):
+            name = path.rstrip("/").rpartition("/")[2]
+            if name.startswith("step-"):
+                found[name] = {inner.rpartition("/")[2] for inner in self._list(path)}
+        return found
+
+    def make(self, save: str) -> None:
+        """Make room for a save: a directory, where the store has such."""
+        if self._on_disk:
+            ensure_dir(self._path(save))
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[Written]:
+        """A new file, written in one go; durable and visible when the block ends without an error."""
+        self._fs.invalidate_cache()
+        with self._fs.open(self._path(name), "wb") as file:
+            yield Written(file)
+            file.flush()
+            if self._on_disk:
+                os.fsync(file.fileno())
+
+    def seal(self, name: str) -> None:
+        """Make the names durable of what is in a directory of the place."""
+        if self._on_disk:
+            for path in (self._path(name), self._root):
+                directory = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Leave or replace a small object, whole and durable."""
+        if not self._on_disk:
+            self._patiently(lambda: self._fs.pipe_file(self._path(name), data), f"put {name}")
+            return
+        parent = name.rpartition("/")[0]
+        ensure_dir(self._path(parent) if parent else self._root)
+        with self.part(f"{name}.tmp") as file:
+            file.write(data)
+        self._fs.mv(self._path(f"{name}.tmp"), self._path(name))
+        self.seal(parent)
+
+    def get(self, name: str) -> bytes | None:
+        """A small object, or None where there is none."""
+        return self._unless_missing(lambda: bytes(self._fs.cat_file(self._path(name))), f"get {name}")
+
+    @contextlib.contextmanager
+    def reading(self, name: str, size: int) -> Iterator[IO[bytes]]:
+        """A file that is known to be there, with its size.
+
+        Raises:
+            FileNotFoundError: it is not there, or not of that size.
+        """
+        path = self._path(name)
+        if self._on_disk:
+            try:
+                wait_for(path, size=size, timeout=LATE_SECONDS)
+            except (FsTimeoutError, PathBlockedError) as error:
+                raise FileNotFoundError(f"{path}: {error}") from error
+        found = self._unless_missing(lambda: self._fs.open(path, "rb"), f"open {name}")
+        if found is None or found.size != size:
+            raise FileNotFoundError(f"{path} is not there with {size} bytes")
+        with found as file:
+            yield file
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or a save with all that is in it; what is gone already is no error."""
+        self._unless_missing(lambda: self._fs.rm(self._path(name), recursive=True) or True, f"remove {name}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _list(self, path: str) -> list[str]:
+        self._fs.invalidate_cache()
+        found = self._unless_missing(lambda: self._fs.ls(path, detail=False), f"list {path}")
+        return [str(one) for one in found or [] if str(one).rstrip("/") != path.rstrip("/")]
+
+    def _unless_missing(self, ask: Callable[[], T], what: str) -> T | None:
+        try:
+            return self._patiently(ask, what)
+        except Exception as error:
+            if isinstance(error, NotADirectoryError) or judge(error) is Outlook.MISSING:
+                return None
+            raise CheckpointError(
+                f"the store did not {what}",
+                where={"store": self.url},
+                seen=one_line(error),
+                hint="see whether the store answers, and whether the task's credentials may do this",
+            ) from error
+
+    def _patiently(self, action: Callable[[], T], what: str) -> T:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        pause = 0.5
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                if self._on_disk or judge(error) is not Outlook.TRANSIENT or time.monotonic() > deadline:
+                    raise
+                logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(pause * 2, 15.0)
+
+
+def _filesystem(url: str) -> Any:
+    from flytekit.core.context_manager import FlyteContextManager
+
+    try:
+        return FlyteContextManager.current_context().file_access.get_filesystem_for_path(url)
+    except (ImportError, ValueError) as error:
+        raise CheckpointError(
+            "nothing installed here reaches this store",
+            where={"store": url},
+            seen=str(error),
+            hint="install its fsspec package in the image (s3fs, gcsfs, adlfs)",
+        ) from error
