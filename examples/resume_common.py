@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import TensorDataset
+    from torch.utils.data import DataLoader, TensorDataset
 
 POINTS, FEATURES = 256, 8
 
@@ -27,7 +28,39 @@ def new_model() -> torch.nn.Module:
     import torch
 
     torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    hidden = torch.nn.Linear(FEATURES, 32)
+    return torch.nn.Sequential(hidden, torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
+
+
+class RandomNumbers:
+    """torch's random numbers of this rank, from which dropout draws: each rank draws its own, and saves its own."""
+
+    def __init__(self, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where they are."""
+        import torch
+
+        return {"cpu": torch.get_rng_state(), "gpu": torch.cuda.get_rng_state() if torch.cuda.is_available() else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        import torch
+
+        torch.set_rng_state(state["cpu"])
+        if state["gpu"] is not None:
+            torch.cuda.set_rng_state(state["gpu"])
+
+
+def loader(data: Any, sampler: Any) -> DataLoader[Any]:
+    """Batches, with random numbers of its own: else each new iterator would take one of those that dropout draws."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    return DataLoader(data, batch_size=16, sampler=sampler, generator=torch.Generator())
 
 
 def loss_on(model: torch.nn.Module) -> float:
@@ -36,5 +69,6 @@ def loss_on(model: torch.nn.Module) -> float:
 
     device = next(model.parameters()).device
     x, y = (tensor.to(device) for tensor in points().tensors)
+    model.eval()
     with torch.no_grad():
         return float(torch.nn.functional.mse_loss(model(x), y))

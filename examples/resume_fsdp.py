@@ -10,7 +10,7 @@ from devices import backend_for, device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
-from flytekitplugins_safedist.checkpoint import ResumableSampler, checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints, ResumableSampler, per_rank
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
@@ -20,7 +20,6 @@ def train(where: str = "", epochs: int = 4) -> float:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.utils.data import DataLoader
 
     me = current_rank()
     device = device_of(me)
@@ -34,11 +33,12 @@ def train(where: str = "", epochs: int = 4) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     data = common.points()
     sampler = ResumableSampler(data, rank=me.rank, world_size=me.world_size)
-    loader = DataLoader(data, batch_size=16, sampler=sampler)
+    loader = common.loader(data, sampler)
+    random = per_rank(common.RandomNumbers(seed=me.rank))
 
-    ckpt = checkpoints(where or None, every=5)
-    state = {"model": model, "optimizer": optimizer, "sampler": sampler}
-    step = ckpt.resume(state)
+    ckpt = Checkpoints(where or None, every=5)
+    state = {"model": model, "optimizer": optimizer, "sampler": sampler, "random": random}
+    step = ckpt.restore(state)
     last = float("nan")
     while sampler.epoch < epochs:
         for x, y in sampler.batches(loader):
@@ -47,6 +47,6 @@ def train(where: str = "", epochs: int = 4) -> float:
             loss.backward()
             optimizer.step()
             last = loss.item()
-            ckpt.step(step, state)
+            ckpt.save(step, state)
             step += 1
     return last

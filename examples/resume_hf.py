@@ -6,7 +6,6 @@ trainer makes its own checkpoint in scratch; a callback hands it on, whole, to w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,26 @@ from devices import device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
 
 
-class Directory:
-    """A directory of files as a state."""
+def files_of_all_ranks(directory: Path) -> dict[str, bytes]:
+    """The bytes of each file, by its path: the trainer leaves most of them to rank 0, and one to each rank."""
+    import torch.distributed as dist
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    mine = {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+    every: list[dict[str, bytes]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    return {name: files[name] for files in every for name in sorted(files)}
 
-    def state_dict(self) -> dict[str, bytes]:
-        """Each file's bytes, by its path."""
-        files = (file for file in self.path.rglob("*") if file.is_file())
-        return {str(file.relative_to(self.path)): file.read_bytes() for file in files}
 
-    def load_state_dict(self, state: Mapping[str, bytes]) -> None:
-        """Write the files."""
-        for name, data in state.items():
-            file = self.path / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
+def written(files: dict[str, bytes], directory: Path) -> Path:
+    """A directory of those files."""
+    for name, data in files.items():
+        file = directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return directory
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
@@ -47,18 +46,17 @@ def train(where: str = "", epochs: int = 4) -> float:
         """Has the trainer save when a pod is told to stop, and hands on what it saved."""
 
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-            if ckpt.wanted(state.global_step - 1):
+            if ckpt.should_save(state.global_step - 1):
                 control.should_save = True
 
         def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-            made = Directory(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-            ckpt.save(state.global_step - 1, {"trainer": made})
+            made = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            ckpt.save(state.global_step - 1, {"files": files_of_all_ranks(made)}, force=True)
 
     me = current_rank()
     set_seed(1)
-    # Without dropout: each rank has random numbers of its own, and what is handed on holds those of rank 0 only.
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 32}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
     tokens = torch.randint(32, (common.POINTS, 1), generator=torch.Generator().manual_seed(0))
     sentences = (tokens + torch.arange(16)) % 32
     arguments = TrainingArguments(
@@ -75,10 +73,12 @@ def train(where: str = "", epochs: int = 4) -> float:
     data = [{"input_ids": sentence, "labels": sentence} for sentence in sentences]
     trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Saves()])
 
-    ckpt = checkpoints(where or None, every=None)
-    resumed = Directory(me.scratch / "resumed")
-    step = ckpt.resume({"trainer": resumed})
-    trainer.train(resume_from_checkpoint=str(resumed.path) if step else None)
+    ckpt = Checkpoints(where or None, every=None)
+    kept: dict[str, Any] = {"files": {}}
+    step = ckpt.restore(kept)
+    resumed = written(kept["files"], me.scratch / "resumed")
+    trainer.train(resume_from_checkpoint=str(resumed) if step else None)
+    model.eval()
     with torch.no_grad():
         sentences = sentences.to(model.device)
         return float(model(input_ids=sentences, labels=sentences).loss)

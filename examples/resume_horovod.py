@@ -7,7 +7,7 @@ from devices import device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeHorovod, current_rank
-from flytekitplugins_safedist.checkpoint import ResumableSampler, checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints, ResumableSampler, per_rank
 
 
 @task(task_config=SafeHorovod(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
@@ -15,7 +15,6 @@ def train(where: str = "", epochs: int = 4) -> float:
     """The loss at the end. Saves go to ``where``, or, without it, to Flyte's checkpoint prefix."""
     import horovod.torch as hvd
     import torch
-    from torch.utils.data import DataLoader
 
     hvd.init()
     # Without NCCL, Horovod averages what is in the CPU's memory only.
@@ -25,16 +24,17 @@ def train(where: str = "", epochs: int = 4) -> float:
     together = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     data = common.points()
     sampler = ResumableSampler(data, rank=hvd.rank(), world_size=hvd.size())
-    loader = DataLoader(data, batch_size=16, sampler=sampler)
+    loader = common.loader(data, sampler)
+    random = per_rank(common.RandomNumbers(seed=hvd.rank()))
 
-    ckpt = checkpoints(where or None, every=5)
-    state = {"model": model, "optimizer": together, "sampler": sampler}
-    step = ckpt.resume(state)
+    ckpt = Checkpoints(where or None, every=5)
+    state = {"model": model, "optimizer": together, "sampler": sampler, "random": random}
+    step = ckpt.restore(state)
     while sampler.epoch < epochs:
         for x, y in sampler.batches(loader):
             together.zero_grad()
             torch.nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
             together.step()
-            ckpt.step(step, state)
+            ckpt.save(step, state)
             step += 1
     return common.loss_on(model)

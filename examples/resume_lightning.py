@@ -13,7 +13,7 @@ from devices import device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
-from flytekitplugins_safedist.checkpoint import ResumableSampler, checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints, ResumableSampler, per_rank
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
@@ -21,7 +21,6 @@ def train(where: str = "", epochs: int = 4) -> float:
     """The loss at the end. Saves go to ``where``, or, without it, to Flyte's checkpoint prefix."""
     import lightning.pytorch as pl
     import torch
-    from torch.utils.data import DataLoader
 
     class Regression(pl.LightningModule):  # type: ignore[misc]  # lightning is untyped to mypy here
         def __init__(self) -> None:
@@ -36,22 +35,28 @@ def train(where: str = "", epochs: int = 4) -> float:
             return torch.optim.Adam(self.parameters(), lr=1e-2)
 
     class Resumes(pl.Callback):  # type: ignore[misc]  # the same
-        """Resumes when the training starts, and tells ``checkpoints`` of each step."""
+        """Resumes when the training starts, and tells ``Checkpoints`` of each step."""
 
         def __init__(self, sampler: ResumableSampler) -> None:
             self.sampler = sampler
+            self.random = per_rank(common.RandomNumbers(seed=me.rank))
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            self.ckpt = checkpoints(where or None, every=5)
-            self.state = {"model": module, "optimizer": trainer.optimizers[0], "sampler": self.sampler}
-            self.step = self.ckpt.resume(self.state)
+            self.ckpt = Checkpoints(where or None, every=5)
+            self.state = {
+                "model": module,
+                "optimizer": trainer.optimizers[0],
+                "sampler": self.sampler,
+                "random": self.random,
+            }
+            self.step = self.ckpt.restore(self.state)
             # What Lightning counts up to max_epochs.
             progress = trainer.fit_loop.epoch_progress.current
             progress.processed = progress.completed = self.sampler.epoch
 
         def on_train_batch_end(self, _trainer: Any, _module: Any, _outputs: Any, batch: Any, _index: int) -> None:
             self.sampler.advance(len(batch[0]))
-            self.ckpt.step(self.step, self.state)
+            self.ckpt.save(self.step, self.state)
             self.step += 1
 
         def on_train_epoch_end(self, _trainer: Any, _module: Any) -> None:
@@ -75,5 +80,5 @@ def train(where: str = "", epochs: int = 4) -> float:
         logger=False,
         default_root_dir=str(me.scratch),
     )
-    trainer.fit(module, DataLoader(data, batch_size=16, sampler=sampler))
+    trainer.fit(module, common.loader(data, sampler))
     return common.loss_on(module.model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -75,6 +76,7 @@ def save(values: Mapping[Path, Any], files: Files, group: Any, failed: BaseExcep
     """
     import torch.distributed.checkpoint as torch_dcp
 
+    _alone()
     planner = _save_planner({flat(path): path for path in values}, failed)
     state = {flat(path): value for path, value in values.items()}
     try:
@@ -82,17 +84,23 @@ def save(values: Mapping[Path, Any], files: Files, group: Any, failed: BaseExcep
             state, storage_writer=_writer(files), planner=planner, process_group=group, no_dist=group is None
         )
     except torch_dcp.CheckpointException as error:
-        raise _explained(error) from error
+        raise _explained(error, files.rank if group is not None else 0) from None
 
 
-def _explained(error: Any) -> BaseException:
-    """What has failed, in whichever rank it did, without the frames of torch's."""
-    rank, (cause, *_) = min(error.failures.items())
-    if isinstance(cause, CheckpointError):
-        return cause
+def _alone() -> None:
+    """Have torch not warn that it works alone: that is what it was asked for."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+def _explained(error: Any, rank: int) -> BaseException:
+    """What has failed: in this rank its own error, else that of the first other one, without the frames of torch's."""
+    if rank in error.failures:
+        own: BaseException = error.failures[rank][0]
+        return own
+    other, (cause, *_) = min(error.failures.items())
     return CheckpointError(
-        "a rank could not do its part of a checkpoint", where={"rank": rank}, seen=f"{type(cause).__name__}: {cause}"
-    )
+        "a rank could not do its part of a checkpoint", where={"rank": other}, seen=f"{type(cause).__name__}: {cause}"
+    ).echoing()
 
 
 def _save_planner(paths: dict[str, Path], failed: BaseException | None) -> Any:
@@ -182,7 +190,7 @@ def _writer(files: Files) -> Any:
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
-class Saved:
+class SavedFiles:
     """The files of one save, each item compared with its digest as it is read."""
 
     def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
@@ -220,10 +228,11 @@ class Saved:
         """
         import torch.distributed.checkpoint as torch_dcp
 
+        _alone()
         try:
             torch_dcp.load(templates, storage_reader=_reader(self), planner=_load_planner(), no_dist=True)
         except torch_dcp.CheckpointException as error:
-            raise _explained(error) from error
+            raise _explained(error, 0) from None
 
 
 def _take(data: bytes, requests: list[Any], planner: Any) -> None:
@@ -242,7 +251,7 @@ def _take(data: bytes, requests: list[Any], planner: Any) -> None:
         planner.commit_tensor(request, target)
 
 
-def _reader(saved: Saved) -> Any:
+def _reader(saved: SavedFiles) -> Any:
     import torch
     from torch.distributed.checkpoint.storage import StorageReader
 

@@ -21,7 +21,7 @@ _PATIENCE = timedelta(hours=6)
 """Of the collectives: the others wait while one rank writes its part of a large state."""
 
 
-class Group(Protocol):
+class Ranks(Protocol):
     """All ranks.
 
     Attributes:
@@ -51,7 +51,7 @@ class Alone:
         return [data]
 
 
-class TorchGroup:
+class TorchRanks:
     """Over two gloo groups: exchanges of the main threads never meet those of the writing threads."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class TorchGroup:
         return [bytes(one.numpy()[: int(size)]) for one, size in zip(taken, sizes, strict=True)]
 
 
-class HorovodGroup:
+class HorovodRanks:
     """Over Horovod, on the CPU. It finds what belongs together by name."""
 
     writers = None
@@ -106,7 +106,7 @@ class HorovodGroup:
         return [bytes(taken[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def assemble() -> Group:
+def assemble() -> Ranks:
     """The ranks of this job, by whichever library it has initialised. A collective, under torch.
 
     Raises:
@@ -116,11 +116,11 @@ def assemble() -> Group:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         _same(identity, dist.get_rank(), dist.get_world_size(), "torch.distributed")
-        return TorchGroup() if dist.get_world_size() > 1 else Alone()
+        return TorchRanks() if dist.get_world_size() > 1 else Alone()
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
         _same(identity, hvd.rank(), hvd.size(), "Horovod")
-        return HorovodGroup(hvd) if hvd.size() > 1 else Alone()
+        return HorovodRanks(hvd) if hvd.size() > 1 else Alone()
     if identity.single:
         return Alone()
     raise CheckpointError(
@@ -146,7 +146,7 @@ def _tensor(data: bytes) -> Any:
 
 
 # --- what is exchanged ------------------------------------------------------------------------------------------------
-def together(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
+def together(group: Ranks, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """What each rank gives, in the order of ranks: plain values by name. A collective.
 
     A rank that has failed comes, too, with its error, so that all fail alike and none waits for ever.

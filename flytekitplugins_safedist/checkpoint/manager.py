@@ -16,7 +16,7 @@ from ..ranks import context
 from ..ranks.shared_page import AgreedSave
 from . import due, places, preemption, restoring, saves, saving
 from . import state as states
-from .group import Group, assemble, dumps, failure_of, loads, together
+from .group import Ranks, assemble, dumps, failure_of, loads, together
 from .saves import DamagedError
 from .saving import Author, Order
 from .staging import Buffers
@@ -63,13 +63,13 @@ class Checkpoints:
         self._by_steps = due.EverySteps(every) if isinstance(every, int) else None
         self._by_time = due.EverySeconds(every.total_seconds()) if isinstance(every, timedelta) else None
         self._progress, self._buffers, self._writer = due.StepProgress(), Buffers(), Writer()
-        self._ranks: Group | None = None
+        self._ranks: Ranks | None = None
         self._place: Store | None = None
         self._pointed = not self._facts.given
         self._checked = False
         self._asked: tuple[int, bool] | None = None
         self._agreed: AgreedSave | None = None
-        self._point = preemption.SavePoint(lambda: self._settled()[1])
+        self._point = preemption.Preemption(lambda: self._settled()[1])
         self.latest: int | None = None
         """The step of the newest save that this process knows to be committed, its own or the one it restored."""
         context.at_end(self.wait)
@@ -194,7 +194,7 @@ class Checkpoints:
             self.wait()
 
     # --- among ranks --------------------------------------------------------------------------------------------------
-    def _group(self) -> Group:
+    def _group(self) -> Ranks:
         if self._ranks is None:
             self._ranks = assemble()
         return self._ranks
@@ -204,7 +204,7 @@ class Checkpoints:
         self.latest = told[0]["latest"]  # rank 0 commits
         return told
 
-    def _settled(self) -> tuple[Group, Store]:
+    def _settled(self) -> tuple[Ranks, Store]:
         group = self._group()
         if self._place is None:
             mine: dict[str, Any] = {}

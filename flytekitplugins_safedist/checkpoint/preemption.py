@@ -37,7 +37,7 @@ _SKEW_SECONDS = 300.0
 """How far the clocks of two nodes may be apart. An older mark is of a pod that was killed, and nobody waits for it."""
 
 
-class SavePoint:
+class Preemption:
     """Whether all ranks save now, as their agents have agreed.
 
     Args:

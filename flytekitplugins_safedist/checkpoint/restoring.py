@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import CheckpointError
 from . import saves
-from .dcp import Path, Saved, flat
-from .group import Group
+from .dcp import Path, SavedFiles, flat
+from .group import Ranks
 from .state import (
     bare,
     has_state,
@@ -31,7 +31,7 @@ from .store import Store
 logger = logging.getLogger(__name__)
 
 
-def read(store: Store, name: str, state: Mapping[str, Any], group: Group) -> dict[str, Any]:
+def read(store: Store, name: str, state: Mapping[str, Any], group: Ranks) -> dict[str, Any]:
     """What one save holds of the names in the state, as trees of this rank; its models' own tensors are overwritten.
 
     Raises:
@@ -47,7 +47,7 @@ def read(store: Store, name: str, state: Mapping[str, Any], group: Group) -> dic
             expected=", ".join(sorted(state)),
             hint="give restore() names that save() was given; add new ones after it",
         )
-    saved = Saved(store, name, manifest)
+    saved = SavedFiles(store, name, manifest)
     own = {f"{key}@{group.rank}": key for key in state if key in manifest.per_rank}
     if own and manifest.world_size != group.world_size:
         logger.warning(

@@ -205,6 +205,8 @@ def _mark(value: Any) -> Any:
         small = value.numel() * value.itemsize <= _COMPARED_BYTES
         data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() if small and value.numel() else b""
         return tuple(value.shape), value.dtype, zlib.crc32(data)
+    if isinstance(value, bytes):
+        return len(value), zlib.crc32(value)
     if isinstance(value, dict):
         return [(key, _mark(inner)) for key, inner in value.items()]
     return [_mark(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -59,24 +59,14 @@ def test_before_the_first_step_there_is_nothing_to_save_and_the_pod_leaves_at_on
     assert "a node was told to stop" not in gone.err, "its ranks were not asked for anything"
 
 
-@pytest.mark.parametrize("task", ["held", "held_sharded"])
-@pytest.mark.parametrize("phase", ["compiles", "evaluates"])
-def test_a_state_that_is_held_is_saved_in_the_midst_of_it(warm, tmp_path, ranks_gate, phase, task):
-    job = InPhase(warm, tmp_path, task, phase, ranks_gate)
-    gone = job.goes_on_with(LAST + 1)  # nobody has given the word: the pod has not waited for the end of it
-    assert f"{AGREED}{LAST}\n" in gone.err
-
-
 @pytest.mark.parametrize("phase", LONG)
-def test_what_is_not_held_and_takes_longer_than_the_pod_may_wait_costs_the_steps_since_the_last_save(
-    warm, tmp_path, ranks_gate, phase
-):
-    job = InPhase(warm, tmp_path, "not_held_for_long", phase, ranks_gate)
+def test_what_takes_longer_than_the_pod_may_wait_costs_the_steps_since_the_last_save(warm, tmp_path, ranks_gate, phase):
+    job = InPhase(warm, tmp_path, "impatient", phase, ranks_gate)
     job.goes_on_with(SAVED + 1)
 
 
-def test_what_is_not_held_is_waited_for_and_the_step_after_it_is_saved(warm, tmp_path, ranks_gate):
-    job = InPhase(warm, tmp_path, "not_held", "evaluates on rank 0", ranks_gate)
+def test_what_is_long_is_waited_for_and_the_step_after_it_is_saved(warm, tmp_path, ranks_gate):
+    job = InPhase(warm, tmp_path, "patient", "evaluates on rank 0", ranks_gate)
     until(lambda: AGREED in (job.first.files / "err").read_text(), "the ranks know at which step they save")
     ranks_gate.let_go(1)
     gone = job.goes_on_with(LAST + 2)

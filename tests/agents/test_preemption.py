@@ -15,7 +15,7 @@ import pytest
 from tests.agents import test_elastic
 from tests.harness.job import Job
 from tests.harness.procs import DEADLINE, TERM, Gate, Running, uploaded_output
-from tests.harness.product import leaving
+from tests.harness.product import preemption
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 
@@ -117,7 +117,7 @@ class Overlapping:
 
     @property
     def mark(self) -> Path:
-        return self.kept / leaving.MARK
+        return self.kept / preemption.MARK
 
 
 def until(condition: Callable[[], bool]) -> None:

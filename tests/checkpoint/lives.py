@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
+from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 from tests.fs.ranks import Outcome, Process, meeting_point, rank_env
-from tests.harness.product import points
 
 WRITER = "safedist-checkpoint"
 """The thread that writes saves."""
@@ -58,11 +58,10 @@ class Life:
         number: from 1.
         place: where saves go, as this rank names it.
         directory: of the ledger and of process ids.
-        sharded: how it saves.
+        sharded: whether each rank holds a part of the model.
         steps: how many it takes, saving after each.
         kill: what happens to it.
         floats: in the part of the state that is one large tensor.
-        local: where first copies go.
     """
 
     number: int
@@ -72,11 +71,15 @@ class Life:
     steps: int = 3
     kill: Kill | None = None
     floats: int = 1000
-    local: str | None = None
 
 
-def new_state(floats: int) -> dict[str, Any]:
+def new_state(floats: int, *, sharded: bool) -> dict[str, Any]:
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    if sharded and dist.is_initialized():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     state = {"model": model, "again": torch.zeros(floats), "number": 0}
     fill(state, -1)
     return state
@@ -93,7 +96,8 @@ def fill(state: dict[str, Any], value: int) -> None:
 def values(state: dict[str, Any]) -> set[int]:
     """All numbers that the state is made of: one, unless it is of two saves."""
     tensors = [*state["model"].parameters(), state["again"]]
-    return {int(one) for tensor in tensors for one in tensor.detach().unique()} | {int(state["number"])}
+    held = [one.to_local() if hasattr(one, "to_local") else one for one in tensors]
+    return {int(one) for tensor in held for one in tensor.detach().unique()} | {int(state["number"])}
 
 
 def said(directory: Path, line: str) -> None:
@@ -108,15 +112,15 @@ _step: ContextVar[int] = ContextVar("step")
 def live(life: Life, rank: int) -> None:
     """One rank's life. It has joined its process group, where there are several."""
     (life.directory / f"rank-{rank}.pid").write_text(str(os.getpid()))
-    state = new_state(life.floats)
-    ckpt = checkpoints(life.place, every=1, keep=2, sharded=life.sharded, local=life.local)
-    first = ckpt.resume(state)
+    state = new_state(life.floats, sharded=life.sharded)
+    ckpt = Checkpoints(life.place, every=1, keep=2)
+    first = ckpt.restore(state)
     said(life.directory, f"resumed {life.number} {rank} {first - 1} {' '.join(map(str, sorted(values(state))))}")
     _arm(life, rank)
     for step in range(first, first + life.steps):
         fill(state, life.number * 1000 + step)
         _step.set(step)
-        ckpt.step(step, state)
+        ckpt.save(step, state)
     ckpt.wait()
 
 

@@ -15,8 +15,8 @@ from flytekit import FlyteContextManager
 from flytekit.configuration import DataConfig
 from flytekit.core.data_persistence import FileAccessProvider
 
-from flytekitplugins_safedist.checkpoint import checkpoints
-from tests.harness.product import points
+from flytekitplugins_safedist.checkpoint import Checkpoints
+from tests.checkpoint import points
 
 STEPS = 6
 EVERY = 2
@@ -57,14 +57,15 @@ def save_two(place: str, stop: str, arrival: int, pause: Any) -> None:
 
     points.on_point = reached
     reach_stores()
-    ckpt = checkpoints(place, every=None, keep=1)
+    ckpt = Checkpoints(place, every=None, keep=1)
     for step in (1, 2):
-        ckpt.save(step, plain_state(step), wait=True)
+        ckpt.save(step, plain_state(step), force=True)
+        ckpt.wait()
 
 
 def resumed(place: str | Path) -> tuple[int, float]:
     """The step to begin with, and the number that the state is."""
     reach_stores()
     state = plain_state(-1)
-    step = checkpoints(place).resume(state)
+    step = Checkpoints(place).restore(state)
     return step, one_value(state)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
+from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
-from tests.harness.product import points
 
 
 def _model(kind: str) -> torch.nn.Module:
@@ -78,15 +78,15 @@ def train(directory: str, place: str, kind: str, steps: str, *die: str) -> None:
     model = _model(kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     state = {"model": model, "optimizer": optimizer, "told": "nothing", "kept": torch.zeros(3)}
-    ckpt = checkpoints(place, every=5, sharded=True if kind == "ddp" else None)
-    first = ckpt.resume(state)
+    ckpt = Checkpoints(place, every=5)
+    first = ckpt.restore(state)
     resumed = {"first": first, "told": state["told"], "kept": state["kept"].tolist(), **_seen(model, optimizer)}
     for step in range(first, first + int(steps)):
         optimizer.zero_grad()
         model(torch.ones(4, 7)).square().sum().backward()
         optimizer.step()
         state["told"], state["kept"] = f"step {step}", torch.full((3,), float(step))
-        ckpt.step(step, state)
+        ckpt.save(step, state)
     ended = _seen(model, optimizer)
     ckpt.wait()
     if dist.get_rank() == 0:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.checkpoint import points
 from tests.checkpoint.saving import resumed, save_two
 from tests.fs.ranks import Process, pause
-from tests.harness.product import points
 
 # point, which arrival at it -> the step that is found; each of the two saves comes by each point once but for the
 # manifest that is pruned, of which there is only one.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.checkpoint import points
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.product import points
 
 
 def chain(directory, ways, places, env=None, *, sharded):
@@ -20,7 +20,7 @@ def chain(directory, ways, places, env=None, *, sharded):
 
 def every_point(rank):
     """Each point that the rank comes to, at its second save; a manifest is pruned with the third."""
-    mine = points.IN_ORDER if rank == 0 else (points.PART_WRITTEN,)
+    mine = points.IN_ORDER if rank == 0 else (points.PART_OPENED, points.PART_WRITTEN)
     return [Kill("rank", rank, point, 1 if point == points.PRUNED_ONE_MANIFEST else 2) for point in mine]
 
 

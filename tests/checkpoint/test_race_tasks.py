@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.procs import uploaded_output
-from tests.harness.product import manifest
+from tests.harness.product import saves
 
 
 @pytest.fixture(scope="session")
@@ -76,4 +76,4 @@ def test_the_save_in_flight_is_committed_before_outputs_are_uploaded(warm, tmp_p
     assert uploaded_output(ended) == "returned", ended.err
     place = execution.place(0)
     (save,) = (path for path in place.with_name(f"{place.name}-safedist").iterdir() if path.is_dir())
-    assert (save / manifest.NAME).exists()
+    assert (save / saves.MANIFEST).exists()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.checkpoint import points
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.product import DirectoryStore, points, stores
+from tests.harness.product import Store, store
 
 
 @pytest.fixture
@@ -20,28 +21,28 @@ def nodes(tmp_path):
 
 
 def test_what_a_node_did_not_find_before_is_found_when_it_is_there(nodes):
-    one, two = (DirectoryStore(client.path / "place") for client in nodes)
-    assert (two.names(), two.get("save/manifest.json")) == ([], None)
-    one.make("save")
-    assert two.get("save/manifest.json") is None
-    one.put_new("save/manifest.json", b"whole")
-    assert two.names() == ["save"]
-    assert two.get("save/manifest.json") == b"whole"
+    one, two = (Store(str(client.path / "place")) for client in nodes)
+    assert (two.saves(), two.get("step-1/manifest.json")) == ({}, None)
+    one.make("step-1")
+    assert two.get("step-1/manifest.json") is None
+    one.put("step-1/manifest.json", b"whole")
+    assert two.saves() == {"step-1": {"manifest.json"}}
+    assert two.get("step-1/manifest.json") == b"whole"
 
 
 def test_a_part_that_is_late_is_waited_for(nodes):
-    one, two = (DirectoryStore(client.path) for client in nodes)
+    one, two = (Store(str(client.path)) for client in nodes)
     nodes[1].set(late=[1, 1], late_match="*part")
     with one.part("part") as file:
         file.write(b"whole")
-    with two.read("part") as file:
+    with two.reading("part", 5) as file:
         assert file.read() == b"whole"
 
 
-@pytest.mark.parametrize(("rank", "arrival"), [(0, 3), (0, 4), (1, 2)])
+@pytest.mark.parametrize(("rank", "arrival"), [(0, 2), (1, 2)])
 def test_a_node_that_loses_the_place_holds_no_other_node_up(nodes, tmp_path, rank, arrival, monkeypatch):
-    """In the second save, in which rank 0 writes two parts."""
-    monkeypatch.setattr(stores, "LATE_SECONDS", 1.0)
+    """In the second save."""
+    monkeypatch.setattr(store, "LATE_SECONDS", 1.0)
     (tmp_path / "store.pid").write_text(str(nodes[rank]._server.pid))
     place = tmp_path / "server" / "place"
     places = [str(nodes[0].path / "place"), str(nodes[1].path / "place")]

@@ -11,14 +11,11 @@ import importlib
 from typing import Any
 
 PRIVATE = {
-    "leaving": "checkpoint.leaving",
-    "manifest": "checkpoint.manifest",
-    "CHECKPOINTS_RECORD": "checkpoint.places:RECORD",
-    "points": "checkpoint.points",
-    "near": "checkpoint.saves:near",
-    "DirectoryStore": "checkpoint.stores:DirectoryStore",
-    "open_store": "checkpoint.stores:open_store",
-    "stores": "checkpoint.stores",
+    "CHECKPOINTS_RECORD": "checkpoint.places:POINTER",
+    "preemption": "checkpoint.preemption",
+    "saves": "checkpoint.saves",
+    "Store": "checkpoint.store:Store",
+    "store": "checkpoint.store",
     "CACHES": "config.caches:CACHES",
     "SCRATCH_MOUNT": "config.cluster:SCRATCH_MOUNT",
     "canonical": "config.quantities:canonical",

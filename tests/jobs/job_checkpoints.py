@@ -8,7 +8,7 @@ import torch
 from flytekit import current_context, task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
 
 ROUNDS = 3
 
@@ -19,12 +19,12 @@ def _trained(together: object) -> str:
     model = torch.nn.Linear(4, 4)
     torch.nn.init.constant_(model.weight, float(me.rank))
     state = {"model": model, "history": []}
-    ckpt = checkpoints(every=1, resume_from=os.environ.get("TEST_RESUME_FROM"))
-    first = ckpt.resume(state)
+    ckpt = Checkpoints(every=1, resume_from=os.environ.get("TEST_RESUME_FROM"))
+    first = ckpt.restore(state)
     state["history"].append(f"{me.attempt}.{me.round}:{first}")
     for step in range(first, first + 3):
         torch.nn.init.constant_(model.weight, float(step))
-        ckpt.step(step, state)
+        ckpt.save(step, state)
     ckpt.wait()
     together()  # type: ignore[operator]
     if me.round < int(os.environ.get("TEST_FAILING_ROUNDS", "0")):
@@ -63,12 +63,12 @@ def ends_while_saving() -> str:
     """Returns with a save in flight, which is slow."""
     import threading
 
-    from tests.harness.product import points
+    from tests.checkpoint import points
 
     def slow(point: str) -> None:
         if point == points.PART_OPENED:
             threading.Event().wait(1)
 
     points.on_point = slow
-    checkpoints(every=None).save(7, {"x": torch.ones(3)})
+    Checkpoints(every=None).save(7, {"x": torch.ones(3)}, force=True)
     return "returned"

@@ -11,7 +11,7 @@ from flytekit import task
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist import CheckpointError, ConfigError, DownloadError, SafeTorch, Timeouts, current_rank
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
 from flytekitplugins_safedist.errors import Problem
 from flytekitplugins_safedist.fs import ensure_dir, once_per_job
 
@@ -20,11 +20,11 @@ def _resumes_from_what_is_not_there() -> None:
     import torch
 
     state = {"model": torch.nn.Linear(1, 1), "step": 0}
-    checkpoints(str(Path.cwd() / "saves"), every=1, resume_from=str(Path.cwd() / "nowhere")).resume(state)
+    Checkpoints(str(Path.cwd() / "saves"), every=1, resume_from=str(Path.cwd() / "nowhere")).restore(state)
 
 
 def _saves_what_cannot_be_saved() -> None:
-    checkpoints(str(Path.cwd() / "saves"), every=1).save(1, {"stream": (_ for _ in ())}, wait=True)
+    Checkpoints(str(Path.cwd() / "saves"), every=1).save(1, {"stream": (_ for _ in ())})
 
 
 def _makes_a_directory_on_a_file() -> None:
@@ -33,7 +33,7 @@ def _makes_a_directory_on_a_file() -> None:
 
 
 def _saves_with_a_wrong_argument() -> None:
-    checkpoints(str(Path.cwd() / "saves"), every=-5)
+    Checkpoints(str(Path.cwd() / "saves"), every=-5)
 
 
 def _fails_by(cause: BaseException, error: type[Exception]) -> Callable[[], None]:

@@ -6,7 +6,6 @@ more steps.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import torch
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
-from flytekitplugins_safedist.checkpoint import Checkpoints, checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
 from tests.harness.procs import say, wait_for_word
 
 SAVED, LAST = 1, 3
@@ -71,7 +70,7 @@ PHASES: dict[str, Callable[[Any], None]] = {
 }
 
 
-def train(held: Callable[[Checkpoints, dict[str, Any]], Any], *, at: int = LAST, sharded: bool | None = None) -> str:
+def train(*, at: int = LAST) -> str:
     import torch.distributed as dist
 
     me, phase = current_rank(), PHASES[os.environ["TEST_PHASE"]]
@@ -80,32 +79,23 @@ def train(held: Callable[[Checkpoints, dict[str, Any]], Any], *, at: int = LAST,
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
     state = {"model": model, "optimizer": optimizer, "steps": []}
-    ckpt = checkpoints(os.environ["TEST_WHERE"], every=None, sharded=sharded)
-    first = ckpt.resume(state)
+    ckpt = Checkpoints(os.environ["TEST_WHERE"], every=None)
+    first = ckpt.restore(state)
     if me.round:
         say(f"rank {me.rank} goes on with {first}")
     step = first
     while me.round == 0 or step < first + 2:
         if me.round == 0 and step == at + 1:
-            with held(ckpt, state):
-                phase(model)
+            phase(model)
         model(torch.ones(2)).sum().backward()
         optimizer.step()
         dist.all_reduce(torch.ones(1))
         state["steps"].append(step)
-        ckpt.step(step, state)
+        ckpt.save(step, state, force=step == SAVED)
         if step == SAVED:
-            ckpt.save(step, state, wait=True)
+            ckpt.wait()
         step += 1
     return repr(state["steps"])
-
-
-def as_it_is(_ckpt: Checkpoints, _state: dict[str, Any]) -> Any:
-    return contextlib.nullcontext()
-
-
-def holding(ckpt: Checkpoints, state: dict[str, Any]) -> Any:
-    return ckpt.holding(LAST, state)
 
 
 PATIENT = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=240)
@@ -114,24 +104,14 @@ IMPATIENT = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=2)
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=PATIENT))
 def before_the_first_step() -> str:
-    return train(as_it_is, at=-1)
+    return train(at=-1)
 
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=PATIENT))
-def held() -> str:
-    return train(holding)
-
-
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=PATIENT))
-def held_sharded() -> str:
-    return train(holding, sharded=True)
-
-
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=PATIENT))
-def not_held() -> str:
-    return train(as_it_is)
+def patient() -> str:
+    return train()
 
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=IMPATIENT))
-def not_held_for_long() -> str:
-    return train(as_it_is)
+def impatient() -> str:
+    return train()

@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
 from tests.harness.procs import say, wait_for_word
 from tests.harness.product import context
 
@@ -92,12 +92,12 @@ def by_hand() -> str:
 def alone_by_checkpoints() -> str:
     """One long step, in which the pod is told to stop; then one more, after which it saves."""
     attempt = current_rank().attempt
-    ckpt = checkpoints(os.environ["TEST_KEPT"], every=None)
-    first = ckpt.resume(state := {"steps": 0})
+    ckpt = Checkpoints(os.environ["TEST_KEPT"], every=None)
+    first = ckpt.restore(state := {"steps": 0})
     say(f"attempt {attempt} begins with {first}")
     if attempt:
         return f"from {first}"
-    ckpt.step(0, state)
+    ckpt.save(0, state)
     say("in a long step")
     wait_for_word()
     how = os.environ.get("TEST_HOW")
@@ -106,7 +106,7 @@ def alone_by_checkpoints() -> str:
     if how == "exit":
         sys.exit(3)
     step = 0
-    while not ckpt.wanted(step := step + 1):
+    while not ckpt.should_save(step := step + 1):
         pass
     ckpt.save(step, state)
     return "nobody told this pod to stop"

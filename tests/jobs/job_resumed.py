@@ -30,37 +30,42 @@ TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=60)
 def run(module: str) -> float:
     how = os.environ["TEST_HOW"]
     me = current_rank()
-    original, wanted, resume = Checkpoints.step, Checkpoints.wanted, Checkpoints.resume
+    save, should_save, restore = Checkpoints.save, Checkpoints.should_save, Checkpoints.restore
+    done: set[int] = set()
 
-    def resumed(self: Checkpoints, state: Any) -> int:
-        step = resume(self, state)
+    def restored(self: Checkpoints, state: Any, step: int | None = None) -> int:
+        first = restore(self, state, step)
         if me.round > 0:
-            say(f"rank {me.rank} goes on with {step}")
-        return step
+            say(f"rank {me.rank} goes on with {first}")
+        return first
 
-    def step(self: Checkpoints, step: int, state: Any) -> None:
-        original(self, step, state)
+    def saved(self: Checkpoints, step: int, state: Any, force: bool = False) -> None:
+        save(self, step, state, force)
         happen(self, step)
 
     def asked(self: Checkpoints, step: int) -> bool:
-        is_wanted = wanted(self, step)
-        happen(self, step)
+        is_wanted = should_save(self, step)
+        if not is_wanted:
+            happen(self, step)
         return is_wanted
 
     def happen(self: Checkpoints, step: int) -> None:
-        if step == STEP and me.round == 0 and how == "killed":
+        if step != STEP or step in done or me.round > 0:
+            return
+        done.add(step)
+        if how == "killed":
+            self.wait()
             if me.rank == 0:
-                self.wait()
-                say(f"rank 0 has committed {self.last_committed}")
+                say(f"rank 0 has committed {self.latest}")
             else:
                 wait_for_word()
                 os.kill(os.getpid(), signal.SIGKILL)
-        if step == STEP and me.round == 0 and how == "told":
+        if how == "told":
             say(f"rank {me.rank} is there")
             while not me.preempted:
                 select.select([], [], [], 0.01)
 
-    Checkpoints.step, Checkpoints.wanted, Checkpoints.resume = step, asked, resumed
+    Checkpoints.save, Checkpoints.should_save, Checkpoints.restore = saved, asked, restored
     trained: float = importlib.import_module(module).train.task_function(where=os.environ["TEST_WHERE"], epochs=4)
     return trained
 

@@ -108,8 +108,8 @@ def train(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.import_module(example)
     monkeypatch.setattr(module, "current_rank", lambda: SimpleNamespace(scratch=tmp_path, **vars(RANK_1)))
     if example.startswith("resume"):
-        saves = SimpleNamespace(resume=lambda state: 0, step=lambda step, state: None)
-        monkeypatch.setattr(module, "checkpoints", lambda *_, **__: saves)
+        saves = SimpleNamespace(restore=lambda state: 0, save=lambda step, state: None)
+        monkeypatch.setattr(module, "Checkpoints", lambda *_, **__: saves)
     return module.train.task_function(epochs=1)
 
 

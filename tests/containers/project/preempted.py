@@ -11,7 +11,7 @@ from flytekit import PodTemplate, task
 from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
-from flytekitplugins_safedist.checkpoint import checkpoints
+from flytekitplugins_safedist.checkpoint import Checkpoints
 
 from .jobs import LEARNING_RATE, model, say
 
@@ -25,14 +25,14 @@ def grace(seconds: int) -> PodTemplate:
     return PodTemplate(pod_spec=spec)
 
 
-def train(trained: Any, optimizer: Any, meet: Callable[[], object], sharded: bool | None = None) -> str:
+def train(trained: Any, optimizer: Any, meet: Callable[[], object]) -> str:
     """Each rank writes every step into a file that outlives it; what is saved has a list of them, too."""
     import torch
 
     me = current_rank()
     state = {"model": trained, "optimizer": optimizer, "steps": []}
-    ckpt = checkpoints(every=None, sharded=sharded, resume_from=os.environ.get("TEST_RESUME_FROM"))
-    first = step = ckpt.resume(state)
+    ckpt = Checkpoints(every=None, resume_from=os.environ.get("TEST_RESUME_FROM"))
+    first = step = ckpt.restore(state)
     with open(f"/gate/steps-{me.rank}", "a", buffering=1) as file:
         while not first or step < first + MORE:
             optimizer.zero_grad()
@@ -41,7 +41,7 @@ def train(trained: Any, optimizer: Any, meet: Callable[[], object], sharded: boo
             meet()
             state["steps"].append(step)
             file.write(f"{step}\n")
-            ckpt.step(step, state)
+            ckpt.save(step, state)
             if step == first:  # only now a pod that is told to stop knows that this rank would save
                 say(f"rank {me.rank} of {me.world_size} from {first}")
             step += 1
@@ -82,15 +82,16 @@ def by_hand() -> str:
     return train(trained, Descent(trained), dist.barrier)
 
 
-def with_torch(sharded: bool | None = None) -> str:
+def with_torch(*, sharded: bool = False) -> str:
     import torch
     import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    trained = model()
+    trained = fully_shard(model()) if sharded else DistributedDataParallel(model())
     optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
-    return train(DistributedDataParallel(trained), optimizer, dist.barrier, sharded)
+    return train(trained, optimizer, dist.barrier)
 
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(15))

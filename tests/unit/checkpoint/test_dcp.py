@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint import metadata as torchs
 
 from flytekitplugins_safedist.checkpoint import dcp
-from flytekitplugins_safedist.checkpoint.crew import Alone
+from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 
 
@@ -34,20 +34,21 @@ class Gives:
 
 @pytest.fixture
 def saved(tmp_path):
-    dcp.save({"weight": torch.ones(3)}, tmp_path, Alone())
-    return tmp_path / dcp.METADATA
+    files = dcp.Files(Store(str(tmp_path)), "step-1", 0, lambda sizes, items: None)
+    dcp.save({("weight",): torch.ones(3)}, files, None)
+    return tmp_path / "step-1" / dcp.METADATA
 
 
 def test_it_is_read_as_it_was_written(saved):
-    assert list(dcp.read_metadata(saved).state_dict_metadata) == ["weight"]
+    assert list(dcp.read_metadata(saved.read_bytes()).state_dict_metadata) == ["weight"]
 
 
 def test_members_of_enums_are_read_as_any_python_pickles_them(saved):
-    made = dcp.read_metadata(saved)
+    made = dcp.read_metadata(saved.read_bytes())
     with open(saved, "wb") as file:
         AsPython3112(file).dump(made)
     assert b"getattr" in saved.read_bytes()
-    assert dcp.read_metadata(saved) == made
+    assert dcp.read_metadata(saved.read_bytes()) == made
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,6 @@ def test_members_of_enums_are_read_as_any_python_pickles_them(saved):
         (Gives(getattr, "text", "format"), "getattr of text"),
     ],
 )
-def test_what_does_not_belong_there_is_refused(tmp_path, given, named):
-    path = tmp_path / dcp.METADATA
-    path.write_bytes(pickle.dumps(given))
+def test_what_does_not_belong_there_is_refused(given, named):
     with pytest.raises(CheckpointError, match=rf"does not belong there.*{named}"):
-        dcp.read_metadata(path)
+        dcp.read_metadata(pickle.dumps(given))

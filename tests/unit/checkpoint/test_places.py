@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flytekitplugins_safedist.checkpoint.places import (
-    RECORD,
+    POINTER,
     Facts,
-    known_before,
-    leave_record,
+    named,
     outputs_before,
     outputs_of,
+    settle,
 )
 from flytekitplugins_safedist.errors import CheckpointError
 
@@ -18,6 +20,7 @@ from flytekitplugins_safedist.errors import CheckpointError
 def attempt(tmp_path, number, execution="f1"):
     return Facts(
         own=f"{tmp_path}/raw/{execution}-{number}/cp",
+        given=False,
         before=f"{tmp_path}/raw/{execution}-{number - 1}/cp" if number else None,
         outputs=f"{tmp_path}/meta/proj-dev-{execution}/n0/data/{number}",
         attempt=number,
@@ -25,24 +28,27 @@ def attempt(tmp_path, number, execution="f1"):
     )
 
 
-def test_the_first_attempt_knows_none(tmp_path):
-    assert known_before(attempt(tmp_path, 0)) == []
+def test_all_attempts_save_where_the_first_did(tmp_path):
+    assert settle(attempt(tmp_path, 0)) == attempt(tmp_path, 0).own
+    assert settle(attempt(tmp_path, 1)) == attempt(tmp_path, 0).own
+    # attempts 2 and 3 died before they left anything
+    assert settle(attempt(tmp_path, 4)) == attempt(tmp_path, 0).own
 
 
-def test_an_attempt_that_left_nothing_hides_nothing(tmp_path):
-    leave_record(attempt(tmp_path, 0), [])
-    # attempts 1 and 2 died before they left anything
-    assert known_before(attempt(tmp_path, 3)) == [attempt(tmp_path, 2).own, attempt(tmp_path, 0).own]
+def test_an_attempt_that_left_nothing_is_not_waited_for(tmp_path):
+    assert settle(attempt(tmp_path, 1)) == attempt(tmp_path, 1).own
+    assert settle(attempt(tmp_path, 2)) == attempt(tmp_path, 1).own
 
 
-def test_each_attempt_hands_on_what_it_knows(tmp_path):
-    first = attempt(tmp_path, 0)
-    leave_record(first, ["/recovered/from"])
-    second = attempt(tmp_path, 1)
-    leave_record(second, known_before(second))
-    # without the outputs' prefix: Flyte's word on the attempt before, and what that one left in its place
-    third = Facts(own=f"{tmp_path}/raw/f1-2/cp", before=second.own)
-    assert known_before(third) == [second.own, first.own, "/recovered/from"]
+def test_without_the_outputs_prefix_each_attempt_hands_on_where_the_first_saved(tmp_path):
+    for number in range(3):
+        facts = replace(attempt(tmp_path, number), outputs=None)
+        assert settle(facts) == attempt(tmp_path, 0).own
+
+
+def test_a_place_that_the_user_has_given_is_not_written_to_before_the_first_save(tmp_path):
+    assert settle(Facts(f"{tmp_path}/mine")) == f"{tmp_path}/mine"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_prefixes_that_do_not_end_in_the_attempt_are_not_counted_down():
@@ -56,11 +62,10 @@ def test_prefixes_that_do_not_end_in_the_attempt_are_not_counted_down():
 
 def test_another_execution_is_found_by_its_name(tmp_path):
     for number in range(2):
-        facts = attempt(tmp_path, number, "old")
-        leave_record(facts, known_before(facts))
-    new = attempt(tmp_path, 0, "new")
-    found = known_before(new, records_at=outputs_of(new, "old"))
-    assert found == [attempt(tmp_path, 1, "old").own, attempt(tmp_path, 0, "old").own]
+        settle(attempt(tmp_path, number, "old"))
+    assert named(attempt(tmp_path, 0, "new"), "old") == attempt(tmp_path, 0, "old").own
+    with pytest.raises(CheckpointError, match="has left no record"):
+        named(attempt(tmp_path, 0, "new"), "older")
 
 
 def test_where_the_prefix_does_not_show_it_that_is_said(tmp_path):
@@ -69,8 +74,7 @@ def test_where_the_prefix_does_not_show_it_that_is_said(tmp_path):
 
 
 def test_a_damaged_record_is_an_error_and_not_an_empty_one(tmp_path):
-    first = attempt(tmp_path, 0)
-    leave_record(first, [])
-    (tmp_path / "raw/f1-0/cp" / RECORD).write_text("{")
-    with pytest.raises(CheckpointError, match="record of earlier checkpoints cannot be read"):
-        known_before(attempt(tmp_path, 1))
+    settle(attempt(tmp_path, 0))
+    (tmp_path / "meta/proj-dev-f1/n0/data/0" / POINTER).write_text("{")
+    with pytest.raises(CheckpointError, match="record of where checkpoints are cannot be read"):
+        settle(attempt(tmp_path, 1))

@@ -1,0 +1,84 @@
+"""What a rank saves because a pod of the job is told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import Checkpoints, saves
+from flytekitplugins_safedist.checkpoint.store import Store
+from flytekitplugins_safedist.handoff import HERE
+from flytekitplugins_safedist.ranks import shared_page
+from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentPage:
+    """The agent's end of this process's page."""
+    made = shared_page.make(tmp_path / "page")
+    monkeypatch.setattr(HERE, "page", shared_page.open_page(tmp_path / "page"))
+    return made
+
+
+def answered(agent: AgentPage, call: int, step: int, *, urgent: bool) -> None:
+    agent.call(call)
+    agent.answer(call, step, urgent=urgent)
+
+
+@pytest.fixture
+def stood_still(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Filled when a rank would stand still."""
+    found: list[str] = []
+    monkeypatch.setattr(RankPage, "stand_still", lambda _: found.append("still"))
+    return found
+
+
+def steps(place: Path) -> set[int]:
+    return {saves.step_of(name) for name in saves.committed(Store(str(place)))}
+
+
+def test_a_save_that_is_asked_for_is_taken_at_its_step_and_training_goes_on(agent, stood_still, tmp_path):
+    with Checkpoints(tmp_path / "place", every=None) as ckpt:
+        for step in range(4):
+            if step == 1:
+                answered(agent, 1, 2, urgent=False)
+            ckpt.save(step, {"x": step})
+    assert steps(tmp_path / "place") == {2}
+    assert agent.finished(1, urgent=True)
+    assert stood_still == []
+
+
+def test_an_urgent_save_is_committed_and_the_last_thing_a_rank_does(agent, tmp_path, monkeypatch):
+    there: list[set[int]] = []
+    monkeypatch.setattr(RankPage, "stand_still", lambda _: there.append(steps(tmp_path / "place")))
+    answered(agent, 1, 0, urgent=True)
+    Checkpoints(tmp_path / "place", every=None).save(0, {"x": 0})
+    assert there == [{0}]
+    assert agent.finished(1, urgent=True)
+
+
+def test_an_urgent_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_still, tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    answered(agent, 1, 0, urgent=True)
+    Checkpoints(tmp_path / "file" / "place", every=None).save(0, {"x": 0})
+    assert agent.finished(1, urgent=True)
+    assert stood_still == ["still"]
+    assert "the last save before the pod leaves failed" in caplog.text
+
+
+def test_a_trainer_that_makes_its_own_files_is_told_before_and_saves_then(agent, stood_still, tmp_path):
+    answered(agent, 1, 1, urgent=False)
+    with Checkpoints(tmp_path / "place", every=None) as ckpt:
+        assert not ckpt.should_save(0)
+        assert ckpt.should_save(1)
+        ckpt.save(1, {"x": 1})
+    assert steps(tmp_path / "place") == {1}
+
+
+def test_a_save_that_was_due_where_all_agreed_on_one_does_not_come_again_at_the_next_step(agent, tmp_path):
+    answered(agent, 1, 4, urgent=False)
+    with Checkpoints(tmp_path / "place", every=5) as ckpt:
+        for step in range(10):
+            ckpt.save(step, {"x": step})
+    assert steps(tmp_path / "place") == {4, 9}
