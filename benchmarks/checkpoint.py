@@ -1,7 +1,7 @@
 """Checkpoints beside what else there is: how long training stands still, and how long saving and resuming take.
 
     python benchmarks/checkpoint.py --ranks 4 --megabytes 256 --saves 5
-    python benchmarks/checkpoint.py --steps          # what ckpt.step costs in a task when no save is due
+    python benchmarks/checkpoint.py --steps          # what ckpt.save costs in a task when no save is due
 
 Every way saves the same replicated state from the same ranks (gloo, CPU) to one directory, in turns:
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="of the state")
     parser.add_argument("--saves", type=int, default=5, help="of each way")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--steps", action="store_true", help="measure ckpt.step without a save, and nothing else")
+    parser.add_argument("--steps", action="store_true", help="measure ckpt.save without a save, and nothing else")
     parser.add_argument("--rank-of", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -149,23 +149,24 @@ def _way(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[
 def _ours(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object]]:
     import torch
 
-    from flytekitplugins_safedist.checkpoint import checkpoints
+    from flytekitplugins_safedist.checkpoint import Checkpoints
 
-    class Model(torch.nn.Module):  # type: ignore[misc]  # torch is untyped to mypy here
-        def __init__(self) -> None:
-            super().__init__()
-            for name, tensor in state.items():
-                self.register_buffer(name.replace(".", "_"), tensor)
+    held: dict[str, Any] = state
+    if way == "sharded":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
 
-    mine = {"model": Model()}
-    ckpt = checkpoints(place, every=None, keep=None, sharded=way == "sharded")
-    ckpt.resume(mine)
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        held = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in state.items()}
+    mine = {"model": held}
+    ckpt = Checkpoints(place, every=None, keep=None)
+    ckpt.restore(mine)
 
     def save(step: int) -> Callable[[], object]:
-        ckpt.save(step, mine)
+        ckpt.save(step, mine, force=True)
         return ckpt.wait
 
-    return save, lambda: checkpoints(place, every=None).resume(mine)
+    return save, lambda: Checkpoints(place, every=None).restore(mine)
 
 
 def _dcp(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object]]:
@@ -180,7 +181,8 @@ def _dcp(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[
             dcp.save(state, checkpoint_id=at, process_group=group)
             return lambda: None
         future: Any = dcp.async_save(state, checkpoint_id=at, process_group=group)
-        return future.result  # type: ignore[no-any-return]
+        finish: Callable[[], object] = future.result
+        return finish
 
     return save, lambda: dcp.load(state, checkpoint_id=place / "1", process_group=group)
 

@@ -1,8 +1,8 @@
 """A soak of checkpoints: ranks, agents and what serves the store are killed with SIGKILL while a job saves.
 
 Each run is a chain of lives of one job, in one place: a directory, a file system that two nodes see late, from caches
-and with lost replies (tests/harness/fusefs.py), or S3 (moto's server, behind a proxy that can be killed). Saves are
-full or sharded, and the number of ranks changes from life to life; some jobs have an agent, which starts killed ranks
+and with lost replies (tests/harness/fusefs.py), or S3 (moto's server, behind a proxy that can be killed). The model is
+sharded or not, and the number of ranks changes from life to life; some jobs have an agent, which starts killed ranks
 again.
 Each life is killed at a point of a save, at a call of the writing thread to the file system, or at any time, and the
 next one resumes. Every state that is resumed must be of one save, and never older than the last committed one.
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import soaking
 
-from flytekitplugins_safedist.checkpoint import points
+from tests.checkpoint import points
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.fs.ranks import Process, pause
 from tests.harness.fusefs import FuseMount
@@ -62,7 +62,7 @@ class Run:
     Attributes:
         store: "disk", "fuse" or "s3".
         agent: whether the ranks have one.
-        sharded: how they save.
+        sharded: whether each rank holds a part of the model.
         floats: of 4 bytes, in the largest tensor.
         lives: ranks of each, and how it ends.
     """
@@ -92,7 +92,7 @@ def drawn(seed: int, number: int) -> Run:
 def _kill(die: random.Random, store: str, count: int, *, agent: bool, sharded: bool) -> Kill:
     whom = die.choice(["rank", "rank", "all"] + ["store"] * (store != "disk") + ["agent"] * 3 * agent)
     rank = die.randrange(count) if sharded else 0
-    mine = points.IN_ORDER if rank == 0 else (points.PART_WRITTEN,)
+    mine = points.IN_ORDER if rank == 0 else (points.PART_OPENED, points.PART_WRITTEN)
     how = die.choices(["point", "call", "time"], [6, 3 * (store != "s3"), 2])[0]
     if how == "time":
         return Kill(whom, rank, "time", die.randrange(400))
@@ -212,7 +212,7 @@ def carried_out(run: Run, directory: Path, warm: Warm) -> str:
     with _site(run, directory) as site:
         for number, (count, kill) in enumerate(run.lives):
             life = Life(10 * number + 10, "", directory, sharded=run.sharded, kill=kill, floats=run.floats)
-            before = _ledger(directory).count("struck")
+            before, saving = (_ledger(directory).count(word) for word in ("struck", "struck saving"))
             for path in directory.glob("*.pid"):
                 path.unlink()
             nodes = [site.nodes[(number + rank) % len(site.nodes)] for rank in range(count)]
@@ -225,6 +225,7 @@ def carried_out(run: Run, directory: Path, warm: Warm) -> str:
                 _without(life, nodes, site)
             assert f"resumed {life.number} " in _ledger(directory), f"life {life.number} could not resume"
             if _ledger(directory).count("struck") > before:
+                counted += ["in-a-save"] * (_ledger(directory).count("struck saving") > saving)
                 counted += ["kills", run.store, f"by:{kill.whom}", f"at:{kill.at.replace(' ', '-')}"]
             site.mend()
         look = Life(10 * len(run.lives) + 10, "", directory, steps=0, floats=run.floats)

@@ -33,7 +33,7 @@ class Handoff:
             one's leavings. From who imports early to who cannot go on without (``ranks.preload``, ``ranks.backends``).
         rank: the ``RankContext`` of a rank, for the user's function (``ranks.context``).
         page: what that rank shares with its agent, a ``RankPage``; with it.
-        at_end: what to call when the user's function has returned; from ``checkpoints()`` in it to the rank.
+        at_end: what to call when the user's function has returned; from ``Checkpoints`` in it to the rank.
         in_any_case: what to call then, and also where it has raised. The same way.
         identity: what the user has said of who this process is (``fs.use_identity``).
         group: what the user has said of what ranks coordinate over (``fs.use_group``).

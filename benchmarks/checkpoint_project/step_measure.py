@@ -1,4 +1,4 @@
-"""What ``ckpt.step`` costs in a task when no save is due: for benchmarks/checkpoint.py."""
+"""What ``ckpt.save`` costs in a task when no save is due: for benchmarks/checkpoint.py."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def measured(every: str) -> float:
     import torch
     import torch.distributed as dist
 
-    from flytekitplugins_safedist.checkpoint import checkpoints
+    from flytekitplugins_safedist.checkpoint import Checkpoints
 
     dist.init_process_group("gloo")
     state = {"model": torch.nn.Linear(256, 256)}
     with tempfile.TemporaryDirectory() as place:
-        ckpt = checkpoints(place, every=timedelta(days=1) if every == "time" else 10**9)
-        step = ckpt.resume(state)
+        ckpt = Checkpoints(place, every=timedelta(days=1) if every == "time" else 10**9)
+        step = ckpt.restore(state)
         of_batches = []
         for _ in range(BATCHES):
             began = time.perf_counter()
             for _ in range(BATCH):
-                ckpt.step(step, state)
+                ckpt.save(step, state)
                 step += 1
             of_batches.append((time.perf_counter() - began) / BATCH)
         dist.barrier()

@@ -210,7 +210,9 @@ class Checkpoints:
             mine: dict[str, Any] = {}
             if group.rank == 0:
                 mine["error"] = failure_of(lambda: mine.update(place=places.settle(self._facts)))
-            self._place = Store(self._together(mine)[0]["place"])
+            place = self._together(mine)[0]["place"]
+            # A user's own place may have another path on each node.
+            self._place = Store(self._facts.own if self._facts.given else place)
         return group, self._place
 
     # --- save ---------------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ class Checkpoints:
 
         def look() -> None:
             preemption.wait_for_others(store)
-            mine["url"], mine["names"] = store.url, saves.committed(store)
+            mine["url"], mine["names"] = None, saves.committed(store)
             if not mine["names"] and self._resume_from is not None:
                 mine["url"] = places.named(self._facts, self._resume_from)
                 mine["names"] = saves.committed(Store(mine["url"]))
@@ -292,7 +294,7 @@ class Checkpoints:
         if group.rank == 0:
             mine["error"] = failure_of(look)
         told = self._together(mine)[0]
-        source = Store(told["url"])
+        source = store if told["url"] is None else Store(told["url"])
         return [(source, name) for name in told["names"] if step is None or saves.step_of(name) == step]
 
     def _loaded(self, store: Store, name: str, state: MutableMapping[str, Any]) -> str | None:

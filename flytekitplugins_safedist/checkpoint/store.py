@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
 from ..flyte.storage_errors import Outlook, judge, one_line
 from ..fs import ensure_dir, wait_for
+from ..fs.waiting import refresh
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class Store:
 
     def get(self, name: str) -> bytes | None:
         """A small object, or None where there is none."""
-        return self._unless_missing(lambda: bytes(self._fs.cat_file(self._path(name))), f"get {name}")
+        return self._twice(lambda: bytes(self._fs.cat_file(self._path(name))), self._path(name), f"get {name}")
 
     @contextlib.contextmanager
     def reading(self, name: str, size: int) -> Iterator[IO[bytes]]:
@@ -151,8 +152,15 @@ class Store:
 
     def _list(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
-        found = self._unless_missing(lambda: self._fs.ls(path, detail=False), f"list {path}")
+        found = self._twice(lambda: self._fs.ls(path, detail=False), path, f"list {path}")
         return [str(one) for one in found or [] if str(one).rstrip("/") != path.rstrip("/")]
+
+    def _twice(self, ask: Callable[[], T], path: str, what: str) -> T | None:
+        found = self._unless_missing(ask, what)
+        if found is None and self._on_disk:  # or this client only remembers so
+            refresh(path)
+            found = self._unless_missing(ask, what)
+        return found
 
     def _unless_missing(self, ask: Callable[[], T], what: str) -> T | None:
         try:

@@ -48,7 +48,7 @@ class RankContext(Identity):
     def preempted(self) -> bool:
         """Whether a pod of the job, any of them, was told to stop: save what is worth keeping, and call :meth:`saved`.
 
-        Costs a look at memory. ``checkpoints()`` sees to it by itself; this is for code that saves in its own way. A
+        Costs a look at memory. ``Checkpoints`` sees to it by itself; this is for code that saves in its own way. A
         rank that has looked is waited for, at most ``Timeouts.preemption`` seconds. Ranks may see it at different
         steps; who saves with a collective agrees on the step first.
         """

@@ -150,7 +150,7 @@ def _arm(life: Life, rank: int) -> None:
 
 
 def _strike(directory: Path, kill: Kill) -> None:
-    said(directory, "struck")
+    said(directory, "struck saving" if points.under_way else "struck")
     names = {"all": "rank-*.pid", "rank": f"rank-{kill.rank}.pid"}.get(kill.whom, f"{kill.whom}.pid")
     pids = [int(path.read_text()) for path in directory.glob(names)]
     for pid in sorted(pids, key=lambda pid: pid == os.getpid()):  # this one last

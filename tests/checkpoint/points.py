@@ -25,11 +25,16 @@ IN_ORDER = (SAVE_BEGUN, PART_OPENED, PART_WRITTEN, PARTS_WRITTEN, COMMITTED, PRU
 on_point: Callable[[str], object] | None = None
 """Called in the thread that writes."""
 
+under_way = False
+"""Whether this process is between the first and the last of them."""
+
 _make, _part, _put, _remove, _prune = Store.make, Store.part, Store.put, Store.remove, saves.prune
 _begun: set[str] = set()
 
 
 def reached(point: str) -> None:
+    global under_way  # noqa: PLW0603  (of this process, as what it wraps is)
+    under_way = point != PRUNED
     if on_point is not None:
         on_point(point)
 
