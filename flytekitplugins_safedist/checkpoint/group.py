@@ -21,7 +21,7 @@ _PATIENCE = timedelta(hours=6)
 """Of the collectives: the others wait while one rank writes its part of a large state."""
 
 
-class Ranks(Protocol):
+class JobRanks(Protocol):
     """All ranks.
 
     Attributes:
@@ -106,7 +106,7 @@ class HorovodRanks:
         return [bytes(taken[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def assemble() -> Ranks:
+def assemble() -> JobRanks:
     """The ranks of this job, by whichever library it has initialised. A collective, under torch.
 
     Raises:
@@ -146,7 +146,7 @@ def _tensor(data: bytes) -> Any:
 
 
 # --- what is exchanged ------------------------------------------------------------------------------------------------
-def together(group: Ranks, mine: dict[str, Any]) -> list[dict[str, Any]]:
+def together(group: JobRanks, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """What each rank gives, in the order of ranks: plain values by name. A collective.
 
     A rank that has failed comes, too, with its error, so that all fail alike and none waits for ever.

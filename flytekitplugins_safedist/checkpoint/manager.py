@@ -16,7 +16,7 @@ from ..ranks import context
 from ..ranks.shared_page import AgreedSave
 from . import due, places, preemption, restoring, saves, saving
 from . import state as states
-from .group import Ranks, assemble, dumps, failure_of, loads, together
+from .group import JobRanks, assemble, dumps, failure_of, loads, together
 from .saves import DamagedError
 from .saving import Author, Order
 from .staging import Buffers
@@ -63,7 +63,7 @@ class Checkpoints:
         self._by_steps = due.EverySteps(every) if isinstance(every, int) else None
         self._by_time = due.EverySeconds(every.total_seconds()) if isinstance(every, timedelta) else None
         self._progress, self._buffers, self._writer = due.StepProgress(), Buffers(), Writer()
-        self._ranks: Ranks | None = None
+        self._ranks: JobRanks | None = None
         self._place: Store | None = None
         self._pointed = not self._facts.given
         self._checked = False
@@ -194,7 +194,7 @@ class Checkpoints:
             self.wait()
 
     # --- among ranks --------------------------------------------------------------------------------------------------
-    def _group(self) -> Ranks:
+    def _group(self) -> JobRanks:
         if self._ranks is None:
             self._ranks = assemble()
         return self._ranks
@@ -204,7 +204,7 @@ class Checkpoints:
         self.latest = told[0]["latest"]  # rank 0 commits
         return told
 
-    def _settled(self) -> tuple[Ranks, Store]:
+    def _settled(self) -> tuple[JobRanks, Store]:
         group = self._group()
         if self._place is None:
             mine: dict[str, Any] = {}

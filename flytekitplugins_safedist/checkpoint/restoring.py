@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import CheckpointError
 from . import saves
 from .dcp import Path, SavedFiles, flat
-from .group import Ranks
+from .group import JobRanks
 from .state import (
     bare,
     has_state,
@@ -31,7 +31,7 @@ from .store import Store
 logger = logging.getLogger(__name__)
 
 
-def read(store: Store, name: str, state: Mapping[str, Any], group: Ranks) -> dict[str, Any]:
+def read(store: Store, name: str, state: Mapping[str, Any], group: JobRanks) -> dict[str, Any]:
     """What one save holds of the names in the state, as trees of this rank; its models' own tensors are overwritten.
 
     Raises:

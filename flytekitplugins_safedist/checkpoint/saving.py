@@ -10,7 +10,7 @@ from typing import Any
 
 from . import dcp, saves, state
 from .dcp import Path
-from .group import Ranks, failure_of
+from .group import JobRanks, failure_of
 from .saves import Manifest
 from .staging import Buffers
 from .store import Store
@@ -42,7 +42,7 @@ class Order:
     store: Store
     name: str
     step: int
-    group: Ranks
+    group: JobRanks
     joint: bool
     author: Author
 
