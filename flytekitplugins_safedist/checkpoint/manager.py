@@ -265,8 +265,9 @@ class Checkpoints:
     def _write(self, picked: saving.Picked) -> None:
         group, store = self._settled()
         if group.rank == 0 and not self._pointed:
-            places.leave_pointer(self._facts, store.url)
-            self._pointed = True
+            failed = failure_of(lambda: places.leave_pointer(self._facts, store.url))
+            self._pointed = failed is None
+            picked.failed = picked.failed or failed  # told in the save: else the others would wait for this rank there
         picked.write()
         self.latest = picked.order.step
         if group.rank == 0 and self._keep is not None:

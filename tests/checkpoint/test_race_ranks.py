@@ -13,6 +13,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, per_rank
 from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 from tests.fs.ranks import meeting_point, processes, rank_env
+from tests.harness.product import CHECKPOINTS_RECORD, Store
 
 
 class Loader:
@@ -169,3 +170,29 @@ def due_by_time(place):
 def test_what_is_due_by_time_is_saved_by_all_at_rank_0s_step(tmp_path):
     one, other = values(ranks(due_by_time, tmp_path))
     assert one == other == [9, 19, 29, 39]
+
+
+def save_without_a_pointer(place, kind):
+    rank, state = begin(kind)
+    put = Store.put
+
+    def refused(self, name, data):
+        if rank == 0 and name == CHECKPOINTS_RECORD:
+            raise OSError(5, "Input/output error")
+        put(self, name, data)
+
+    Store.put = refused
+    ckpt = Checkpoints(place, every=None)
+    ckpt.save(0, state, force=True)
+    try:
+        ckpt.wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "saved"
+
+
+@pytest.mark.parametrize("kind", ["plain", "sharded"])
+def test_a_pointer_that_rank_0_cannot_leave_is_an_error_of_every_rank(tmp_path, kind):
+    """Rank 0 alone writes it: the others must not wait for rank 0 in the save that follows."""
+    for text in values(ranks(save_without_a_pointer, tmp_path, kind)):
+        assert "Input/output error" in text
