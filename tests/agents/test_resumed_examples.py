@@ -14,6 +14,8 @@ from tests.harness.procs import TERM, Gate, Running, uploaded_output
 EXAMPLES = [
     ("torch", "resume_ddp"),
     ("torch", "resume_fsdp"),
+    ("torch", "resume_fsdp1"),
+    ("torch", "resume_loader"),
     ("torch", "resume_lightning"),
     ("torch", "resume_hf"),
     pytest.param("horovod", "resume_horovod", marks=pytest.mark.horovod),
