@@ -53,6 +53,12 @@ _MEANING: dict[int, tuple[type[FsError], str, str]] = {
     errno.ELOOP: (PathBlockedError, "the path goes round in symbolic links", "repair the links"),
     errno.EOPNOTSUPP: (FsUnsupportedError, "the file system cannot do this", "choose another file system"),
     errno.ENOSYS: (FsUnsupportedError, "the file system cannot do this", "choose another file system"),
+    errno.EMFILE: (FsError, "this process has too many files open", "close some, or raise its limit (ulimit -n)"),
+    errno.ENFILE: (FsError, "this machine has too many files open", "close some, or raise the limit (fs.file-max)"),
+    errno.EBADF: (FsError, "the file was closed in the middle", "see who closes it: the block's code, or a thread"),
+    errno.ENAMETOOLONG: (FsError, "the name is too long for the file system", "choose a shorter one"),
+    errno.EINVAL: (FsError, "the name or the request is nothing that the file system takes", "choose another name"),
+    errno.EXDEV: (FsError, "it lies on another file system", "make it beside its final place"),
     errno.EIO: (FsIoError, "the file system or its server failed", "look at the kernel log and the file server"),
     errno.ENOTCONN: (FsIoError, "the file system's server process is gone", "mount it again"),
 }
@@ -80,13 +86,13 @@ class Backoff:
         number = error.errno or 0
         if time.monotonic() > self._deadline:
             return False
-        if number in AGAIN:
+        if number == errno.EINTR:
             return True
         if number in FAILED:
             self._tries += 1
             if self._tries >= FEW:
                 return False
-        elif number not in STALE:
+        elif number not in STALE and number != errno.EAGAIN:
             return False
         time.sleep(self._delay * random.uniform(0.5, 1.5))  # noqa: S311  (jitter, not a secret)
         self._delay = min(self._delay * 2, 1.0)

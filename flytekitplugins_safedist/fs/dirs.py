@@ -100,11 +100,9 @@ def _settle(target: str, mode: int, error: OSError, limit: float) -> None:
 
 
 def _make_parent(target: str, error: OSError, left: float) -> None:
-    try:
-        parent = os.path.dirname(os.path.abspath(target))  # noqa: PTH100, PTH120
-    except FileNotFoundError:  # the working directory itself is gone
-        parent = target
-    if not target or parent == target:
+    # As it is written, which is what mkdir follows: "link/../x" is beside what the link points to, not beside the link.
+    parent = os.path.dirname(target.rstrip("/"))  # noqa: PTH120
+    if not parent or parent == target:  # nothing above it that could be made: the working directory itself is gone
         raise explain(error, target, "make the directory") from error
     if left <= 0:
         raise waited_too_long(Path(target), -left, "its parent vanishes again and again", expected="a directory")

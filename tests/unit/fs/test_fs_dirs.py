@@ -74,6 +74,17 @@ def test_a_link_to_a_directory_is_one(tmp_path):
     assert (tmp_path / "real" / "sub").is_dir()
 
 
+@pytest.mark.parametrize("path", ["link/../x", "link/../x/y/", "new/../x", "new/./sub/../../x"])
+def test_what_is_made_is_what_makedirs_makes(tmp_path, path):
+    made = []
+    for name, make in (("theirs", os.makedirs), ("ours", lambda place: ensure_dir(place, timeout=5))):
+        (tmp_path / name / "far" / "real").mkdir(parents=True)
+        (tmp_path / name / "link").symlink_to("far/real")
+        make(f"{tmp_path}/{name}/{path}")
+        made.append(sorted(str(one.relative_to(tmp_path / name)) for one in (tmp_path / name).rglob("*")))
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("below", ["", "sub", "sub/sub"])
 def test_a_file_in_the_way_is_named(tmp_path, below):
     (tmp_path / "f").write_text("12345")
@@ -168,6 +179,31 @@ def test_what_a_broken_disk_says_too_is_tried_a_few_times_and_no_more(monkeypatc
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     retry, error = calls.Backoff(), OSError(errno.EIO, "no answer")
     assert [retry.allows(error) for _ in range(calls.FEW)] == [True] * (calls.FEW - 1) + [False]
+
+
+def test_what_may_go_in_a_moment_is_asked_again_after_a_pause(monkeypatch):
+    paused = []
+    monkeypatch.setattr("time.sleep", paused.append)
+    retry = calls.Backoff()
+    assert all(retry.allows(OSError(errno.EAGAIN, "")) for _ in range(20))
+    assert len(paused) == 20
+
+
+@pytest.mark.parametrize(
+    ("code", "help_"),
+    [
+        ("EMFILE", "ulimit -n"),
+        ("ENFILE", "fs.file-max"),
+        ("EBADF", "see who closes it"),
+        ("ENAMETOOLONG", "choose a shorter one"),
+        ("EXDEV", "beside its final place"),
+    ],
+)
+def test_what_no_file_server_has_to_do_with_is_not_put_on_it(tmp_path, code, help_):
+    said = str(calls.explain(OSError(getattr(errno, code), ""), tmp_path, "open the file"))
+    assert code in said
+    assert help_ in said
+    assert "file server" not in said
 
 
 def test_a_file_in_the_way_is_told_with_all_that_was_seen_of_it(tmp_path):
