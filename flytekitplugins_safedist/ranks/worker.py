@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .. import log
 from ..compat import flytekit as flytekit_inside
@@ -36,9 +36,13 @@ from . import (
     shared_page,
     users_code,
 )
+from .backends.torch import open_store_early
 from .context import RankContext
 from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
+
+if TYPE_CHECKING:
+    from flytekit.core.python_function_task import PythonFunctionTask
 
 EXIT_FAILED = 1
 EXIT_LOST_PARENT = 75
@@ -146,13 +150,8 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
     recording.flytes_errors()
-    # flytekit, which is imported by now, exits with a traceback at SIGINT. Ctrl-C ends an import at once: nothing is to
-    # be cleared up yet.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with users_code.importing():
-        task = payload.load_task(job)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    task = _loaded(job)
+    open_store_early(order.environment)
     uploads.be_patient(job.upload_timeout)
     place = order.context
     with task_context.entered(
@@ -176,6 +175,17 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
                 with users_code.without_children():
                     payload.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
+
+
+def _loaded(job: payload.JobOrder) -> PythonFunctionTask[Any]:
+    # flytekit, which is imported by now, exits with a traceback at SIGINT. Ctrl-C ends an import at once: nothing is to
+    # be cleared up yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with users_code.importing():
+        task = payload.load_task(job)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return task
 
 
 def _die_with(parent: int) -> None:

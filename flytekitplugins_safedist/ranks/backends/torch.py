@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from ... import envvars
 from ...errors import MissingDependencyError
-from .base import RoundGroup, require, require_found
+from .base import LOOPBACK, RoundGroup, require, require_found
 
 FLOOR = (2, 5)
 """The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
 train with DistributedDataParallel often hung as they returned; whether :mod:`..replicas` cures that there too is not
 known."""
+
+_CREATE = "_create_c10d_store"
+"""What torch makes its store by, for ``env://`` and ``tcp://``."""
+
+_EARLY_SECONDS = 5.0
+"""For a connection of this process to itself."""
 
 _HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 
@@ -62,6 +72,47 @@ class TorchBackend:
 
     def close_round(self) -> None:
         """Nothing of ours is open."""
+
+
+def open_store_early(environment: Mapping[str, str]) -> None:
+    """In rank 0, as soon as it is there: have torch's store listen before the user's function opens its first group.
+
+    All ranks start at once. One that looks for the store a moment before rank 0 listens is refused, and torch's client
+    looks again half a second to a second later, at the start and after each restart. The group shares the server that
+    is there (``multi_tenant``), and ours is let go of then: the next group must find neither the port nor its keys.
+
+    Where torch is not imported yet, or makes its store otherwise, nothing happens.
+
+    Args:
+        environment: the rank's variables.
+    """
+    is_torchs = environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == str(False)
+    module = sys.modules.get("torch.distributed.rendezvous")
+    create: Callable[..., Any] | None = getattr(module, _CREATE, None)
+    if not is_torchs or environment[envvars.RANK] != "0" or environment[envvars.WORLD_SIZE] == "1" or create is None:
+        return
+    held: list[Any] = []
+    with suppress(Exception):  # the port is somebody's: the group's own store will say so
+        held.append(
+            sys.modules["torch.distributed"].TCPStore(
+                host_name=LOOPBACK,
+                port=int(environment[envvars.MASTER_PORT]),
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                timeout=timedelta(seconds=_EARLY_SECONDS),
+            )
+        )
+
+    @functools.wraps(create)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        setattr(module, _CREATE, create)
+        try:
+            return create(*args, **kwargs)
+        finally:
+            held.clear()
+
+    setattr(module, _CREATE, first)
 
 
 def refuse_before_floor(version: str) -> None:
