@@ -33,6 +33,9 @@ from . import importer, known, preload, process_tree, replicas, scratch, worker
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
+_ORPHANS_SECONDS = 5.0
+"""For what ranks have left to be gone, between two rounds: less than the agent waits for any answer."""
+
 _SUSPICION_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM}
@@ -234,12 +237,13 @@ class _Server:
         if pid not in self.ranks:
             return  # an orphan of a rank's
         self.ranks.discard(pid)
+        code = os.waitstatus_to_exitcode(status)
+        # First of all: an orphan that the kernel cannot end (below) must not keep the agent waiting for this rank. The
+        # kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
+        self.send({"exited": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
         if not self.ranks:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
-            process_tree.end(spare=self.helpers, patience=_KILL_GRACE_SECONDS)
-        code = os.waitstatus_to_exitcode(status)
-        # The kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
-        self.send({"exited": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
+            process_tree.end(spare=self.helpers, patience=_ORPHANS_SECONDS)
 
     def clean_up(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -262,11 +266,8 @@ class _Server:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
-            # The server's exit handlers and finalizers are not ours (multiprocessing does the same in its children).
-            atexit._clear()
-            finalizers: Any = multiprocessing.util
-            finalizers._finalizer_registry.clear()
-            atexit.register(finalizers._exit_function)
+            # The server's finalizers are not ours (multiprocessing does the same in its children).
+            multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
             code = worker.run(order_file, parent=server, preloaded=self.preloaded)
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()

@@ -41,7 +41,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     ]
     # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
     with _variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
-        unsafe = preload.preload(libraries, []).unsafe
+        unsafe = preload.import_libraries(libraries)
     if unsafe is None:
         HERE.rank_server = RankServer.fork()
     else:

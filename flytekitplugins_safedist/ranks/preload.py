@@ -6,10 +6,12 @@ a fork at all. So every import is followed by a look at the process: what it sta
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
 import importlib
+import multiprocessing.util
 import os
 import random
 import sys
@@ -57,11 +59,10 @@ def preload(libraries: Sequence[str], modules: Sequence[str], late: Sequence[str
         late: what the libraries import by themselves when ranks begin their work; what cannot be imported is left
             to that.
     """
-    with _collector_resting():
-        for name in libraries:
-            reason = _import(name)
-            if reason is not None:
-                return Preloaded(reason)
+    reason = import_libraries(libraries)
+    if reason is not None:
+        return Preloaded(reason)
+    _forget_exit_handlers()
     # numpy imports its generators lazily. They must be there before the user's modules, or a seed that one sets could
     # not be told from numpy's own. torch has imported the rest of it anyway.
     with contextlib.suppress(Exception):
@@ -81,6 +82,19 @@ def preload(libraries: Sequence[str], modules: Sequence[str], late: Sequence[str
     gc.collect()
     gc.freeze()
     return Preloaded(None, random_state=random_state, numpy_seeded="numpy.random" in seeded)
+
+
+def import_libraries(names: Sequence[str]) -> str | None:
+    """Import them in order, up to the first that makes forking unsafe; why it does, or None."""
+    with _collector_resting():
+        return next((reason for name in names if (reason := _import(name)) is not None), None)
+
+
+def _forget_exit_handlers() -> None:
+    """Ranks run what modules of the user's register from here on, as fresh interpreters would, and before it what
+    multiprocessing does at every end. The libraries' are this process's own, which runs none."""
+    atexit._clear()
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -170,14 +184,16 @@ def openmp_threads(environment: Mapping[str, str]) -> int:
 
 def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
     for name in names:
+        # OpenMP takes a list, one number for each level of nesting; and what is no number of threads is as if unset.
         with contextlib.suppress(KeyError, ValueError):
-            return int(environment[name])
+            if (threads := int(environment[name].partition(",")[0])) > 0:
+                return threads
     return len(os.sched_getaffinity(0))
 
 
 def _import_alike(name: str, *, needed: bool = True) -> str | None:
     """Import what must be the same in all ranks; why it is not, or why ranks must not be forked, or None."""
-    with watching.identity_withheld() as reads:
+    with watching.identity_withheld(name.partition(".")[0] if needed else "") as reads:
         reason = _import(name, needed=needed)
         noted = "; ".join(reads)
         try:

@@ -108,6 +108,8 @@ def remedy(error: OSError) -> str:
         return "let the pod's processes open more files (ulimit -n): an agent needs some for each of its ranks"
     if error.errno in FULL_ERRNOS:
         return "free space there, or set Scratch(path=...) to a larger volume"
+    if error.errno in (errno.ENODEV, errno.EINVAL):
+        return "set Scratch(path=...) to a local disk: that file system's files cannot be mapped into memory"
     return "see the error: it is of that directory's file system"
 
 

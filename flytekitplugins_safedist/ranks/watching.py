@@ -15,35 +15,50 @@ from . import known
 
 
 @contextlib.contextmanager
-def identity_withheld() -> Iterator[list[str]]:
+def identity_withheld(package: str) -> Iterator[list[str]]:
     """Take a rank's variables out of the environment, and note who asks for them: ``LOCAL_RANK (in users, line 3)``.
 
     What a module keeps of them would be one value for all ranks: a default, or the operator's index of the pod. Known
     modules may: each rank evaluates it again.
+
+    Args:
+        package: whose code may not go through all variables either; libraries do, for those that they know by a prefix.
     """
     reads: list[str] = []
     held = {name: os.environ.pop(name) for name in envvars.IDENTITY if name in os.environ}
 
-    def recording(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def note(what: str) -> None:
+        reader = _reader()
+        text = f"{what} ({_place(reader)})"
+        if text not in reads and not known.keeps(reader):
+            reads.append(text)
+
+    def one(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def encodekey(key: Any) -> Any:
             name = os.fsdecode(key) if isinstance(key, (str, bytes)) else ""
             if name in envvars.IDENTITY:
-                reader = _reader()
-                note = f"{name} ({_place(reader)})"
-                reads.extend([] if note in reads or known.keeps(reader) else [note])
+                note(name)
             return encode(key)
 
         return encodekey
 
-    # What each way to read a variable goes through (os._Environ): [], get, in, os.getenv; also with bytes.
-    kept = [(environ, environ.encodekey) for environ in (os.environ, os.environb)]
-    for environ, encode in kept:
-        environ.encodekey = recording(encode)
+    def each(decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def decodekey(key: Any) -> Any:
+            if str(_reader().f_globals.get("__name__")).partition(".")[0] == package:
+                note("all variables")
+            return decode(key)
+
+        return decodekey
+
+    # What each way to read a variable goes through (os._Environ): [], get, in, os.getenv, iteration; also with bytes.
+    kept = [(environ, environ.encodekey, environ.decodekey) for environ in (os.environ, os.environb)]
+    for environ, encode, decode in kept:
+        environ.encodekey, environ.decodekey = one(encode), each(decode)
     try:
         yield reads
     finally:
-        for environ, encode in kept:
-            environ.encodekey = encode
+        for environ, encode, decode in kept:
+            environ.encodekey, environ.decodekey = encode, decode
         os.environ.update(held)
 
 

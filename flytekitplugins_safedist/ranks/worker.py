@@ -40,6 +40,7 @@ from .backends.torch import open_store_early
 from .context import RankContext
 from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
+from .shared_page import RankPage
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -113,20 +114,12 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     """
     _die_with(parent)
     order = RankOrder.from_json(order_file.read_text())
-    _take_environment(order)
-    if preloaded is not None:
-        preload.refresh(preloaded, order.environment)
-    _redirect_output(order.log)
-    log.install()
-    # By number: sys.stderr may be an object of the user's.
-    faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=2)
-    shared = shared_page.open_page(order.page)
-    context.enter(order.context, shared)
-    debugger.Breakpoints(order.terminal, order.context, shared).install()
     seconds: dict[str, float] = {}
     try:
+        shared = _become(order, preloaded)
         _work(order, seconds)
+        # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
+        # may be done then.
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = encodable(recording.own_frames_cut(error))
@@ -138,6 +131,22 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
         return EXIT_FAILED
     _leave_outcome(order, Status.SUCCEEDED, seconds, None)
     return 0
+
+
+def _become(order: RankOrder, preloaded: Preloaded | None) -> RankPage:
+    """Take on the rank's variables, output and identity; what it shares with its agent."""
+    _redirect_output(order.log)
+    _take_environment(order)
+    if preloaded is not None:
+        preload.refresh(preloaded, order.environment)
+    log.install()
+    # By number: sys.stderr may be an object of the user's.
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
+    shared = shared_page.open_page(order.page)
+    context.enter(order.context, shared)
+    debugger.Breakpoints(order.terminal, order.context, shared).install()
+    return shared
 
 
 def _work(order: RankOrder, seconds: dict[str, float]) -> None:

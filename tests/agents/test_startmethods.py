@@ -62,6 +62,15 @@ def test_a_module_that_keeps_its_rank_at_import_gets_it_in_every_rank(warm, tmp_
 
 
 @pytest.mark.parametrize("task", ["preloaded", "spawned"])
+def test_a_modules_exit_handler_runs_once_in_each_rank_and_never_in_the_rank_server(warm, tmp_path, task):
+    ended = warm.run(f"job_handlers:{task}", tmp_path / "job")
+    assert ended.value == "rank 0"
+    assert f"start_method {'preload' if task == 'preloaded' else 'spawn'}" in ended.err
+    said = [line for line in (ended.out + ended.err).splitlines() if "handler of" in line]
+    assert sorted(said) == ["[rank 0] handler of rank 0", "[rank 1] handler of rank 1"]
+
+
+@pytest.mark.parametrize("task", ["preloaded", "spawned"])
 @pytest.mark.parametrize("seeded", [False, True])
 def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tmp_path, ranks_gate, task, seeded):
     environment = {**ranks_gate.environment, **({"TEST_SEED": "7"} if seeded else {})}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.errors import LaunchError
-from flytekitplugins_safedist.ranks import forkserver_client
+from flytekitplugins_safedist.ranks import forkserver, forkserver_client
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, RankServer, Start
 from tests.harness.procs import DEADLINE, ROOT, alive, until
 
@@ -121,6 +123,21 @@ def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_
     server.close()
     assert not alive(server._pid)
     assert server._exit_code == 0, "it left by itself, and was not killed for its import"
+
+
+def test_an_orphan_that_the_kernel_cannot_end_does_not_hold_up_the_report_of_its_rank(monkeypatch):
+    ours, theirs = socket.socketpair()
+    served = forkserver._Server(theirs)
+    rank = os.fork()
+    if rank == 0:
+        os._exit(0)
+    served.ranks.add(rank)
+    reported: list[bytes] = []
+    monkeypatch.setattr(
+        forkserver.process_tree, "end", lambda **_: reported.append(ours.recv(4096, socket.MSG_DONTWAIT))
+    )
+    served.reap_one(rank)
+    assert json.loads(reported[0])["exited"] == rank
 
 
 @pytest.mark.parametrize("fork", [True, False])

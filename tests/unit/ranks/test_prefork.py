@@ -18,11 +18,11 @@ def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method,
     pinned = dict(SafeTask(SafeTorch(start_method=method), train).serialized.job.environment)
     imported: list[str] = []
 
-    def noting(libraries: list[str], modules: list[str]) -> preload.Preloaded:
+    def noting(libraries: list[str]) -> str:
         imported.extend(libraries)
-        return preload.Preloaded("this test process is not forked")
+        return "this test process is not forked"
 
-    monkeypatch.setattr(preload, "preload", noting)
+    monkeypatch.setattr(preload, "import_libraries", noting)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
     prefork.prepare(pinned)
     assert ("torch" in imported) == early

@@ -113,6 +113,9 @@ def test_a_thread_that_python_does_not_know_is_named_as_the_kernel_does(tmp_path
         ("import os\n\nif 'HOROVOD_RANK' in os.environ:\n    pass\n", "HOROVOD_RANK (in users, line 3)"),
         ("import os\nos.getenv('WORLD_SIZE')\nos.getenv('WORLD_SIZE')\n", None),
         ("import os\nos.getenvb(b'MASTER_PORT')\n", "MASTER_PORT (in users, line 2)"),
+        ("import os\nfor name, value in os.environ.items():\n    pass\n", "all variables (in users, line 2)"),
+        ("import os\nBEFORE = dict(os.environ)\n", "all variables (in users, line 2)"),
+        ("import os\nNAMES = list(os.environb)\n", "all variables (in users, line 2)"),
     ],
 )
 def test_a_module_that_reads_who_its_rank_is_is_named_with_variable_and_line(tmp_path, monkeypatch, source, reads):
@@ -121,12 +124,15 @@ def test_a_module_that_reads_who_its_rank_is_is_named_with_variable_and_line(tmp
     assert unsafe(tmp_path, source) == f"importing users reads {found}: only a rank has it, and each its own" + WAY_OUT
 
 
-def test_a_module_that_copies_the_environment_or_reads_it_in_a_function_is_safe(tmp_path, monkeypatch):
+def test_a_module_that_starts_a_program_or_reads_the_environment_in_a_function_is_safe(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    source = "import os\nBEFORE = dict(os.environ)\nHOME = os.environ.get('HOME')\ndef f():\n    os.environ['RANK']\n"
+    source = (
+        "import os, subprocess\nSAID = subprocess.check_output(['env'], env=os.environ)\n"
+        "HOME = os.environ.get('HOME')\ndef f():\n    os.environ['RANK']\n    return dict(os.environ)\n"
+    )
     assert unsafe(tmp_path, source) is None
     (tmp_path / "users.py").write_text(source)
-    restored = PRELOAD + "import os, users\nprint('RANK' in users.BEFORE, os.environ['RANK'])"
+    restored = PRELOAD + "import os, users\nprint(b'RANK=' in users.SAID, os.environ['RANK'])"
     assert run(restored, tmp_path, modules=["users"]) == "False 0\n"
 
 
@@ -386,6 +392,9 @@ def test_seeding_one_of_the_two_generators_leaves_the_other_private(tmp_path: Pa
         ({"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, 3),
         ({"GOTO_NUM_THREADS": "4", "OMP_NUM_THREADS": "5"}, 4),
         ({"OMP_NUM_THREADS": "5"}, 5),
+        ({"OMP_NUM_THREADS": "1,2"}, 1),
+        ({"OMP_NUM_THREADS": " 3 , 2"}, 3),
+        ({"OMP_NUM_THREADS": "0"}, len(os.sched_getaffinity(0))),
         ({"OPENBLAS_NUM_THREADS": "many", "OMP_NUM_THREADS": "5"}, 5),
         ({}, len(os.sched_getaffinity(0))),
     ],

@@ -339,7 +339,10 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
     assert "rank=4" in str(caught.value)
 
 
-@pytest.mark.parametrize(("number", "remedy"), [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "larger volume")])
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "larger volume"), (errno.ENODEV, "mapped into memory")],
+)
 def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monkeypatch, number, remedy):
     def fail(path: Path) -> None:
         raise OSError(number, "no", str(path))

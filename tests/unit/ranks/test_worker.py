@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -217,6 +218,25 @@ def test_an_order_with_anything_missing_is_no_order() -> None:
     for name in data:
         with pytest.raises((KeyError, TypeError)):
             RankOrder.from_json(json.dumps({key: value for key, value in data.items() if key != name}))
+
+
+def test_what_fails_before_the_function_has_a_record_and_a_log_as_what_fails_in_it(tmp_path: Path) -> None:
+    to = order(tmp_path)
+    to.file.write_text(to.to_json())
+    worker.reserve_outcome(to.outcome)
+    agent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        with suppress(BaseException):
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  (pytest has its own there)
+            code = worker.run(to.file, parent=agent)  # its page is not there
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_FAILED
+    record = RankOutcome.from_json(to.outcome.read_text())
+    assert record.raised is not None
+    assert record.raised.type == "FileNotFoundError"
+    assert "5.page" in to.log.read_text()
 
 
 def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once() -> None:
