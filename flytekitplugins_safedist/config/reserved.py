@@ -25,7 +25,7 @@ INTERNAL = frozenset(
 
 IDENTITY = names.IDENTITY | {
     *(names.NNODES, names.JOBSET_NPROC_PER_NODE, names.JOB_COMPLETION_INDEX),
-    *(names.VC_TASK_INDEX, names.VK_TASK_INDEX, "NODE_RANK", "GROUP_LOCAL_RANK"),
+    *("NODE_RANK", "GROUP_LOCAL_RANK"),
 }
 """Those by which torch, Horovod and the operators tell a node or rank who it is."""
 

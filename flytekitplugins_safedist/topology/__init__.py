@@ -8,7 +8,6 @@ against what was decided at registration.
 from __future__ import annotations
 
 from .adapters import ADAPTERS, Adapter, from_env, is_alone
-from .model import DEFAULT_PORT, Asked, Endpoint, Topology
-from .pinned import pins
+from .model import DEFAULT_PORT, Asked, Endpoint, Topology, pins
 
 __all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env", "is_alone", "pins"]

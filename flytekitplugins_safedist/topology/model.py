@@ -1,14 +1,16 @@
-"""The values: a node's place in its job."""
+"""The values: what registration decided, and a node's place in its job."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from .. import envvars
 from ..errors import TopologyError
 
 DEFAULT_PORT = 23456
-"""The port that Kubeflow's and Volcano's operators open in a pod; ours too where no operator names one."""
+"""The port that Kubeflow's operators open in a pod; ours too where no operator names one."""
 
 
 class Asked(Protocol):
@@ -20,6 +22,37 @@ class Asked(Protocol):
     def max_nodes(self) -> int: ...
     @property
     def nproc_per_node(self) -> int: ...
+
+
+def asked_nodes(asked: Asked) -> str:
+    """The number of nodes as users write it: ``"4"`` or ``"2:4"``."""
+    return str(asked.max_nodes) if asked.min_nodes == asked.max_nodes else f"{asked.min_nodes}:{asked.max_nodes}"
+
+
+def pins(asked: Asked) -> dict[str, str]:
+    """What registration pins into a pod whose code *asked* for this."""
+    pinned = {envvars.NODES: asked_nodes(asked), envvars.NPROC_PER_NODE: str(asked.nproc_per_node)}
+    backend = getattr(asked, "backend", None)
+    return pinned if backend is None else {**pinned, envvars.BACKEND: backend}
+
+
+def check_pinned(env: Mapping[str, str], asked: Asked) -> None:
+    """Compare what was pinned into the pod with what the code *asked* for now.
+
+    Raises:
+        TopologyError: they differ.
+    """
+    for name, value in pins(asked).items():
+        pinned = env.get(name)
+        if pinned is not None and pinned != value:
+            field = name.removeprefix("SAFEDIST_").lower()
+            raise TopologyError(
+                "the code in this pod is configured differently from what was registered",
+                where={name: pinned},
+                seen=f"{field}={value} in the code, {pinned} at registration",
+                hint="register the task again; and let the config depend on nothing that differs in the pod, "
+                "such as the GPUs of the machine it is imported on",
+            )
 
 
 @dataclass(frozen=True)
@@ -40,7 +73,7 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Topology:
     """This node's place in the job.
 
@@ -71,23 +104,9 @@ class Topology:
     @property
     def nnodes(self) -> str:
         """The number of nodes as users write it: ``"4"`` or ``"2:4"``."""
-        return f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else str(self.max_nodes)
+        return asked_nodes(self)
 
     @property
     def world_size(self) -> int:
         """Ranks of the job when every node is there."""
         return self.max_nodes * self.nproc_per_node
-
-    def ranks(self) -> range:
-        """The ranks that run on this node.
-
-        Raises:
-            TopologyError: in an elastic range, where they are known only after the rendezvous.
-        """
-        if self.node_rank is None:
-            raise TopologyError(
-                "the ranks on a node of an elastic job are not known before its rendezvous",
-                where={"source": self.source},
-            )
-        first = self.node_rank * self.nproc_per_node
-        return range(first, first + self.nproc_per_node)

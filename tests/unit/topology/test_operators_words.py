@@ -10,35 +10,28 @@ import pytest
 from flytekitplugins_safedist.errors import TopologyError
 from flytekitplugins_safedist.topology import ADAPTERS, from_env
 from flytekitplugins_safedist.topology.adapters import is_alone
-from tests.unit.topology.test_topology import FIXED, Asked, Open, elastic, volcano
+from tests.unit.topology.test_topology import FIXED, Asked, Open, elastic
 
 NAMES = {
     "pytorchjob": "PyTorchJob",
     "trainjob": "Kubeflow Trainer's TrainJob",
     "mpijob": "MPIJob worker",
-    "mpirun": "MPIJob worker (mpirun)",
     "jobset": "JobSet",
-    "volcano": "Volcano's pytorch plugin",
     "elastic": "PyTorchJob with an elastic policy",
 }
 NUMBERS = {
     "pytorchjob": ("PET_NODE_RANK", "PET_NNODES", "RANK", "MASTER_PORT"),
     "trainjob": ("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_PORT"),
     "mpijob": ("SAFEDIST_MPI_NODE_RANK", "SAFEDIST_MPI_NODES"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "jobset": ("JOB_COMPLETION_INDEX", "NNODES", "MASTER_PORT"),
-    "volcano": ("RANK", "WORLD_SIZE", "MASTER_PORT"),
 }
 OTHERS = {
     "pytorchjob": ("MASTER_ADDR",),
     "trainjob": ("PET_MASTER_ADDR",),
     "mpijob": ("SAFEDIST_MPI_ENDPOINT",),
-    "mpirun": ("SAFEDIST_ENDPOINT",),
-    "volcano": ("MASTER_ADDR",),
     "elastic": ("PET_NNODES", "PET_RDZV_ENDPOINT"),
 }
 NODES_FROM = {"pytorchjob": "PET_NNODES", "trainjob": "PET_NNODES", "mpijob": "SAFEDIST_MPI_NODES"} | {
-    "mpirun": "OMPI_COMM_WORLD_SIZE",
     "jobset": "NNODES",
 }
 Variables = dict[str, str]
@@ -78,8 +71,7 @@ def test_what_is_no_number_is_told_with_its_variable_and_its_operator(operator: 
 @pytest.mark.parametrize(("operator", "name"), [*pairs(NUMBERS), *pairs(OTHERS)])
 def test_an_empty_variable_is_told_with_its_operator(operator: str, name: str) -> None:
     said = told(operator, lambda env: env.update({name: ""}))
-    source = "the user" if (operator, name) == ("mpirun", "SAFEDIST_ENDPOINT") else NAMES[operator]
-    assert said.startswith(f"{NAMES[operator]} does not say {name} [") or said.startswith(f"{source} does not say")
+    assert said.startswith(f"{NAMES[operator]} does not say {name} [")
     assert f"expected: {name} beside the other variables of {NAMES[operator]}" in said
     assert said.endswith("a guessed identity would make two nodes believe they are the same one")
 
@@ -122,10 +114,10 @@ def test_another_number_of_ranks_is_told_with_both(operator: str, name: str) -> 
     assert f"(seen: {name}=7; expected: 8, as the task is configured)" in said
 
 
-@pytest.mark.parametrize("operator", ["mpijob", "mpirun", "elastic"])
+@pytest.mark.parametrize("operator", ["mpijob", "elastic"])
 @pytest.mark.parametrize("text", [":1", "h:0", "h:65536", "h:x"])
 def test_an_endpoint_that_cannot_be_read_is_told(operator: str, text: str) -> None:
-    name = {"mpijob": "SAFEDIST_MPI_ENDPOINT", "mpirun": "SAFEDIST_ENDPOINT", "elastic": "PET_RDZV_ENDPOINT"}[operator]
+    name = {"mpijob": "SAFEDIST_MPI_ENDPOINT", "elastic": "PET_RDZV_ENDPOINT"}[operator]
     said = told(operator, lambda env: env.update({name: text}))
     assert said.startswith(f"{name} of {NAMES[operator]} cannot be read [")
     assert said.endswith(f"(seen: {text!r}; expected: HOST:PORT)")
@@ -136,15 +128,6 @@ def test_a_port_that_cannot_be_is_told(text: str) -> None:
     said = told("pytorchjob", lambda env: env.update(MASTER_PORT=text))
     assert said.startswith("MASTER_PORT of PyTorchJob cannot be read [")
     assert said.endswith(f"(seen: {text!r}; expected: a TCP port, 1 to 65535)")
-
-
-def test_the_ranks_of_an_elastic_node_are_known_only_after_its_rendezvous() -> None:
-    with pytest.raises(TopologyError) as caught:
-        from_env(*variables("elastic")).ranks()
-    assert str(caught.value) == (
-        "the ranks on a node of an elastic job are not known before its rendezvous "
-        "[source=PyTorchJob with an elastic policy]"
-    )
 
 
 @pytest.mark.parametrize("operator", NAMES)
@@ -166,42 +149,13 @@ REFUSED = {
             "task's environment, pod template or image sets itself"
         ),
     ),
-    "two agents in a pod": (
-        FIXED["mpirun"](0, 2, 4) | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-        Asked(2, 2, 4),
-        (
-            "mpirun started 2 agents in this pod [OMPI_COMM_WORLD_LOCAL_SIZE=2, OMPI_COMM_WORLD_RANK=0, "
-            "OMPI_COMM_WORLD_SIZE=2, SAFEDIST_ENDPOINT=10.0.0.7:23456, SAFEDIST_NODES=2, "
-            "SAFEDIST_NPROC_PER_NODE=4] (expected: one agent for each pod; the agent starts the ranks itself). "
-            "Next step: start it with --map-by ppr:1:node"
-        ),
-    ),
-    "no training pod": (
-        {"VC_TASK_INDEX": "0", "MASTER_ADDR": "a", "WORLD_SIZE": "2"},
-        Asked(2, 2, 4),
-        (
-            "this pod is not a training pod of its job [MASTER_ADDR=a, VC_TASK_INDEX=0, WORLD_SIZE=2] (seen: no "
-            "RANK; the plugin gives one to its master and worker tasks only). Next step: run safedist-execute in "
-            "the tasks that the plugin's --master and --worker arguments name"
-        ),
-    ),
-    "too few pods": (
-        FIXED["volcano"](0, 2, 4) | {"SAFEDIST_NODES": "3"},
-        Asked(3, 3, 4),
-        (
-            "Volcano's pytorch plugin contradicts the task's configuration [MASTER_ADDR=job-master-0.job, "
-            "MASTER_PORT=23456, RANK=0, SAFEDIST_NODES=3, SAFEDIST_NPROC_PER_NODE=4, VC_TASK_INDEX=0, "
-            "WORLD_SIZE=2] (seen: a job of 2 pods; expected: at least 3, one for each node). Next step: register "
-            "the task again; if it stays, something sets the operator's variables a second time"
-        ),
-    ),
     "nobody speaks": (
         {"SAFEDIST_NODES": "2"},
         Asked(2, 2, 4),
         (
             "nothing says which node of the job this pod is [SAFEDIST_NODES=2] (expected: the variables of one "
             "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, MPIJob worker, "
-            "MPIJob worker (mpirun), JobSet, Volcano's pytorch plugin). Next step: check that the cluster's "
+            "JobSet). Next step: check that the cluster's "
             "training operator handled this job (the pod has none of its variables)"
         ),
     ),
@@ -258,16 +212,6 @@ REFUSED = {
             "operator's variables a second time"
         ),
     ),
-    "a fixed operator for a range": (
-        FIXED["volcano"](0, 4, 4) | {"SAFEDIST_NODES": "2:4"},
-        Asked(2, 4, 4),
-        (
-            "Volcano's pytorch plugin contradicts the task's configuration [MASTER_ADDR=job-master-0.job, "
-            "MASTER_PORT=23456, RANK=0, SAFEDIST_NODES=2:4, SAFEDIST_NPROC_PER_NODE=4, VC_TASK_INDEX=0, "
-            "WORLD_SIZE=4] (seen: a job of fixed size; expected: an elastic one, 2:4). Next step: register the "
-            "task again; if it stays, something sets the operator's variables a second time"
-        ),
-    ),
     "other code than registered": (
         FIXED["mpijob"](0, 2, 4),
         Asked(2, 2, 8),
@@ -301,14 +245,6 @@ REFUSED = {
 """What is refused, and every word that is said about it."""
 
 NOTED = {
-    "extra pods of Volcano's": (
-        volcano(0, 2, 4, extras=1),
-        Asked(2, 2, 4),
-        (
-            "WORLD_SIZE=3 counts every pod of the Volcano job, training or not; the job has 2 nodes and 8 ranks, "
-            "as it was registered"
-        ),
-    ),
     "a TrainJob that counts CPUs": (
         FIXED["trainjob"](1, 2, 4) | {"PET_NPROC_PER_NODE": "16"},
         Asked(2, 2, 4),
@@ -370,9 +306,3 @@ def test_the_first_and_the_last_port_are_ports(port: int) -> None:
         endpoint = from_env(env | change, asked).endpoint
         assert endpoint is not None
         assert endpoint.port == port
-
-
-def test_an_mpirun_of_one_node_meets_nobody() -> None:
-    env = {name: text for name, text in FIXED["mpirun"](0, 1, 4).items() if name != "SAFEDIST_ENDPOINT"}
-    topology = from_env(env, Asked(1, 1, 4))
-    assert (topology.node_rank, topology.source, topology.endpoint) == (0, "MPIJob worker (mpirun)", None)

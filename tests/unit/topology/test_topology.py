@@ -69,15 +69,6 @@ def mpijob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     }
 
 
-def mpirun(rank: int, nodes: int, nproc: int) -> dict[str, str]:
-    return pinned(nodes, nproc) | {
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": str(nodes),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-        "SAFEDIST_ENDPOINT": "10.0.0.7:23456",
-    }
-
-
 def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     return {
         "JOBSET_NAME": "f1",
@@ -89,23 +80,11 @@ def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     }
 
 
-def volcano(rank: int, nodes: int, nproc: int, extras: int = 0) -> dict[str, str]:
-    return pinned(nodes, nproc) | {
-        "VC_TASK_INDEX": str(max(rank - 1, 0)),
-        "MASTER_ADDR": "job-master-0.job",
-        "MASTER_PORT": "23456",
-        "WORLD_SIZE": str(nodes + extras),
-        "RANK": str(rank),
-    }
-
-
 FIXED = {
     "pytorchjob": pytorchjob,
     "trainjob": trainjob,
     "mpijob": mpijob,
-    "mpirun": mpirun,
     "jobset": jobset,
-    "volcano": volcano,
 }
 
 
@@ -173,11 +152,10 @@ def test_a_pod_of_many_without_an_operators_word_has_no_identity(env: dict[str, 
 def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint(operator: str, rank: int) -> None:
     topology = from_env(FIXED[operator](rank, 3, 4), Asked(3, 3, 4))
 
-    hosts = {"pytorchjob": "f1-n0-0-master-0", "jobset": "f1-workers-0-0.f1", "volcano": "job-master-0.job"}
+    hosts = {"pytorchjob": "f1-n0-0-master-0", "jobset": "f1-workers-0-0.f1"}
     hosts["trainjob"] = "f1-node-0-0.f1"
     port = 29500 if operator in ("jobset", "trainjob") else 23456
     assert (topology.node_rank, topology.nnodes, topology.world_size) == (rank, "3", 12)
-    assert topology.ranks() == range(rank * 4, rank * 4 + 4)
     assert topology.endpoint == Endpoint(hosts.get(operator, "10.0.0.7"), port)
 
 
@@ -187,35 +165,25 @@ def test_an_elastic_job_has_no_rank_before_its_rendezvous() -> None:
     assert topology.node_rank is None
     assert (topology.nnodes, topology.is_elastic, topology.world_size) == ("2:4", True, 32)
     assert topology.endpoint == Endpoint("f1-n0-0-worker-0", 23456)
-    with pytest.raises(TopologyError, match="not known before its rendezvous"):
-        topology.ranks()
 
 
-def test_volcanos_extra_pods_do_not_count_as_nodes() -> None:
-    topology = from_env(volcano(2, 4, 2, extras=4), Asked(4, 4, 2))
-
-    assert (topology.node_rank, topology.max_nodes, topology.world_size) == (2, 4, 8)
-    assert "WORLD_SIZE=8 counts every pod" in topology.notes[0]
+HANDMADE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
 
 
-def test_the_four_env_names_alone_are_named_after_all_who_set_nothing_else() -> None:
-    env = volcano(1, 2, 2)
-    del env["VC_TASK_INDEX"]
+@pytest.mark.parametrize("pod", [{}, pinned(2, 4)], ids=["a shell", "a pod"])
+def test_torchs_own_names_alone_say_nothing_of_nodes_and_the_error_says_what_is_missing(pod: dict[str, str]) -> None:
+    with pytest.raises(TopologyError, match="nothing says which node of the job this pod is") as caught:
+        from_env(HANDMADE | pod, Asked(2, 2, 4))
 
-    assert from_env(env, Asked(2, 2, 2)).source == "a training operator before v1.7, or Volcano's pytorch plugin"
-
-
-def test_a_pod_that_volcano_gave_no_rank_is_no_training_pod() -> None:
-    env = volcano(1, 2, 2)
-    del env["RANK"]
-
-    with pytest.raises(TopologyError, match="not a training pod"):
-        from_env(env, Asked(2, 2, 2))
+    assert "seen: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which name ranks and not nodes" in str(caught.value)
+    assert "unset RANK" in caught.value.hint
+    assert "PET_NODE_RANK, PET_NNODES, MASTER_ADDR and MASTER_PORT are what a PyTorchJob" in caught.value.hint
 
 
-def test_a_volcano_job_with_too_few_pods_is_refused() -> None:
-    with pytest.raises(TopologyError, match="a job of 2 pods"):
-        from_env(volcano(1, 2, 2) | {"SAFEDIST_NODES": "3"}, Asked(3, 3, 2))
+def test_torchs_own_names_make_nobody_of_one_node_an_operators_pod() -> None:
+    topology = from_env(HANDMADE, Asked(1, 1, 4))
+
+    assert (topology.source, topology.alone, topology.endpoint) == ("local run", True, None)
 
 
 REFUSED = {
@@ -232,7 +200,6 @@ REFUSED = {
     "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), Asked(4, 4, 4), "nodes=2:4; expected: nodes=4"),
     "elastic policy of one size": (elastic("4", 4), Asked(4, 4, 4), "with a Master"),
     "range unreadable": (elastic("2:", 4) | pinned("2:4", 4), Asked(2, 4, 4), "MIN:MAX"),
-    "two agents in a pod": (mpirun(0, 2, 4) | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Asked(2, 2, 4), "ppr:1:node"),
     "code changed": (pytorchjob(0, 2, 4), Asked(2, 2, 8), "nproc_per_node=8 in the code, 4 at registration"),
     "endpoint alone": (pinned(1, 4) | {"SAFEDIST_ENDPOINT": "a:1"}, Asked(1, 1, 4), "no other node to meet"),
     "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, Asked(2, 2, 4), "HOST:PORT"),
@@ -263,7 +230,7 @@ def test_auto_ranks_need_a_pinned_number() -> None:
 def test_a_trainjobs_number_of_processes_counts_cpus_and_is_not_used() -> None:
     topology = from_env(trainjob(1, 2, 4) | {"PET_NPROC_PER_NODE": "16"}, Asked(2, 2, 4))
 
-    assert list(topology.ranks()) == [4, 5, 6, 7]
+    assert (topology.node_rank, topology.nproc_per_node) == (1, 4)
     assert "PET_NPROC_PER_NODE=16 of the TrainJob is not used" in topology.notes[0]
 
 
@@ -344,8 +311,8 @@ def test_every_node_of_a_job_follows_and_the_operators_word_is_compared_with_wha
 def test_gpus_that_an_override_adds_get_a_rank_each() -> None:
     env = pytorchjob(1, 2, 1) | {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
 
-    assert list(from_env(env, Open(2, 2, 1)).ranks()) == [2, 3]
-    assert list(from_env(env, Asked(2, 2, 1)).ranks()) == [1]
+    assert from_env(env, Open(2, 2, 1)).nproc_per_node == 2
+    assert from_env(env, Asked(2, 2, 1)).nproc_per_node == 1
 
 
 def test_device_files_say_nothing_where_no_gpus_were_asked_for() -> None:
@@ -378,15 +345,11 @@ sizes = st.tuples(st.integers(1, 12), st.integers(1, 9))
 
 
 @given(st.sampled_from(sorted(FIXED)), sizes)
-def test_ranks_over_all_nodes_are_a_permutation(operator: str, size: tuple[int, int]) -> None:
+def test_nodes_are_told_apart_and_meet_at_one_place(operator: str, size: tuple[int, int]) -> None:
     nodes, nproc = size
-    if operator == "mpirun" and nodes == 1:
-        return
     found = [from_env(FIXED[operator](rank, nodes, nproc), Asked(nodes, nodes, nproc)) for rank in range(nodes)]
 
     assert [one.node_rank for one in found] == list(range(nodes))
-    assert sorted(rank for one in found for rank in one.ranks()) == list(range(nodes * nproc))
-    assert all(rank - one.ranks().start < nproc for one in found for rank in one.ranks())
     assert len({one.endpoint for one in found}) == 1
 
 
@@ -408,7 +371,7 @@ def test_no_adapter_invents_an_identity(operator: str, data: st.DataObject) -> N
     assert topology.node_rank == rank
 
 
-@given(st.dictionaries(st.sampled_from(sorted(pytorchjob(0, 2, 2) | jobset(0, 2, 2) | mpirun(0, 2, 2))), st.text()))
+@given(st.dictionaries(st.sampled_from(sorted(pytorchjob(0, 2, 2) | jobset(0, 2, 2))), st.text()))
 def test_any_text_gives_a_topology_within_the_asked_size_or_our_error(env: dict[str, str]) -> None:
     try:
         topology = from_env(env, Asked(2, 2, 2))
