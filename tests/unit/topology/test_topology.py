@@ -156,6 +156,7 @@ def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint(operator: str,
     hosts["trainjob"] = "f1-node-0-0.f1"
     port = 29500 if operator in ("jobset", "trainjob") else 23456
     assert (topology.node_rank, topology.nnodes, topology.world_size) == (rank, "3", 12)
+    assert topology.ranks() == range(rank * 4, rank * 4 + 4)
     assert topology.endpoint == Endpoint(hosts.get(operator, "10.0.0.7"), port)
 
 
@@ -165,6 +166,8 @@ def test_an_elastic_job_has_no_rank_before_its_rendezvous() -> None:
     assert topology.node_rank is None
     assert (topology.nnodes, topology.is_elastic, topology.world_size) == ("2:4", True, 32)
     assert topology.endpoint == Endpoint("f1-n0-0-worker-0", 23456)
+    with pytest.raises(TopologyError, match="the coordinator's to say"):
+        topology.ranks()
 
 
 HANDMADE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
