@@ -30,6 +30,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from staging_stores import Reads, counted, s3, slow_store
 
@@ -96,41 +97,34 @@ def work_flytekit(order: dict[str, str]) -> None:
 
 
 def work_ours(order: dict[str, str]) -> None:
-    """The whole of it: fetch, verify, unpack, publish, merge."""
+    """The whole of it, as in a pod: fetch, verify, unpack, put in place, keep the modules."""
     from flytekitplugins_safedist.container.staging import Options, stage
 
-    stage(order["uri"], Path(order["dest"]), Options(store=Path(order["store"])))
-
-
-def prepare_again(order: dict[str, str]) -> None:
-    """What was there before: the second staging has read it all."""
-    for _ in range(2):
-        work_ours(order)
-        time.sleep(1)  # past the tick of the file system's clock in which files were linked
+    modules = Path(order["dest"] + "-modules")
+    modules.mkdir(exist_ok=True)
+    stage(order["uri"], Path(order["dest"]), Options(modules=modules))
+    shutil.rmtree(modules)
 
 
 def work_unpack(order: dict[str, str]) -> None:
-    """Unpacking alone: no digest, manifest, rename, or destination."""
-    from flytekitplugins_safedist.container.archive import Inflate, Limits, unpack_tar
-    from flytekitplugins_safedist.container.staging.ahead import Ahead
-    from flytekitplugins_safedist.container.staging.source import Retry, open_source
-    from flytekitplugins_safedist.container.staging.watch import Watch
+    """Unpacking alone: no digest, rename, or destination."""
+    from flytekitplugins_safedist.container.staging.unpack import Limits, unpack
 
-    source = open_source(order["uri"], Retry(), Watch(600.0, print))
-    source.identity()
-    with Ahead(Inflate("x", Limits()).run(source.chunks())) as pieces:
-        unpack_tar(pieces, Path(order["dest"]), label="x", limits=Limits())
+    unpack(source(order).whole(), Path(order["dest"]), "x", Limits())
 
 
 def work_download(order: dict[str, str]) -> None:
     """The bare download, by the same client, to nowhere."""
-    from flytekitplugins_safedist.container.staging.source import Retry, open_source
-    from flytekitplugins_safedist.container.staging.watch import Watch
-
-    source = open_source(order["uri"], Retry(), Watch(600.0, print))
-    source.identity()
-    for _ in source.chunks():
+    for _ in source(order).whole():
         pass
+
+
+def source(order: dict[str, str]) -> Any:
+    """Where the archive comes from."""
+    from flytekitplugins_safedist.container.staging.fetch import open_source
+    from flytekitplugins_safedist.container.staging.patience import Patience
+
+    return open_source(order["uri"], Patience("x", 600.0, 30.0, 0.5), Path(order["dest"]) / "aside")
 
 
 WORK: dict[str, Callable[[dict[str, str]], None]] = {
@@ -151,7 +145,7 @@ def worker(order: dict[str, str]) -> None:
         import flytekit.tools.fast_registration  # noqa: F401
         import s3fs  # noqa: F401
     if order["work"] == "found":
-        prepare_again(order)
+        work_ours(order)
     before = _cpu()
     memory = _peak()
     print("ready", flush=True)
@@ -235,7 +229,7 @@ def run(
         for number in range(processes):
             dest = scratch / f"dest{number}"
             dest.mkdir()
-            order = {"work": work, "uri": uri, "dest": str(dest), "store": str(scratch / "store")}
+            order = {"work": work, "uri": uri, "dest": str(dest)}
             python = sys.executable if checkout == HERE else str(checkout / ".venv" / "bin" / "python")
             script = str(checkout / "benchmarks" / "staging.py")
             command = [*(prefix or []), python, script, "--worker", json.dumps(order)]
@@ -314,12 +308,12 @@ def report_single(archive: Path, places: dict[str, Place], runs: int, name: str,
         show(f"single staging / tar -xzf, {label}", f"{ratio:.2f}  ({seconds})", target)
         safety = got["safedist"].wall - got["unpack alone"].wall
         share = safety / got["safedist"].wall
-        show(f"  of which safety: digest, manifest, renames, merge, {label}", f"{safety:.3f} s ({100 * share:.0f}%)")
+        show(f"  of which safety: digest, renames, modules, {label}", f"{safety:.3f} s ({100 * share:.0f}%)")
         show(f"  memory above the interpreter, {label}", f"{got['safedist'].memory / MB:.0f} MB", "<= 64 MB")
 
 
 def report_found(archive: Path, place: Place, runs: int) -> None:
-    """What a container that is started again waits for: the code is in the store and in the destination."""
+    """What a container that is started again waits for: the code is in the destination."""
     got = interleaved(runs, {work: partial(run, work, str(archive), place) for work in ("safedist", "found")})
     found, new = got["found"].wall, got["safedist"].wall
     show("found on the node / staged", f"{found / new:.3f}  ({found:.4f} s / {new:.3f} s)")

@@ -143,23 +143,17 @@ JOB_ID = "SAFEDIST_JOB_ID"
 """Names one run of the job, and no other, where files coordinate the ranks."""
 
 # --- staged code: ours ---------------------------------------------------------------------------------------------
-CODE_STORE = "SAFEDIST_CODE_STORE"
-"""Directory of the node's store of staged code; default: ``safedist-code-<uid>`` in the best directory for temporary
-files (docs/staging.md). Set by users."""
 CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
 CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
 CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
-"""Limits on a code archive (:class:`~flytekitplugins_safedist.container.archive.Limits`). Set by users."""
-CODE_KEEP_BYTES = "SAFEDIST_CODE_KEEP_BYTES"
-CODE_KEEP_SECONDS = "SAFEDIST_CODE_KEEP_SECONDS"
-"""How much of earlier archives stays in the store. Set by users."""
+"""Limits on a code archive (:class:`~flytekitplugins_safedist.container.staging.Limits`). Set by users."""
 CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
 """Seconds that staging may wait for the store and for another process of the node, in all. Pinned from
 ``Timeouts(code=...)``, or set by users."""
 CODE_TREE = "SAFEDIST_CODE_TREE"
 CODE_DEST = "SAFEDIST_CODE_DEST"
-"""Set by the entrypoint for processes of ours that start as fresh interpreters: the staged tree, and the destination
-directory that its modules say they are in."""
+"""Set by the entrypoint for processes of ours that start as fresh interpreters: this pod's own copy of the archive's
+modules, and the destination directory that they say they are in."""
 NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """GPUs of this container, by NVIDIA's device plugin (a list, or "all", "none", "void"), and those a user narrows to."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -16,7 +17,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .saves import DamagedError, Manifest
-from .store import Store, Written, crc32
+from .store import Store, Written
 
 METADATA = ".metadata"
 Path = tuple[Any, ...]
@@ -149,7 +150,7 @@ def _finish(files: Files, metadata: Any, results: list[Any]) -> None:
     data = pickle.dumps(replace(metadata, storage_data=held, storage_meta=None))
     with files.store.part(f"{files.save}/{METADATA}") as file:
         file.write(data)
-    sizes[METADATA], items[METADATA] = len(data), [[0, len(data), crc32(data)]]
+    sizes[METADATA], items[METADATA] = len(data), [[0, len(data), zlib.crc32(data)]]
     files.commit(sizes, items)
 
 
@@ -209,12 +210,13 @@ class SavedFiles:
         """
         where = {"save": f"{self._store.url}/{self._name}", "part": part}
         try:
-            ranges = list(items)
-            found = self._store.read(f"{self._name}/{part}", self.manifest.sizes[part], ranges)
-            for (offset, length), data in zip(ranges, found, strict=True):
-                if len(data) != length or crc32(data) != self._digests[part, offset, length]:
-                    raise DamagedError("a part of a save is not as it was written", where={**where, "at": offset})
-                yield data
+            with self._store.reading(f"{self._name}/{part}", self.manifest.sizes[part]) as file:
+                for offset, length in items:
+                    file.seek(offset)
+                    data = file.read(length)
+                    if len(data) != length or zlib.crc32(data) != self._digests[part, offset, length]:
+                        raise DamagedError("a part of a save is not as it was written", where={**where, "at": offset})
+                    yield data
         except (FileNotFoundError, KeyError) as error:
             raise DamagedError("a part of a save is missing or cut", where=where, seen=str(error)) from error
 

@@ -35,8 +35,8 @@ IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZ
 
 OF_THE_POD = frozenset(
     {
-        *(names.ENDPOINT, names.SCRATCH_ROOT, names.CODE_STORE, names.CODE_MAX_BYTES, names.CODE_MAX_FILES),
-        *(names.CODE_MAX_RATIO, names.CODE_KEEP_BYTES, names.CODE_KEEP_SECONDS, names.CODE_TIMEOUT),
+        *(names.ENDPOINT, names.SCRATCH_ROOT, names.CODE_MAX_BYTES, names.CODE_MAX_FILES),
+        *(names.CODE_MAX_RATIO, names.CODE_TIMEOUT),
     }
 )
 """What a user may set for the whole pod, and a rank alone has no use for."""

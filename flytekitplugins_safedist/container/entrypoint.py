@@ -18,21 +18,21 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
-from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError
+from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError, StagingError
 from ..flyte import storage_clients
 from ..flyte.storage_errors import unsigned
 from . import early, readonly
-from .task_command import EXIT_FAILED, execute_and_leave
+from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
 
 if TYPE_CHECKING:
-    from .staging import Options, StagedCode
+    from .staging import Options
 
 logger = logging.getLogger(f"{log.NAME}.container.entrypoint")  # also as ``python -m``
 
@@ -124,35 +124,40 @@ def _run(arguments: list[str]) -> int:
     registered = Registered.from_env(os.environ)
     if registered is not None:
         stopping.leave_within(registered.timeouts.exit)  # until the task says more
-    make_room()
     options = options_from(os.environ)
+    with ExitStack() as own:
+        made = readonly.temporary_directory(os.environ, own)
+        if made is not None:  # flytekit and every rank ask for it
+            os.environ[envvars.TMPDIR] = str(made)
+            tempfile.tempdir = None  # asked for again
+        return _staged_and_run(invocation, options, own)
+
+
+def _staged_and_run(invocation: Invocation, options: Options, own: ExitStack) -> int:
     prepare_ranks(os.environ)
     # ---- from here on there may be threads and clients: nothing below may be needed before the rank server's fork ----
     if early.is_over(invocation.command, os.environ):
         return 0
     if invocation.distribution is not None:
-        invocation = with_place(invocation)
+        placed = with_place(invocation, own)
+        if is_flytekits(invocation.command):  # no other command of ours looks there
+            modules = readonly.private(Path(tempfile.gettempdir()), own)
+            options = replace(options, modules=modules)
         with stopping.unwinding():
-            code = stage_code(invocation, options)
-        make_importable(code)  # and ``code`` stays: its lease keeps the tree, also for a command that replaces us
+            stage_code(placed, options)
+        make_importable(placed.dest, invocation.dest, options.modules)
     return execute_and_leave(command_line(invocation))
 
 
-def make_room() -> None:
-    """Name a directory for temporary files where this pod has no usual one: flytekit and every rank ask for it."""
-    made = readonly.temporary_directory(os.environ)
-    if made is not None:
-        os.environ[envvars.TMPDIR] = str(made)
-        tempfile.tempdir = None  # asked for again
-
-
-def with_place(invocation: Invocation) -> Invocation:
-    """The invocation with a destination that can be written; the task starts there, as it would have."""
-    dest = readonly.destination(invocation.dest, os.environ)
+def with_place(invocation: Invocation, own: ExitStack) -> Invocation:
+    """The invocation with a destination that can be written; the task starts there, where it would have started in the
+    other."""
+    dest = readonly.destination(invocation.dest, os.environ, own)
     if dest == invocation.dest:
         return invocation
     logger.info(f"{invocation.dest} cannot be written: the code is in {dest}, and the task starts there")
-    os.chdir(dest)
+    if Path.cwd() == invocation.dest:
+        os.chdir(dest)
     return replace(invocation, dest=dest)
 
 
@@ -189,13 +194,28 @@ def parse(arguments: list[str]) -> Invocation:
                 where={"argument": value},
                 hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
             )
-    from .staging.places import absolute
-
-    dest = absolute(parsed.dest_dir or ".")
+    dest = _absolute(parsed.dest_dir or ".")
     dest_argument = parsed.dest_dir or str(dest)
     return Invocation(
         parsed.additional_distribution or None, Path(os.path.realpath(dest)), dest_argument, tuple(command)
     )
+
+
+def _absolute(path: str) -> Path:
+    """*path* from the root, with ``~`` filled in: a task may change its working directory at any time.
+
+    Raises:
+        StagingError: there is no home directory, or no working directory.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise StagingError(
+            "A directory cannot be told from its name",
+            where={"path": path},
+            seen=f"{type(error).__name__}: {error}",
+            hint="name it from the root (/...), or set HOME and start in a directory that exists",
+        ) from error
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -220,16 +240,13 @@ def options_from(environment: Mapping[str, str]) -> Options:
     Raises:
         ConfigError: values that are not positive numbers, all of them.
     """
-    from .archive import Limits
-    from .staging import USUAL, Keep, Options
+    from .staging import Limits, Options
 
     names = {
         "max_bytes": (envvars.CODE_MAX_BYTES, int),
         "max_files": (envvars.CODE_MAX_FILES, int),
         "max_ratio": (envvars.CODE_MAX_RATIO, float),
         "deadline": (envvars.CODE_TIMEOUT, float),
-        "size": (envvars.CODE_KEEP_BYTES, int),
-        "seconds": (envvars.CODE_KEEP_SECONDS, float),
     }
     values: dict[str, Any] = {}
     problems = []
@@ -243,40 +260,38 @@ def options_from(environment: Mapping[str, str]) -> Options:
     if problems:
         raise ConfigError(problems)
     own = {name: values.pop(name) for name in ("deadline",) if name in values}
-    kept = {name: values.pop(name) for name in ("size", "seconds") if name in values}
-    store = environment.get(envvars.CODE_STORE)
-    named = [environment.get(name) for name in (envvars.TMPDIR, "TEMP", "TMP")]
-    scratch = environment.get(envvars.SCRATCH_ROOT)  # a volume: often all that can be written where the root cannot
-    temporary = (*(Path(path) for path in named if path), *USUAL, *([Path(scratch)] if scratch else []))
-    return Options(
-        store=Path(store) if store else None, temporary=temporary, limits=Limits(**values), keep=Keep(**kept), **own
-    )
+    return Options(limits=Limits(**values), **own)
 
 
-def stage_code(invocation: Invocation, options: Options) -> StagedCode:
-    """Fetch, verify, unpack, publish and merge, or find that it has been done; say so in one line."""
+def stage_code(invocation: Invocation, options: Options) -> None:
+    """Fetch, verify, unpack and put in place; say so in one line."""
     from .staging import stage
 
     started = time.monotonic()
     code = stage(invocation.distribution or "", invocation.dest, options)
-    how = "fetched" if code.fetched else "found on this node"
+    how = "fetched" if code.new else "found on this node"
     seconds = time.monotonic() - started
     logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
-    return code
 
 
-def make_importable(code: StagedCode) -> None:
+def make_importable(dest: Path, of_image: Path, modules: Path | None) -> None:
     """As the stock command: the destination directory behind what PYTHONPATH names, for this process and those it
-    starts; and modules of the archive from this process's own tree, whatever becomes of that directory."""
+    starts; and the archive's modules as this process got them, whatever becomes of that directory.
+
+    Args:
+        of_image: the destination as it was asked for: where *dest* is another one, modules of the image are there.
+        modules: see :class:`.staging.Options`.
+    """
     from ..ranks import importer
 
-    dest = str(code.dest)
+    places = list(dict.fromkeys([str(dest), str(of_image)]))
     named = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{named}{os.pathsep}{dest}" if named else dest
-    if dest not in sys.path:
-        sys.path.insert(_behind_pythonpath(), dest)
-    importer.export(code.tree, code.dest, os.environ)
-    importer.install(code.tree, code.dest)
+    os.environ["PYTHONPATH"] = os.pathsep.join([named, *places] if named else places)
+    at = _behind_pythonpath()
+    sys.path[at:at] = [place for place in places if place not in sys.path]
+    if modules is not None:
+        importer.export(modules, dest, os.environ)
+        importer.install(modules, dest)
 
 
 def _behind_pythonpath() -> int:

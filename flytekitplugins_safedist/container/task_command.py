@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +26,11 @@ EXIT_USAGE = 2
 
 IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
 """Commands whose click command of flytekit.bin.entrypoint runs in this process."""
+
+
+def is_flytekits(command: Sequence[str]) -> bool:
+    """Whether the command is run in this process."""
+    return os.path.basename(command[0]) in IN_PROCESS  # noqa: PTH119
 
 
 def execute_and_leave(command: list[str]) -> int:

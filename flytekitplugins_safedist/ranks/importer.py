@@ -3,8 +3,8 @@
 Where the stock command unpacks, ``__file__``, tracebacks, data files beside a module, and modules that only the image
 has (a compiled extension next to a package's sources) all point into the destination directory, so they must here. But
 that directory can be shared: another task may put *its* archive there at any time, also while this one is running and
-still has modules to import. So names are looked up, and source and bytecode are read, in the immutable staged tree;
-everything else, and everything the archive does not have, is left to Python and the destination directory.
+still has modules to import. So names are looked up, and source and bytecode are read, in this pod's own copy of the
+modules; everything else, and everything the archive does not have, is left to Python and the destination directory.
 
 Without this (a program that a task starts by itself) Python imports from the destination directory as ever.
 """
@@ -53,7 +53,7 @@ def export(tree: str | os.PathLike[str], dest: str | os.PathLike[str], environme
 
 
 class CodeFinder(MetaPathFinder):
-    """Finds modules of the staged tree."""
+    """Finds modules of the archive."""
 
     def __init__(self, tree: str, dest: str) -> None:
         self.tree = tree
@@ -104,7 +104,7 @@ class CodeFinder(MetaPathFinder):
 
 
 class _Read:
-    """What both loaders do differently: they read the staged tree."""
+    """What both loaders do differently: they read the pod's own copy."""
 
     def __init__(self, fullname: str, path: str, finder: CodeFinder) -> None:
         super().__init__(fullname, path)  # type: ignore[call-arg]

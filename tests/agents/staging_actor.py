@@ -1,6 +1,6 @@
 """A process that stages, says each named point on stdout, and stops at chosen ones until told to go on by stdin.
 
-    python staging_actor.py '{"uri": ..., "dest": ..., "store": ..., "stop_at": ["fetch"]}'
+    python staging_actor.py '{"uri": ..., "dest": ..., "stop_at": ["fetch"]}'
 
 It says "ready" first and waits for a line, so that many of them can be let go at one moment.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     # Imported before "ready": the race under test is staging, not the interpreter's start.
     from flytekitplugins_safedist.errors import SafedistError
-    from tests.harness.product import Options, Retry, StagingProgress, stage
+    from tests.harness.product import Options, stage
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)
@@ -36,21 +37,17 @@ def main() -> None:
         os.setgroups([])
         os.setgid(order["user"])
         os.setuid(order["user"])
+    if "descriptors" in order:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (order["descriptors"], order["descriptors"]))
     say(point="ready")
     sys.stdin.readline()
-    options = Options(
-        store=Path(order["store"]),
-        at=at,
-        patience=order.get("patience", 3600.0),
-        retry=Retry(attempts=3, base=0.01),
-        progress=lambda: StagingProgress(sys.stderr),
-    )
+    options = Options(at=at, patience=order.get("patience", 3600.0), deadline=order.get("deadline", 1800.0), pause=0.01)
     try:
         code = stage(order["uri"], Path(order["dest"]), options)
     except SafedistError as error:
         say(error=type(error).__name__, message=str(error))
         sys.exit(1)
-    say(tree=str(code.tree), fetched=code.fetched, digest=code.digest)
+    say(files=code.files, new=code.new, digest=code.digest)
 
 
 main()

@@ -49,7 +49,6 @@ def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
         environment = {
             **s3.environment,
             "SAFEDIST_BACKEND": "torch",
-            "SAFEDIST_CODE_STORE": str(directory / f"code-{node}"),
             "FLYTE_INTERNAL_EXECUTION_ID": directory.name,
             "SAFEDIST_NODES": "2",
             "SAFEDIST_NPROC_PER_NODE": "1",

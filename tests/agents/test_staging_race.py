@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,22 +15,47 @@ from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     actors_fixture,
     all_at_once,
     archive,
+    left_in,
     place_fixture,
 )
-from tests.harness.tarballs import snapshot
 
 KILL_POINTS = [point for point in POINTS if point != "waiting"]
 
 
 # --- many at once ------------------------------------------------------------------------------------------------
-def test_32_processes_of_one_node_fetch_and_unpack_once(place, actors):
-    started = [actors(place.uri, place.dest, place.store) for _ in range(32)]
-    outcomes = all_at_once(started)
-    assert [outcome for outcome in outcomes if "error" in outcome] == []
-    assert sum(bool(outcome["fetched"]) for outcome in outcomes) == 1
-    assert sum(actor.points.count("unpack") for actor in started) == 1
-    assert len({outcome["tree"] for outcome in outcomes}) == 1
-    place.assert_complete()
+CROWD = """
+import json, os, sys
+from pathlib import Path
+from tests.harness.product import Options, stage
+order = json.loads(sys.argv[1])
+wait, start = os.pipe()
+children = []
+for dest in order["dests"] * 16:
+    if (child := os.fork()) == 0:
+        os.close(start)
+        os.read(wait, 1)  # all are let go at one moment
+        code = stage(order["uri"], Path(dest), Options(patience=order["patience"]))
+        os.write(1, b"something new\\n" if code.new else b"nothing new\\n")
+        os._exit(0)
+    children.append(child)
+os.close(start)
+sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+"""
+
+
+@pytest.mark.parametrize("patience", [3600.0, 0.0], ids=["one after another", "all at once"])
+def test_16_processes_into_each_of_three_destinations_all_end_with_all_of_it(place, actors, patience):
+    missing, empty, image = (place.root / name for name in ("missing", "empty", "image"))
+    empty.mkdir()
+    (image / "pkg").mkdir(parents=True)
+    (image / "pkg/m1.py").write_text("the image's")
+    dests = [missing, empty, image]
+    order = json.dumps({"uri": str(place.uri), "dests": [str(dest) for dest in dests], "patience": patience})
+    done = subprocess.run([sys.executable, "-c", CROWD, order], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if patience:  # the later ones find every file as it should be, and leave it alone
+        assert done.stdout.splitlines().count("nothing new") == 45
+    place.assert_complete(*dests)
 
 
 READER = """
@@ -89,9 +113,9 @@ def test_looping_readers_never_see_a_partial_tree_or_file(place, actors):
     ]
     for reader in readers:
         assert reader.stdout.readline() == "ready\n"
-    outcomes = all_at_once([actors(place.uri, place.dest, place.store) for _ in range(6)])
+    outcomes = all_at_once([actors(place.uri, place.dest) for _ in range(6)])
     # One more look after everything is there, so that each has imported.
-    actors(place.uri, place.dest, place.store).go().end()
+    actors(place.uri, place.dest).go().end()
     results = [json.loads(reader.communicate("x")[0]) for reader in readers]
     assert [outcome for outcome in outcomes if "error" in outcome] == []
     for result in results:
@@ -101,29 +125,19 @@ def test_looping_readers_never_see_a_partial_tree_or_file(place, actors):
     place.assert_complete()
 
 
-def test_different_destinations_share_the_one_fetch(place, actors):
-    dests = [place.root / f"dest{n}" for n in range(4)]
-    outcomes = all_at_once([actors(place.uri, dest, place.store) for dest in dests for _ in range(2)])
-    assert sum(bool(outcome["fetched"]) for outcome in outcomes) == 1
-    place.assert_complete(*dests)
-
-
-def test_two_archives_into_one_destination_leave_every_process_its_own_tree(place, actors):
+def test_two_archives_into_one_destination_leave_each_file_whole(place, actors):
     other = archive(place.root / "second.tar.gz", version="2")
-    outcomes = all_at_once([actors(uri, place.dest, place.store) for _ in range(4) for uri in (place.uri, other)])
+    outcomes = all_at_once([actors(uri, place.dest) for _ in range(4) for uri in (place.uri, other)])
     assert [outcome for outcome in outcomes if "error" in outcome] == []
-    for number, outcome in enumerate(outcomes):
-        version = "1" if number % 2 == 0 else "2"
-        assert (Path(str(outcome["tree"])) / "main.py").read_text() == f"VERSION = '{version}'"
     assert (place.dest / "main.py").read_text() in ("VERSION = '1'", "VERSION = '2'")
-    assert not any(".safedist-" in name for name in snapshot(place.dest))
+    assert left_in(place.dest) == left_in(place.root) == []
 
 
 # --- killed ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_killed_at_any_point_the_next_attempt_completes_byte_for_byte(place, actors, point):
-    actors(place.uri, place.dest, place.store, stop_at=[point]).go().until(point).kill()
-    assert "error" not in actors(place.uri, place.dest, place.store).go().end()
+    actors(place.uri, place.dest, stop_at=[point]).go().until(point).kill()
+    assert "error" not in actors(place.uri, place.dest).go().end()
     place.assert_complete()
 
 
@@ -131,56 +145,50 @@ def test_killed_at_any_point_the_next_attempt_completes_byte_for_byte(place, act
 def test_killed_over_an_image_the_next_attempt_completes_byte_for_byte(place, actors, point):
     (place.dest / "pkg").mkdir(parents=True)
     (place.dest / "pkg/m1.py").write_text("the image's")
-    actors(place.uri, place.dest, place.store, stop_at=[point]).go().until(point).kill()
-    assert "error" not in actors(place.uri, place.dest, place.store).go().end()
+    actors(place.uri, place.dest, stop_at=[point]).go().until(point).kill()
+    assert "error" not in actors(place.uri, place.dest).go().end()
     place.assert_complete()
 
 
-@pytest.mark.parametrize("point", ["locked", "fetch", "unpack", "before_publish", "after_publish", "merge"])
+@pytest.mark.parametrize("point", KILL_POINTS)
 def test_waiters_take_over_at_once_when_the_one_who_works_is_killed(place, actors, point):
-    worker = actors(place.uri, place.dest, place.store, stop_at=[point]).go().until(point)
+    place.dest.mkdir()  # one directory to wait for, from beginning to end
+    worker = actors(place.uri, place.dest, stop_at=[point]).go().until(point)
     # Their patience is an hour: that they end at all shows that the death itself let them go on.
-    waiters = [actors(place.uri, place.dest, place.store, stop_at=["waiting"]).go().until("waiting") for _ in range(3)]
+    waiters = [actors(place.uri, place.dest, stop_at=["waiting"]).go().until("waiting") for _ in range(3)]
     worker.kill()
     outcomes = all_at_once(waiters)
     assert [outcome for outcome in outcomes if "error" in outcome] == []
-    assert sum(bool(outcome["fetched"]) for outcome in outcomes) == (0 if point == "merge" else 1)
-    assert len(os.listdir(place.store / "trees")) == 1
     place.assert_complete()
 
 
 def test_a_killed_waiter_disturbs_nobody(place, actors):
-    worker = actors(place.uri, place.dest, place.store, stop_at=["fetch"]).go().until("fetch")
-    actors(place.uri, place.dest, place.store, stop_at=["waiting"]).go().until("waiting").kill()
-    assert worker.go().end()["fetched"]
+    worker = actors(place.uri, place.dest, stop_at=["fetch"]).go().until("fetch")
+    actors(place.uri, place.dest, stop_at=["waiting"]).go().until("waiting").kill()
+    assert worker.go().end()["new"]
     place.assert_complete()
 
 
 def test_a_frozen_worker_is_overtaken_and_does_no_harm_when_it_wakes(place, actors):
-    worker = actors(place.uri, place.dest, place.store, stop_at=["unpack"]).go().until("unpack")
-    second = actors(place.uri, place.dest, place.store, patience=0.0).go().end()
+    place.dest.mkdir()
+    worker = actors(place.uri, place.dest, stop_at=["place"]).go().until("place")
+    second = actors(place.uri, place.dest, patience=0.0).go().end()
     woken = worker.go().end()
-    assert second["fetched"]
-    assert woken["fetched"]
-    assert second["tree"] == woken["tree"], "the later one found the name taken and used what was there"
+    assert "error" not in second
+    assert "error" not in woken
     place.assert_complete()
 
 
-def test_a_pod_restarted_in_place_finds_its_leftovers_and_ends_the_same(place, actors):
+def test_what_killed_starts_have_left_is_removed_by_the_next_and_what_a_living_one_has_is_not(place, actors):
+    place.dest.mkdir()
     for point in KILL_POINTS:
-        if point in ("locked", "fetch", "unpack", "before_publish", "after_publish"):
-            actors(place.uri, place.dest, place.store, stop_at=[point]).go().until(point).kill()
-    for point in ("before_merge", "merge"):
-        actors(place.uri, place.dest, place.store, stop_at=[point]).go().until(point).kill()
-    assert not actors(place.uri, place.dest, place.store).go().end()["fetched"]
-    place.assert_complete()
-
-
-def test_clocks_decide_nothing(place, actors):
-    for path in (place.uri, place.root):
-        os.utime(path, (4_000_000_000, 4_000_000_000))
-    actors(place.uri, place.dest, place.store, stop_at=["unpack"]).go().until("unpack").kill()
-    for left in (place.store / "work").iterdir():
-        os.utime(left, (4_000_000_000, 4_000_000_000))  # "young", as a skewed server's clock would have it
-    actors(place.uri, place.dest, place.store).go().end()
+        actors(place.uri, place.dest, stop_at=[point], patience=0.0).go().until(point).kill()
+    (left,) = left_in(place.dest)  # the last one's: each has removed what the one before it had left
+    os.utime(place.dest / left, (4_000_000_000, 4_000_000_000))  # "young", as a skewed server's clock would have it
+    living = actors(place.uri, place.dest, stop_at=["unpacked"]).go().until("unpacked")
+    (livings,) = left_in(place.dest)
+    assert livings != left
+    assert "error" not in actors(place.uri, place.dest, patience=0.0).go().end()
+    assert left_in(place.dest) == [livings]
+    assert "error" not in living.go().end()
     place.assert_complete()

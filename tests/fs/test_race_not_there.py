@@ -13,7 +13,8 @@ import pytest
 from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
 from tests.fs.ranks import pause, processes
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.product import FileCoordinationStore, obstacles, refresh
+from tests.harness.product import FileCoordinationStore, refresh, stage
+from tests.harness.tarballs import project
 
 
 @pytest.fixture
@@ -59,13 +60,14 @@ def test_a_note_that_the_client_has_looked_for_before_is_read(pair):
     assert other.wait("a/second", 60) == "note"
 
 
-def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, monkeypatch):
+def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, tmp_path):
     maker, other = pair
-    monkeypatch.setattr(obstacles, "VISIBLE", 5.0)
     assert not (other / "made").exists()
     (maker / "made").mkdir()
     assert not (other / "made").exists()
-    assert obstacles.make_directory(os.fsencode(other / "made"), os.stat, replace=False)
+    (tmp_path / "fast.tar.gz").write_bytes(project({"made/code.py": "V = 1"}))
+    stage(str(tmp_path / "fast.tar.gz"), other)
+    assert (maker / "made/code.py").read_text() == "V = 1"
 
 
 def test_a_directory_that_the_client_takes_for_missing_is_there(pair):

@@ -86,7 +86,6 @@ class Pod:
                 **{name: value for name, value in os.environ.items() if not name.startswith("SAFEDIST")},
                 "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)]),
                 "TMPDIR": str(self.root / "tmp"),
-                "SAFEDIST_CODE_STORE": str(self.root / "store"),
                 **self.environment,
             },
             stdout=subprocess.PIPE,
@@ -105,8 +104,7 @@ class Pod:
         """Run it in a process that has imported flytekit already."""
         assert self.warm is not None
         files = self.root / f"case-{len(list(self.root.glob('case-*')))}"
-        environment = {"SAFEDIST_CODE_STORE": str(self.root / "store"), **self.environment}
-        options: dict[str, Any] = {"arguments": arguments, "cwd": self.cwd, "environment": environment}
+        options: dict[str, Any] = {"arguments": arguments, "cwd": self.cwd, "environment": self.environment}
         return self.warm.run("", files, kind="entrypoint", prefork=False, **options)
 
     def fast(self, task: str, dest: str = ".") -> Ended:

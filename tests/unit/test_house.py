@@ -52,7 +52,7 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 STATE = {
     "handoff": "the one place for what parts of a process leave for each other",
     "stopping": "the process's signals, and what they have decided: there is one of each",
-    "container.archive.inflate": "the faster library, where there is one: found once, at import",
+    "container.staging.unpack": "the faster library, where there is one: found once, at import",
     "fs.group": "a cache: the groups that were made, by process, identity and store",
     "fs.process": "a cache: the record of this process, emptied in a fork's child",
     "ranks.main_module": "keeps the modules alive whose functions may still run",

@@ -1,28 +1,13 @@
-"""A code archive becomes a code directory, once per node, whatever happens meanwhile.
+"""A code archive becomes code in a directory, whatever happens meanwhile (docs/staging.md).
 
-Correctness rests on three operations that the kernel makes atomic: create-if-absent, rename, and link. Locks only
-save work. See docs/staging.md for what is promised on which file system.
+Correctness rests on operations that the kernel makes atomic: create-if-absent and rename. Locks only save work.
 """
 
 from __future__ import annotations
 
-from ...errors import CodeNotFoundError
-from .keeping import Keep
-from .places import USUAL
-from .progress import StagingProgress
-from .source import Retry
-from .stage import POINTS, Options, StagedCode, stage
-from .store import CodeStore
+from .place import POINTS
+from .private import Private, one_at_a_time
+from .stage import Options, StagedCode, stage
+from .unpack import Limits
 
-__all__ = [
-    "POINTS",
-    "USUAL",
-    "CodeNotFoundError",
-    "CodeStore",
-    "Keep",
-    "Options",
-    "Retry",
-    "StagedCode",
-    "StagingProgress",
-    "stage",
-]
+__all__ = ["POINTS", "Limits", "Options", "Private", "StagedCode", "one_at_a_time", "stage"]

@@ -170,7 +170,6 @@ def run(
             **{one["name"]: one["value"] for one in container["env"] if "value" in one},  # else: the kubelet's
             **environment,
             "SAFEDIST_SCRATCH_ROOT": str(root / "scratch"),
-            "SAFEDIST_CODE_STORE": str(root / "store"),
         },
         cwd=root / "home",
         capture_output=True,

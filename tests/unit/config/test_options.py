@@ -250,7 +250,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             f"environment={name!r} is read before there is a rank, which alone has these variables (set it in "
             "@task(environment={...}))",
         )
-        for name in ("SAFEDIST_SCRATCH_ROOT", "SAFEDIST_CODE_STORE")
+        for name in ("SAFEDIST_SCRATCH_ROOT", "SAFEDIST_CODE_TIMEOUT")
     ),
     ({"environment": {"SAFEDIST_ENDPOINT": "h:1"}}, ENDPOINT_OF_RANKS),
     (
