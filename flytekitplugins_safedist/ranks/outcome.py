@@ -6,11 +6,11 @@ import json
 import re
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from ..texts import encodable
+from .records import Record
 
 
 class Status(str, Enum):
@@ -37,7 +37,7 @@ class Fault(str, Enum):
 
 
 @dataclass(frozen=True)
-class Raised:
+class Raised(Record):
     """An exception as text: it crosses processes and machines without pickles. All text in it is encodable.
 
     Attributes:
@@ -73,7 +73,7 @@ NO_RANK = -1
 
 
 @dataclass(frozen=True)
-class RankOutcome:
+class RankOutcome(Record):
     """How one rank ended. All text in it is encodable.
 
     Attributes:
@@ -148,22 +148,8 @@ class RankOutcome:
         return record
 
     def to_json(self) -> str:
-        """The record as one line of JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> RankOutcome:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            ValueError, KeyError, TypeError: the text is no whole outcome record.
-        """
-        data: dict[str, Any] = dict(json.loads(text))
-        raised = data.pop("raised")
-        if raised is not None:
-            raised = Raised(**{**raised, "fault": Fault(raised["fault"]), "errnos": tuple(raised["errnos"])})
-        data["log_tail"] = tuple(data["log_tail"])
-        return cls(**{**data, "raised": raised, "status": Status(data["status"])})
+        """The record as one line of JSON, in as few bytes as its texts allow: there is a limit."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
 
 
 def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:

@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from ..flyte.output_limits import OutputLimits, refusal, refused
 from ..flyte.task_context import FlyteSnapshot
 from . import main_module, returned_paths
 from .main_module import MainModule
+from .records import Record
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext
@@ -34,7 +35,7 @@ MAX_RESULT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class JobOrder:
+class JobOrder(Record):
     """What all ranks of a job share.
 
     Attributes:
@@ -59,30 +60,6 @@ class JobOrder:
     upload_timeout: float
     limits: OutputLimits | None = None
     main: MainModule | None = None
-
-    def to_json(self) -> str:
-        """The order as JSON."""
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_json(cls, text: str) -> JobOrder:
-        """The inverse of :meth:`to_json`."""
-        data = json.loads(text)
-        flyte = data["flyte"]
-        flyte["execution_id"] = tuple(flyte["execution_id"])
-        flyte["task_id"] = tuple(flyte["task_id"]) if flyte["task_id"] is not None else None
-        return cls(
-            module=data["module"],
-            name=data["name"],
-            pickled=data["pickled"],
-            sys_path=tuple(data["sys_path"]),
-            argv=tuple(data["argv"]),
-            inputs=Path(data["inputs"]),
-            flyte=FlyteSnapshot(**flyte),
-            upload_timeout=data["upload_timeout"],
-            limits=OutputLimits(**data["limits"]) if data["limits"] is not None else None,
-            main=MainModule(**data["main"]) if data["main"] is not None else None,
-        )
 
 
 def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
-import json
 import os
 import signal
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -40,6 +39,7 @@ from .backends.torch import open_store_early
 from .context import RankContext
 from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
+from .records import Record
 from .shared_page import RankPage
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ be able to say so."""
 
 
 @dataclass(frozen=True)
-class RankOrder:
+class RankOrder(Record):
     """All that a rank needs, as the agent wrote it.
 
     Attributes:
@@ -81,18 +81,6 @@ class RankOrder:
         """Where the agent leaves this order. The rank removes it when it begins the user's function, which tells the
         agent so: removing needs no room on a full disk."""
         return self.outcome.with_suffix(".order")
-
-    def to_json(self) -> str:
-        """The order as JSON."""
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_json(cls, text: str) -> RankOrder:
-        """The inverse of :meth:`to_json`."""
-        data = json.loads(text)
-        rank_context = RankContext(**{**data["context"], "scratch": Path(data["context"]["scratch"])})
-        paths = {name: Path(data[name]) for name in ("job", "log", "page", "outcome", "result")}
-        return cls(context=rank_context, environment=data["environment"], terminal=data["terminal"], **paths)
 
 
 def reserve_outcome(path: Path) -> None:

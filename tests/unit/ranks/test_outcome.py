@@ -58,19 +58,19 @@ JSON = st.recursive(
 @example({"raised": None, "log_tail": None})
 @example({"raised": 5})
 @example({"raised": {"fault": "nobody's", "errnos": []}})
-def test_json_that_is_no_record_is_refused_with_the_documented_exceptions(data: object) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError)):
+def test_json_that_is_no_record_is_refused_as_that(data: object) -> None:
+    with pytest.raises(ValueError, match="not a RankOutcome"):
         RankOutcome.from_json(json.dumps(data))
 
 
 def test_a_record_with_a_field_of_another_version_is_refused() -> None:
     data = json.loads(outcome().to_json())
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="surprise"):
         RankOutcome.from_json(json.dumps({**data, "surprise": 1}))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="status"):
         RankOutcome.from_json(json.dumps({**data, "status": "tired"}))
     del data["time_ns"]
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="time_ns"):
         RankOutcome.from_json(json.dumps(data))
 
 
