@@ -6,8 +6,7 @@ from .. import envvars
 from ..ranks import debugger, scratch
 from ..ranks.backends import RankBackend, RoundGroup
 from ..ranks.context import RankContext
-from ..ranks.orders import plan_orders
-from ..ranks.worker import RankOrder
+from ..ranks.orders import RankOrder, plan_orders
 from .messages import Go
 from .node_plan import NodePlan
 

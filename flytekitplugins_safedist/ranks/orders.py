@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .context import RankContext
+from .records import Record
 from .scratch import JobScratch
-from .worker import RankOrder
+
+
+@dataclass(frozen=True)
+class RankOrder(Record):
+    """All that a rank needs, as the agent wrote it.
+
+    Attributes:
+        context: identity and scratch directory.
+        environment: the rank's whole environment; nothing else is inherited.
+        job: file with the :class:`~flytekitplugins_safedist.ranks.payload.JobOrder` that all ranks share.
+        file: where the agent leaves this order.
+        log: file for standard output and error.
+        page: the memory that it shares with its agent, where it says how it ended.
+        result: where rank 0 leaves its outputs.
+        terminal: at which the job was started, for ``breakpoint()``; "": none.
+    """
+
+    context: RankContext
+    environment: dict[str, str]
+    job: Path
+    file: Path
+    log: Path
+    page: Path
+    result: Path
+    terminal: str = ""
 
 
 def plan_orders(
@@ -27,9 +53,9 @@ def plan_orders(
                 context=context,
                 environment=dict(environment),
                 job=job_order,
+                file=job.orders / f"{name}.json",
                 log=job.log(context.round, context.rank),
                 page=job.orders / f"{name}.page",
-                outcome=job.orders / f"{name}.outcome.json",
                 result=job.orders / f"{name}.result.pb",
                 terminal=terminal,
             )

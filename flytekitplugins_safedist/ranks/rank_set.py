@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
-from . import log_lines, memory, payload, scratch, shared_page, stacks, worker
+from . import log_lines, memory, payload, scratch, shared_page, stacks
 from .forkserver_client import EndedRank, RankServer, Start
+from .orders import RankOrder
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason, speaks_of_timeout
 from .scratch import JobScratch
 from .shared_page import AgentPage
-from .worker import RankOrder
 
 SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
@@ -27,6 +27,7 @@ _KILL_PATIENCE_SECONDS = 30.0
 @dataclass
 class _Member:
     order: RankOrder
+    page: AgentPage | None = None
     pid: int = 0
     ended: EndedRank | None = None
     outcome: RankOutcome | None = None
@@ -38,6 +39,11 @@ class _Member:
     def running(self) -> bool:
         """Whether there is a process that can still be waited for."""
         return bool(self.pid) and self.ended is None and not self.given_up
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has come to the task's function."""
+        return self.page is not None and self.page.begun
 
 
 class Ranks:
@@ -92,9 +98,9 @@ class Ranks:
             file = order.file
             try:
                 file.write_text(order.to_json())
-                worker.reserve_outcome(order.outcome)
-                self.pages.append(shared_page.make(order.page))
-                self.pages[-1].stays(self._settings.timeouts.preemption)
+                member.page = shared_page.make(order.page)
+                member.page.stays(self._settings.timeouts.preemption)
+                self.pages.append(member.page)
             except OSError as error:
                 raise ScratchError(
                     "the orders for a rank cannot be written",
@@ -184,7 +190,7 @@ class Ranks:
             self._start_deadline = time.monotonic() + self._settings.timeouts.start
             return None
         self._start_deadline = None
-        waiting = [member for member in self._members if member.running and member.order.file.exists()]
+        waiting = [member for member in self._members if member.running and not member.begun]
         waiting = [member for member in waiting if member.outcome is None]
         if not waiting:
             return None
@@ -206,7 +212,7 @@ class Ranks:
 
     def note_stacks(self) -> None:
         """Have the ranks that still run write where they are, before they are ended or lose the others."""
-        begun = [member for member in self._members if member.running and not member.order.file.exists()]
+        begun = [member for member in self._members if member.running and member.begun]
         self._stacks = stacks.ask(self._server, {m.pid: m.order for m in begun if m.outcome is None})
 
     def settle(self) -> None:
@@ -270,10 +276,10 @@ class Ranks:
         return next((tuple(left) for each in self._members if (left := payload.read_decks(each.order.result))), ())
 
     def _outcome(self, member: _Member) -> RankOutcome | None:
-        try:
-            outcome = RankOutcome.from_json(member.order.outcome.read_text())
-        except FileNotFoundError:
+        record = member.page.record if member.page is not None else None
+        if record is None:
             return self._without_record(member) if member.ended is not None else None
+        outcome = RankOutcome.from_json(record)
         stopping = self._stopping_since_ns
         if stopping is not None and outcome.time_ns > stopping and outcome.failed:
             # It failed because we told it to end, whatever it raised then.

@@ -1,4 +1,7 @@
-"""A few words of memory that one rank shares with its agent: who is told to stop, and at which step all ranks save.
+"""The memory that one rank shares with its agent: how far it is, at which step all ranks save, and how it ended.
+
+All of it is set aside before the rank starts: a rank that fills the disk, or has no descriptor left, still says how it
+ended. Nothing is a file of its own whose being there, or not, would mean something.
 
 Reading one is a load from a mapped page: nothing to wait for, no lock, no system call; and the agent may write it while
 the rank is in native code, in a compiler or in a collective. Each word has one writer, is 8 bytes and aligned, so that
@@ -21,6 +24,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +33,10 @@ from pathlib import Path
 NOWHERE = (1 << 62) - 1
 """As a step: never reached."""
 
-_SIZE = mmap.PAGESIZE
+RECORD_BYTES = 256 * 1024
+"""The longest record of a rank's end."""
+
+_WORDS_BYTES = mmap.PAGESIZE
 _STEP_BITS = 44
 _STEP_MASK = (1 << _STEP_BITS) - 1
 _URGENT = 1 << _STEP_BITS
@@ -38,7 +45,7 @@ _NO_STEP = _STEP_MASK
 """Written instead of a step: no rank takes part, or the call was given up."""
 
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
-_FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS = 8, 9, 10, 11, 12, 13
+_FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 LATEST_STEP = _STEP_MASK - 2
@@ -58,8 +65,8 @@ def make(path: Path) -> AgentPage:
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, _SIZE)
-        return AgentPage(_words(file))
+        os.posix_fallocate(file, 0, _WORDS_BYTES + RECORD_BYTES)
+        return AgentPage(_mapped(file))
     finally:
         os.close(file)
 
@@ -68,13 +75,18 @@ def open_page(path: Path) -> RankPage:
     """The page of this rank, as its agent made it."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return RankPage(_words(file))
+        return RankPage(_mapped(file))
     finally:
         os.close(file)
 
 
-def _words(file: int) -> memoryview:
-    return memoryview(mmap.mmap(file, _SIZE)).cast("q")
+def _mapped(file: int) -> memoryview:
+    return memoryview(mmap.mmap(file, _WORDS_BYTES + RECORD_BYTES))
+
+
+def _seal(record: bytes) -> int:
+    """Length and checksum, in one word: not 0 for any record."""
+    return (zlib.crc32(record) >> 1) << 32 | len(record)
 
 
 @dataclass(frozen=True)
@@ -94,8 +106,21 @@ class AgreedSave:
 class AgentPage:
     """The agent's end."""
 
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
+    def __init__(self, mapped: memoryview) -> None:
+        self._words = mapped[:_WORDS_BYTES].cast("q")
+        self._record = mapped[_WORDS_BYTES:]
+
+    @property
+    def begun(self) -> bool:
+        """Whether the rank has come to the task's function."""
+        return bool(self._words[_BEGUN])
+
+    @property
+    def record(self) -> str | None:
+        """How the rank ended, as it says; None while it has not, and where it was killed before it had said all."""
+        seal = self._words[_ENDED]
+        record = bytes(self._record[: seal & 0xFFFFFFFF])
+        return record.decode() if record and _seal(record) == seal else None
 
     def stays(self, seconds: float) -> None:
         """How long the rank's node stays at most when it is told to stop. Said once, before the rank starts."""
@@ -150,8 +175,9 @@ class AgentPage:
 class RankPage:
     """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps."""
 
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
+    def __init__(self, mapped: memoryview) -> None:
+        self._words = mapped[:_WORDS_BYTES].cast("q")
+        self._record = mapped[_WORDS_BYTES:]
         self._call = 0
         self._target = NOWHERE
         self._urgent = False
@@ -211,6 +237,17 @@ class RankPage:
         """For who looks at :attr:`preempted`: all worth keeping is kept, and the node need not wait for this rank."""
         self._words[_LISTENS] = 1
         self._words[_FINISHED] = NOWHERE
+
+    def begin(self) -> None:
+        """The rank has come to the task's function."""
+        self._words[_BEGUN] = 1
+
+    def end(self, record: str) -> None:
+        """How the rank ended; of several the last. At most :data:`RECORD_BYTES` in UTF-8."""
+        data = record.encode()
+        self._words[_ENDED] = 0
+        self._record[: len(data)] = data
+        self._words[_ENDED] = _seal(data)  # last: a record that is cut short by SIGKILL is none
 
     def leave(self) -> None:
         """The rank's function has returned or raised: nobody need wait for this rank any more."""

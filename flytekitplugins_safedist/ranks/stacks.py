@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .forkserver_client import RankServer
+from .orders import RankOrder
 from .outcome import RankOutcome
-from .worker import RankOrder
 
 WRITE_SECONDS = 1.0
 """For ranks to write where they are before they are ended."""

@@ -7,7 +7,6 @@ inputs and outputs travel as Flyte literals, converted in the rank itself, so th
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import os
 import signal
@@ -15,9 +14,8 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..compat import flytekit as flytekit_inside
@@ -36,10 +34,9 @@ from . import (
     users_code,
 )
 from .backends.torch import open_store_early
-from .context import RankContext
+from .orders import RankOrder
 from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
-from .records import Record
 from .shared_page import RankPage
 
 if TYPE_CHECKING:
@@ -47,46 +44,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_LOST_PARENT = 75
-OUTCOME_BYTES = 256 * 1024
-"""Room that is set aside on disk for each outcome record before the rank starts: a rank that fills the disk must still
-be able to say so."""
-
-
-@dataclass(frozen=True)
-class RankOrder(Record):
-    """All that a rank needs, as the agent wrote it.
-
-    Attributes:
-        context: identity and scratch directory.
-        environment: the rank's whole environment; nothing else is inherited.
-        job: file with the :class:`~flytekitplugins_safedist.ranks.payload.JobOrder` that all ranks share.
-        log: file for standard output and error.
-        page: the few words of memory that it shares with its agent.
-        outcome: where the rank leaves its :class:`~flytekitplugins_safedist.ranks.outcome.RankOutcome`.
-        result: where rank 0 leaves its outputs.
-        terminal: at which the job was started, for ``breakpoint()``; "": none.
-    """
-
-    context: RankContext
-    environment: dict[str, str]
-    job: Path
-    log: Path
-    page: Path
-    outcome: Path
-    result: Path
-    terminal: str = ""
-
-    @property
-    def file(self) -> Path:
-        """Where the agent leaves this order. The rank removes it when it begins the user's function, which tells the
-        agent so: removing needs no room on a full disk."""
-        return self.outcome.with_suffix(".order")
-
-
-def reserve_outcome(path: Path) -> None:
-    """Set disk space aside for an outcome record. Called by the agent, before the rank exists."""
-    with _reserved(path).open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, OUTCOME_BYTES)
 
 
 def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) -> int:
@@ -103,26 +60,26 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     _die_with(parent)
     order = RankOrder.from_json(order_file.read_text())
     seconds: dict[str, float] = {}
+    shared = shared_page.open_page(order.page)
     try:
-        shared = _become(order, preloaded)
-        _work(order, seconds)
+        _become(order, shared, preloaded)
+        _work(order, shared, seconds)
         # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
         # may be done then.
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = encodable(recording.own_frames_cut(error))
-        _leave_outcome(
-            order, Status.RAISED, seconds, recording.record(error, shown, world_size=order.context.world_size)
-        )
+        raised = recording.record(error, shown, world_size=order.context.world_size)
+        shared.end(_outcome(order, Status.RAISED, seconds, raised))
         if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
             print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
-    _leave_outcome(order, Status.SUCCEEDED, seconds, None)
+    shared.end(_outcome(order, Status.SUCCEEDED, seconds, None))
     return 0
 
 
-def _become(order: RankOrder, preloaded: Preloaded | None) -> RankPage:
-    """Take on the rank's variables, output and identity; what it shares with its agent."""
+def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> None:
+    """Take on the rank's variables, output and identity."""
     _redirect_output(order.log)
     _take_environment(order)
     if preloaded is not None:
@@ -131,13 +88,11 @@ def _become(order: RankOrder, preloaded: Preloaded | None) -> RankPage:
     # By number: sys.stderr may be an object of the user's.
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
-    shared = shared_page.open_page(order.page)
     context.enter(order.context, shared)
     debugger.Breakpoints(order.terminal, order.context, shared).install()
-    return shared
 
 
-def _work(order: RankOrder, seconds: dict[str, float]) -> None:
+def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None:
     started = time.monotonic()
 
     def phase_ended(name: str) -> None:
@@ -155,7 +110,7 @@ def _work(order: RankOrder, seconds: dict[str, float]) -> None:
         job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
     ) as ctx:
         phase_ended("import")
-        order.file.unlink(missing_ok=True)
+        shared.begin()
         with payload.decks_left(ctx, order.result):
             with users_code.without_children():
                 inputs = payload.native_inputs(job, task, ctx)
@@ -216,7 +171,7 @@ def _redirect_output(log: Path) -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
-def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None) -> None:
+def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None) -> str:
     outcome = RankOutcome(
         rank=order.context.rank,
         local_rank=order.context.local_rank,
@@ -230,28 +185,7 @@ def _leave_outcome(order: RankOrder, status: Status, seconds: dict[str, float], 
         timed_out=raised is not None and raised.consequence and speaks_of_timeout(raised.message),
         seconds=seconds,
     )
-    data = outcome.fitting(OUTCOME_BYTES, RankOutcome.to_json).to_json().encode()
-    reserved = _reserved(order.outcome)
-    with _opened(reserved) as file:
-        file.write(data)
-        file.flush()
-        os.ftruncate(file.fileno(), len(data))
-    # One rename: the agent sees a whole record or none, whenever this process is killed.
-    reserved.rename(order.outcome)
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("r+b")
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-    os.close(0)  # the rank's function has left no other number; nobody reads from there any more
-    return path.open("r+b")
-
-
-def _reserved(path: Path) -> Path:
-    return path.with_suffix(".reserved")
+    return outcome.fitting(shared_page.RECORD_BYTES, RankOutcome.to_json).to_json()
 
 
 def main(arguments: list[str]) -> int:

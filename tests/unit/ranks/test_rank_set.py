@@ -13,11 +13,11 @@ import pytest
 from flytekitplugins_safedist import SafeTorch, Timeouts
 from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.ranks import memory, stacks, worker
+from flytekitplugins_safedist.ranks import memory, shared_page, stacks
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, Start
-from flytekitplugins_safedist.ranks.orders import plan_orders
+from flytekitplugins_safedist.ranks.orders import RankOrder, plan_orders
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
 from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
@@ -81,7 +81,7 @@ def contexts(job: JobScratch) -> list[RankContext]:
 
 
 @pytest.fixture
-def round_(job: JobScratch) -> tuple[Ranks, Processes, list[worker.RankOrder], list[str]]:
+def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)), Requested())
     orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
     processes, warnings = Processes(), []
@@ -91,17 +91,17 @@ def round_(job: JobScratch) -> tuple[Ranks, Processes, list[worker.RankOrder], l
     ranks.stop()
 
 
-def leave(order: worker.RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
+def leave(order: RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
     at = order.context
     record = RankOutcome(at.rank, at.local_rank, at.node_rank, at.round, "host", 1, status, time_ns, raised)
-    order.outcome.write_text(record.to_json())
+    open_page(order.page).end(record.to_json())
 
 
 def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
     here = contexts(job)
     again = [replace(each, round=2) for each in here]
     orders = plan_orders([*here, *again], [{}] * 4, job, job.orders / "job.json")
-    for name in ("log", "outcome", "result"):
+    for name in ("file", "log", "page", "result"):
         assert len({getattr(order, name) for order in orders}) == 4
     assert {order.job for order in orders} == {job.orders / "job.json"}
 
@@ -162,7 +162,7 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job):
     orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
-    orders[0].file.unlink()  # rank 4 has begun
+    open_page(orders[0].page).begin()
     orders[1].log.write_text('File "users.py", line 7 in <module>\n')
     late = ranks.late()
     assert late is not None
@@ -182,7 +182,7 @@ def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     for order in orders:
-        order.file.unlink()
+        open_page(order.page).begin()
     assert ranks.late() is None
     assert processes.signalled == []
     ranks.stop()
@@ -285,7 +285,7 @@ def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(
     said = "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)"
     orders[0].log.write_text("\n".join([said, *["frame of its stack"] * 60]))
     orders[1].log.write_text("Thread 1 (most recent call first):\n  what it printed before\n")
-    orders[1].file.unlink()
+    open_page(orders[1].page).begin()
     processes.to_come = [EndedRank(100, -signal.SIGABRT, 1)]
     stack = ['  File "train.py", line 7 in evaluate', f'  File "{module.__file__}", line 1 in run']
 
@@ -330,7 +330,7 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(worker, "reserve_outcome", full)
+    monkeypatch.setattr(shared_page, "make", full)
     settings = resolve(SafeTorch(nproc_per_node=2), Requested())
     orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
     ranks = Ranks(Processes(), orders, settings, show=print, warn=print)  # type: ignore[arg-type]
@@ -350,6 +350,6 @@ def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monk
     settings = resolve(SafeTorch(nproc_per_node=2), Requested())
     orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
     ranks = Ranks(Processes(), orders, settings, show=lambda text: None, warn=lambda text: None)  # type: ignore[arg-type]
-    monkeypatch.setattr(worker, "reserve_outcome", fail)
+    monkeypatch.setattr(shared_page, "make", fail)
     with pytest.raises(ScratchError, match=remedy):
         ranks.start(fork=True)

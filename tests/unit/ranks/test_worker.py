@@ -10,9 +10,9 @@ import json
 import os
 import select
 import signal
-import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +32,10 @@ from flytekitplugins_safedist.errors import (
     PayloadError,
     ScratchError,
 )
-from flytekitplugins_safedist.ranks import recording, worker
+from flytekitplugins_safedist.ranks import recording, shared_page, worker
 from flytekitplugins_safedist.ranks.context import RankContext
+from flytekitplugins_safedist.ranks.orders import RankOrder
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
-from flytekitplugins_safedist.ranks.worker import RankOrder
 from flytekitplugins_safedist.texts import chain
 from tests.harness.procs import DEADLINE
 
@@ -55,9 +55,9 @@ def order(directory: Path, /, **environment: str) -> RankOrder:
         ),
         environment=environment,
         job=directory / "job.json",
+        file=directory / "5.json",
         log=directory / "5.log",
         page=directory / "5.page",
-        outcome=directory / "5.outcome.json",
         result=directory / "5.result.pb",
     )
 
@@ -180,31 +180,41 @@ def test_a_lost_peer_is_marked_as_a_consequence() -> None:
 
 
 def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:
-    worker.reserve_outcome(tmp_path / "5.outcome.json")
-    (reserved,) = tmp_path.iterdir()
-    assert reserved.name == "5.outcome.reserved"
-    assert reserved.stat().st_blocks * 512 >= worker.OUTCOME_BYTES
+    shared_page.make(tmp_path / "page")
+    assert (tmp_path / "page").stat().st_blocks * 512 >= shared_page.RECORD_BYTES
 
 
 def left(directory: Path, raised: Raised | None) -> RankOutcome:
     to = order(directory)
-    worker.reserve_outcome(to.outcome)
-    worker._leave_outcome(to, Status.RAISED if raised else Status.SUCCEEDED, {"function": 1.5}, raised)
-    return RankOutcome.from_json(to.outcome.read_text())
+    agents = shared_page.make(to.page)
+    status = Status.RAISED if raised else Status.SUCCEEDED
+    shared_page.open_page(to.page).end(worker._outcome(to, status, {"function": 1.5}, raised))
+    record = agents.record
+    assert record is not None
+    assert len(record.encode()) <= shared_page.RECORD_BYTES
+    return RankOutcome.from_json(record)
 
 
-def test_a_record_replaces_its_reservation_whole(tmp_path: Path) -> None:
+def test_a_record_says_whose_it_is_and_how_long_the_phases_took(tmp_path: Path) -> None:
     record = left(tmp_path, None)
-    assert [path.name for path in tmp_path.iterdir()] == ["5.outcome.json"]
     assert (record.rank, record.local_rank, record.node_rank, record.round) == (5, 1, 2, 4)
     assert (record.status, record.pid, record.seconds) == (Status.SUCCEEDED, os.getpid(), {"function": 1.5})
+
+
+def test_a_record_that_is_cut_short_is_none_and_the_last_of_several_counts(tmp_path: Path) -> None:
+    agents, ranks = shared_page.make(tmp_path / "page"), shared_page.open_page(tmp_path / "page")
+    assert agents.record is None
+    ranks.end("first")
+    ranks._record[1:2] = b"!"  # what a processor shows of a record whose seal it has seen first
+    assert agents.record is None
+    ranks.end("the second")
+    assert agents.record == "the second"
 
 
 @pytest.mark.parametrize("character", ["x", "\n", "ä", "語", "😀", "\udcff"])
 def test_a_huge_message_is_cut_to_the_room_that_was_set_aside(tmp_path: Path, character: str) -> None:
     text = "start " + character * 1_000_000 + " end"
     record = left(tmp_path, Raised(type="ValueError", message=text, traceback=text))
-    assert (tmp_path / "5.outcome.json").stat().st_size <= worker.OUTCOME_BYTES
     assert record.raised is not None
     shown = {"\udcff": r"\udcff"}.get(character, character)  # protobuf could not hold the surrogate
     for kept in (record.raised.message, record.raised.traceback):
@@ -220,23 +230,21 @@ def test_an_order_with_anything_missing_is_no_order() -> None:
             RankOrder.from_json(json.dumps({key: value for key, value in data.items() if key != name}))
 
 
-def test_what_fails_before_the_function_has_a_record_and_a_log_as_what_fails_in_it(tmp_path: Path) -> None:
-    to = order(tmp_path)
+def test_what_fails_before_the_function_has_a_record_as_what_fails_in_it(tmp_path: Path) -> None:
+    to = replace(order(tmp_path), log=tmp_path / "nowhere" / "5.log")
     to.file.write_text(to.to_json())
-    worker.reserve_outcome(to.outcome)
-    agent = os.getpid()
+    agents, agent = shared_page.make(to.page), os.getpid()
     child = os.fork()
     if child == 0:
         code = 99
         with suppress(BaseException):
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  (pytest has its own there)
-            code = worker.run(to.file, parent=agent)  # its page is not there
+            code = worker.run(to.file, parent=agent)
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_FAILED
-    record = RankOutcome.from_json(to.outcome.read_text())
+    assert agents.record is not None
+    record = RankOutcome.from_json(agents.record)
     assert record.raised is not None
-    assert record.raised.type == "FileNotFoundError"
-    assert "5.page" in to.log.read_text()
+    assert (record.raised.type, record.raised.errnos) == ("FileNotFoundError", (errno.ENOENT,))
 
 
 def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once() -> None:
