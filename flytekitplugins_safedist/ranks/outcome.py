@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from ..texts import encodable
+from .context import RankContext
 from .records import Record
 
 
@@ -114,6 +117,17 @@ class RankOutcome(Record):
             object.__setattr__(self, name, encodable(getattr(self, name)))
         object.__setattr__(self, "log_tail", tuple(map(encodable, self.log_tail)))
         object.__setattr__(self, "seconds", {encodable(phase): spent for phase, spent in self.seconds.items()})
+
+    @classmethod
+    def of(cls, at: RankContext, pid: int, status: Status, time_ns: int, **facts: Any) -> RankOutcome:
+        """The outcome of a rank of this node."""
+        place: dict[str, Any] = {
+            "rank": at.rank,
+            "local_rank": at.local_rank,
+            "node_rank": at.node_rank,
+            "round": at.round,
+        }
+        return cls(**place, host=socket.gethostname(), pid=pid, status=status, time_ns=time_ns, **facts)
 
     @property
     def failed(self) -> bool:

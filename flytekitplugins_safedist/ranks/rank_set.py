@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
@@ -207,8 +207,7 @@ class Ranks:
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
         raised = Raised(type(error).__name__, str(error), "", Fault.RECOVERABLE, code="USER:RanksNotReady")
-        outcome = replace(_bare_outcome(waiting[0], Status.RAISED, time.time_ns(), None), raised=raised)
-        return self._told(waiting[0], outcome)
+        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised))
 
     def note_stacks(self) -> None:
         """Have the ranks that still run write where they are, before they are ended or lose the others."""
@@ -265,7 +264,7 @@ class Ranks:
         """The failure of a rank that this agent, and not the rank itself, has found."""
         member = next(member for member in self._members if member.order.context.rank == rank)
         raised = Raised(type=type(error).__name__, message=str(error), traceback="", repeats=True)
-        return replace(_bare_outcome(member, Status.RAISED, time.time_ns(), None), raised=raised)
+        return _outcome_of(member, Status.RAISED, raised=raised)
 
     def result(self) -> Path:
         """Where rank 0 left its outputs; only on node 0."""
@@ -292,7 +291,7 @@ class Ranks:
         status = Status.KILLED if code is not None and code < 0 else Status.EXITED
         if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
             status = Status.STOPPED
-        outcome = _bare_outcome(member, status, time_ns, code)
+        outcome = replace(_outcome_of(member, status, exit_code=code), time_ns=time_ns)
         if code == -signal.SIGABRT:  # the word of NCCL's watchdog comes before long stacks
             outcome = replace(outcome, timed_out=speaks_of_timeout("\n".join(log_lines.tail(member.order.log, 1000))))
         return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
@@ -337,17 +336,6 @@ def _followed(orders: Sequence[RankOrder], settings: Resolved) -> list[tuple[str
     ]
 
 
-def _bare_outcome(member: _Member, status: Status, time_ns: int, code: int | None) -> RankOutcome:
-    """An outcome that the rank itself did not record."""
-    context = member.order.context
-    return RankOutcome(
-        rank=context.rank,
-        local_rank=context.local_rank,
-        node_rank=context.node_rank,
-        round=context.round,
-        host=socket.gethostname(),
-        pid=member.pid,
-        status=status,
-        time_ns=time_ns,
-        exit_code=code,
-    )
+def _outcome_of(member: _Member, status: Status, **facts: Any) -> RankOutcome:
+    """An outcome, now, that the rank itself did not record."""
+    return RankOutcome.of(member.order.context, member.pid, status, time.time_ns(), **facts)

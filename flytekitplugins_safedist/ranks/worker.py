@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -172,18 +171,9 @@ def _redirect_output(log: Path) -> None:
 
 
 def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None) -> str:
-    outcome = RankOutcome(
-        rank=order.context.rank,
-        local_rank=order.context.local_rank,
-        node_rank=order.context.node_rank,
-        round=order.context.round,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        status=status,
-        time_ns=time.time_ns(),
-        raised=raised,
-        timed_out=raised is not None and raised.consequence and speaks_of_timeout(raised.message),
-        seconds=seconds,
+    timed_out = raised is not None and raised.consequence and speaks_of_timeout(raised.message)
+    outcome = RankOutcome.of(
+        order.context, os.getpid(), status, time.time_ns(), raised=raised, timed_out=timed_out, seconds=seconds
     )
     return outcome.fitting(shared_page.RECORD_BYTES, RankOutcome.to_json).to_json()
 
