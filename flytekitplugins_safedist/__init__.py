@@ -43,7 +43,6 @@ _ERRORS = (
     "JobInterruptedError",
     "LaunchError",
     "LaunchTimeoutError",
-    "MigrationError",
     "MissingDependencyError",
     "MpiLaunchError",
     "NoSpaceError",

@@ -326,10 +326,6 @@ class MpiLaunchError(SafedistError):
     """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
 
 
-class MigrationError(SafedistError):
-    """A task config of another plugin has no counterpart here."""
-
-
 _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:RanksNotStarted": (LaunchError,),
     "SYSTEM:SIGKILL": (RankKilledError,),

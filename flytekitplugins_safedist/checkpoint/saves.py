@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from typing import Any
 
 from ..errors import CheckpointError
 from .store import Store
@@ -26,8 +27,11 @@ FORMAT = 1
 _SAVE = re.compile(r"step-(?P<step>\d{12})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
 
 
-class DamagedError(CheckpointError):
-    """What is wrong with one save; another one may be whole."""
+class DamagedError(Exception):
+    """What is wrong with one save; another one may be whole, so it is no error of a user's yet."""
+
+    def __init__(self, what: str, **facts: Any) -> None:
+        super().__init__(str(CheckpointError(what, **facts)))
 
 
 @dataclass(frozen=True)
