@@ -182,12 +182,9 @@ def _finish(files: Files, metadata: Any, results: list[Any]) -> None:
 
 def _writer(files: Files) -> Any:
     import torch
-    from torch.distributed.checkpoint.storage import StorageWriter
+    from torch.distributed.checkpoint import FileSystemWriter
 
-    class Writer(StorageWriter):  # type: ignore[misc]  # the same
-        def reset(self, checkpoint_id: Any = None) -> None: ...
-        def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None: ...  # noqa: FBT001
-
+    class Writer(FileSystemWriter):  # type: ignore[misc]  # the same
         def prepare_local_plan(self, plan: Any) -> Any:
             return plan
 
@@ -203,11 +200,7 @@ def _writer(files: Files) -> Any:
         def finish(self, metadata: Any, results: list[list[Any]]) -> None:
             _finish(files, metadata, [one for of_rank in results for one in of_rank])
 
-        @classmethod
-        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-            return True
-
-    return Writer()
+    return Writer(files.save)
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
@@ -215,7 +208,7 @@ class SavedFiles:
     """The files of one save, each item compared with its digest as it is read."""
 
     def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
-        self._store, self._name, self.manifest = store, name, manifest
+        self._store, self.name, self.manifest = store, name, manifest
         self._digests = {
             (part, offset, length): crc for part, items in manifest.items.items() for offset, length, crc in items
         }
@@ -229,10 +222,10 @@ class SavedFiles:
         Raises:
             DamagedError: the file is missing or cut, or an item is not as it was written.
         """
-        where = {"save": f"{self._store.url}/{self._name}", "part": part}
+        where = {"save": f"{self._store.url}/{self.name}", "part": part}
         try:
             ranges = list(items)
-            found = self._store.read(f"{self._name}/{part}", self.manifest.sizes[part], ranges)
+            found = self._store.read(f"{self.name}/{part}", self.manifest.sizes[part], ranges)
             for (offset, length), data in zip(ranges, found, strict=True):
                 if len(data) != length or crc32(data) != self._digests[part, offset, length]:
                     raise DamagedError("a part of a save is not as it was written", where={**where, "at": offset})
@@ -273,20 +266,11 @@ def _take(data: bytes, requests: list[Any], planner: Any) -> None:
 
 def _reader(saved: SavedFiles) -> Any:
     import torch
-    from torch.distributed.checkpoint.storage import StorageReader
+    from torch.distributed.checkpoint import FileSystemReader
 
-    class Reader(StorageReader):  # type: ignore[misc]  # torch is untyped to mypy here
-        def reset(self, checkpoint_id: Any = None) -> None: ...
-        def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *_: Any, **__: Any) -> None: ...  # noqa: FBT001
-
+    class Reader(FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             return saved.metadata
-
-        def prepare_local_plan(self, plan: Any) -> Any:
-            return plan
-
-        def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-            return plans
 
         def read_data(self, plan: Any, planner: Any) -> Any:
             wanted: dict[str, dict[tuple[int, int], list[Any]]] = {}
@@ -301,11 +285,7 @@ def _reader(saved: SavedFiles) -> Any:
             done.set_result(None)
             return done
 
-        @classmethod
-        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-            return True
-
-    return Reader()
+    return Reader(saved.name)
 
 
 def _load_planner() -> Any:

@@ -45,8 +45,6 @@ class Manifest:
         per_rank: those of them of which each rank has its own.
         sizes: bytes of each file, by its name.
         items: of each file, where the items in it lie: offset, length, CRC-32.
-        attempt, round: of the job that saved it.
-        written_at: seconds since 1970, by rank 0's clock.
         versions: of torch and the like, for who reads it.
         format: of this record.
     """
@@ -57,9 +55,6 @@ class Manifest:
     per_rank: list[str]
     sizes: dict[str, int]
     items: dict[str, list[list[int]]]
-    attempt: int = 0
-    round: int = 0
-    written_at: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 

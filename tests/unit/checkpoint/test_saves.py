@@ -22,9 +22,6 @@ MADE = Manifest(
     per_rank=[],
     sizes={".metadata": 10},
     items={".metadata": [[0, 10, 7]]},
-    attempt=1,
-    round=2,
-    written_at=1.5,
     versions={"torch": "2.13.0"},
 )
 
