@@ -340,3 +340,8 @@ for _code, _kinds in _PLATFORMS.items():
     for _kind in _kinds:
         _kind.platforms = _code  # and of its subclasses, until they have their own
 del _kind
+
+PUBLIC = tuple(
+    name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, SafedistError)
+)
+"""The names of all errors; every one has a row in docs/errors.md."""
