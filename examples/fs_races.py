@@ -1,6 +1,6 @@
 """Three races on shared file systems, each shown and then cured: ``python examples/fs_races.py``.
 
-Needs neither Flyte nor torch, nor a network file system: processes of this machine play the ranks, and a stand-in
+Needs no Flyte and no network file system: processes of this machine play the ranks, and a stand-in
 (``late_client``) plays the client of a network file system that does not see yet what another client has made. It
 answers the looks of one process, from Python, with "no such file"; making and renaming go to the real file system, as
 they go to the real server. Seconds are a twentieth of those that users reported. (``tests/fs`` shows the same over
@@ -19,8 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs import barrier, ensure_dir, file_group, once_per_job, use_group, wait_for
+from flytekitplugins_safedist.fs import barrier, ensure_dir, once_per_job, wait_for
 
 RANKS = 4
 _fork = multiprocessing.get_context("fork")
@@ -68,6 +70,11 @@ def on_ranks(work: Callable[[int], str], patience_s: float) -> list[str]:
         process.kill()
         process.join()
     return said
+
+
+def init_process_group(rank: int, place: Path) -> None:
+    """What the ranks of a training have anyway."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=RANKS)
 
 
 def _rank(rank: int, work: Callable[[int], str], there: Any) -> None:
@@ -121,7 +128,6 @@ def race_of_the_master(shared: Path) -> tuple[list[str], list[str]]:
     """Rank 0 makes the directory, all meet at a barrier; but rank 0 fails, and nobody else ever learns of it."""
     (shared / "out").write_text("a file, where the directory should be")
     gate = _fork.Barrier(RANKS)  # stands for torch's or Horovod's barrier, whose time-out is half an hour, or none
-    use_group(None)
 
     def theirs(rank: int) -> str:
         if rank == 0:
@@ -130,7 +136,7 @@ def race_of_the_master(shared: Path) -> tuple[list[str], list[str]]:
         return "passed"
 
     def ours(rank: int) -> str:
-        use_group(file_group(shared / ".run-1"))  # under torchrun, horovodrun or Flyte this line is not needed
+        init_process_group(rank, shared / ".run-1")  # under torchrun or Flyte this line is not needed
         return f"has {once_per_job('out', lambda: ensure_dir(shared / 'out'))}"
 
     return on_ranks(theirs, patience_s=3), on_ranks(ours, patience_s=20)
@@ -140,7 +146,8 @@ def barrier_that_names_who_is_missing(shared: Path) -> list[str]:
     """Rank 2 returns early: a barrier with a bound says so, to everyone at once."""
 
     def work(rank: int) -> str:
-        use_group(file_group(shared / ".run-2"))
+        init_process_group(rank, shared / ".run-2")
+        barrier()
         if rank == 2:
             return "returns early"
         barrier(timeout=1.0)

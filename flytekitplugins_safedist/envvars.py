@@ -100,6 +100,7 @@ TMPDIR = "TMPDIR"
 
 # --- Flyte (flytekit.bin.entrypoint.setup_execution reads the same) ------------------------------------------------
 FLYTE_EXECUTION_ID = "FLYTE_INTERNAL_EXECUTION_ID"
+FLYTE_EXECUTION_ID_SHORT = "_F_NM"
 FLYTE_ATTEMPT = "FLYTE_ATTEMPT_NUMBER"
 """Retry attempt, from 0 (flyteplugins/go/tasks/pluginmachinery/flytek8s/k8s_resource_adds.go)."""
 
@@ -136,10 +137,6 @@ ROUND = "SAFEDIST_ROUND"
 """Set in every rank: which launch of the ranks this is, from 0."""
 FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 """Seconds that the helpers of ``flytekitplugins_safedist.fs`` wait for other ranks, unless a call says otherwise."""
-COORDINATION_DIR = "SAFEDIST_COORDINATION_DIR"
-"""Directory that all ranks share, through which ``fs`` coordinates them when there is no store or process group."""
-JOB_ID = "SAFEDIST_JOB_ID"
-"""Names one run of the job, and no other, where files coordinate the ranks."""
 
 # --- staged code: ours ---------------------------------------------------------------------------------------------
 CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"

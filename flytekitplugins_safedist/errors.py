@@ -270,22 +270,8 @@ class FsTimeoutError(FsError, TimeoutError):
     ``TimeoutError`` too."""
 
 
-class ClaimLostError(FsError):
-    """A claim was taken away from its live owner: somebody removed or replaced the lock file by hand."""
-
-
 class WorkFailedError(FsError):
     """The one caller that did the work failed; every caller gets this error, with the worker's traceback."""
-
-
-class WorkerLostError(FsError):
-    """The one caller that did the work died, or showed no sign of life, before it was done."""
-
-    echo = 2
-
-
-class PublishError(FsError):
-    """A directory made by many ranks was not published; readers see what was there before."""
 
 
 class DownloadError(FsError):
@@ -326,6 +312,10 @@ class MpiLaunchError(SafedistError):
     """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
 
 
+class MigrationError(SafedistError):
+    """A task config of another plugin has no counterpart here."""
+
+
 _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:RanksNotStarted": (LaunchError,),
     "SYSTEM:SIGKILL": (RankKilledError,),
@@ -340,8 +330,3 @@ for _code, _kinds in _PLATFORMS.items():
     for _kind in _kinds:
         _kind.platforms = _code  # and of its subclasses, until they have their own
 del _kind
-
-PUBLIC = tuple(
-    name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, SafedistError)
-)
-"""The names of all errors; every one has a row in docs/errors.md."""

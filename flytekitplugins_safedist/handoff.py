@@ -35,8 +35,6 @@ class Handoff:
         page: what that rank shares with its agent, a ``RankPage``; with it.
         at_end: what to call when the user's function has returned; from ``Checkpoints`` in it to the rank.
         in_any_case: what to call then, and also where it has raised. The same way.
-        identity: what the user has said of who this process is (``fs.use_identity``).
-        group: what the user has said of what ranks coordinate over (``fs.use_group``).
     """
 
     rank_server: Any = None
@@ -52,8 +50,6 @@ class Handoff:
     page: Any = None
     at_end: list[Callable[[], object]] = field(default_factory=list)
     in_any_case: list[Callable[[], object]] = field(default_factory=list)
-    identity: Any = None
-    group: Any = None
 
     def take(self, name: str) -> Any:
         """A value that is handed on once; None afterwards, and where there was none."""

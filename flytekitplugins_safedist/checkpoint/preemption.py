@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import NotInTaskError
-from ..fs.context import current_identity
+from ..fs.identity import current_identity
 from ..ranks import context
 from ..ranks.shared_page import AgreedSave, RankPage
 from .store import Store

@@ -9,9 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..fs.atomic import fsync_dir
-from ..fs.calls import NO_LINKS
-from ..fs.stale_files import aside
+from ..fs.atomic import aside, fsync_dir
+from ..fs.oserrors import NO_LINKS
 from ..texts import chain
 from .storage_errors import one_line
 

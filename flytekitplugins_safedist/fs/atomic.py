@@ -1,4 +1,4 @@
-"""``atomic_write`` and ``atomic_dir``: readers see the old or the new, whole; never a part, also after a crash.
+"""``atomic_write`` and ``atomic_path``: readers see the old or the new, whole; never a part, also after a crash.
 
 Write aside in the same directory, fsync, one rename, fsync the parent. rename(2) replaces a name in one step, on
 network file systems too (RFC 1813 3.3.14, RFC 8881 18.26: atomic to clients).
@@ -7,27 +7,21 @@ network file systems too (RFC 1813 3.3.14, RFC 8881 18.26: atomic to clients).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import io
 import os
+import secrets
+import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from ..errors import FsError, FsUnsupportedError, PathBlockedError
-from .calls import Backoff, explain, retry_os_call
-from .dirs import listed
-from .mount_info import mount_of
-from .stale_files import aside, discard
-from .waiting import wait_for
-
-Exists = Literal["fail", "keep", "replace"]
+from ..errors import FsError
+from .oserrors import Backoff, explain, retry_os_call
 
 _BUFFER = 1 << 17  # larger writes go past it, without a copy
-_RENAME_EXCHANGE = 2  # linux/fs.h
 
 
 @contextmanager
@@ -82,80 +76,56 @@ def atomic_write(
 def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
     """As ``atomic_write``, for code that wants a path to write to (``torch.save``, a download), not an open file.
 
-    The block gets the path of a file that does not exist yet, and must make it.
+    The block gets a path where nothing is yet, and must make a file or a directory there. A file replaces the file that
+    is there; a directory replaces nothing but an empty directory: give each its own name.
+
+    Args:
+        path: the file or directory to make. Its parent must exist.
+        durable: as for ``atomic_write``, of every file and directory in it.
 
     Raises:
-        FsError: the subclass that fits; also when the block has made no file.
+        PathBlockedError: a directory was made, and something is there already.
+        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was. Also when the block has made
+            nothing.
     """
     target = Path(path)
     draft = aside(target)
     try:
         yield draft
-        handle = retry_os_call(lambda: os.open(draft, os.O_RDONLY | os.O_CLOEXEC), draft, "open what was to be written")
-        try:
-            status = retry_os_call(lambda: os.fstat(handle), draft, "look at what was written")
-            if stat.S_ISDIR(status.st_mode):
-                raise PathBlockedError(
-                    "a directory was made where a file was to be written",
-                    where={"path": target},
-                    hint="write a file to the path that atomic_path gives, or use atomic_dir",
-                )
-            if durable:
-                _fsync(handle, draft)
-        finally:
-            os.close(handle)
+        status = retry_os_call(draft.lstat, draft, "look at what was to be written")
+        if durable:
+            fsync_tree(draft)
         _rename(draft, target, status.st_ino)
     except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        discard(draft)  # the block made a directory
+        discard(draft)
         raise
     if durable:
         fsync_dir(target.parent)
 
 
-@contextmanager
-def atomic_dir(path: str | os.PathLike[str], *, exists: Exists = "fail", durable: bool = True) -> Iterator[Path]:
-    """Fill a directory that becomes ``path`` when the block ends without an error, and not before.
-
-    Args:
-        path: the directory to publish. Its parent must exist.
-        exists: when ``path`` exists and holds something: "fail"; "keep" it and drop what was made (right for names that
-            stand for their content); "replace" it, in one step, where the file system can (not on NFS).
-        durable: fsync every file and directory; without it a crash of the *machine* may lose contents.
-
-    Raises:
-        PathBlockedError: it exists, and ``exists="fail"``.
-        FsUnsupportedError: the file system cannot exchange two directories.
-        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
-    """
-    target = Path(path)
-    draft = aside(target)
-    retry_os_call(lambda: _mkdir_new(draft), draft, "make the directory")
-    try:
-        yield draft
-        if durable:
-            fsync_tree(draft)
-        publish_dir(draft, target, exists=exists)
-    finally:
-        discard(draft)
-    if durable:
-        fsync_dir(target.parent)
+def aside(target: Path) -> Path:
+    """A fresh name beside ``target``: in the same directory, so that one rename can publish it; never used before."""
+    tail = f".safedist-{secrets.token_hex(12)}"
+    stem = os.fsencode(target.name)[: 255 - len(tail) - 1].decode(errors="ignore")  # NAME_MAX, in bytes
+    return target.parent / f".{stem}{tail}"
 
 
-def publish_dir(draft: Path, target: Path, *, exists: Exists) -> None:
-    """Give ``draft`` the name ``target`` by one rename. The kernel decides between two that try."""
-    inode = retry_os_call(draft.stat, draft, "look at the draft").st_ino
-    try:
-        _rename(draft, target, inode)
-    except PathBlockedError as error:
-        cause = error.__cause__
-        if not (isinstance(cause, OSError) and cause.errno in (errno.ENOTEMPTY, errno.EEXIST)) or exists == "fail":
-            raise
-        if exists == "replace":
-            _exchange(draft, target)
+def discard(place: Path) -> None:
+    """Remove a file or a directory, as far as that can be done; read-only directories in it too."""
+    with contextlib.suppress(OSError):
+        place.unlink()
+    with contextlib.suppress(OSError):  # ignore_errors leaves some out, such as ESTALE from a handle it has just opened
+        shutil.rmtree(place, ignore_errors=True)
+        if place.is_symlink() or not place.is_dir():
             return
-    wait_for(target, kind="dir")  # "keep": made by another client, perhaps not yet visible to this one
+        # Top-down: a directory is opened before os.walk looks into it. Links are not followed.
+        for parent, names, _ in os.walk(place):
+            for name in (".", *names):
+                inside = os.path.join(parent, name)  # noqa: PTH118
+                with contextlib.suppress(OSError):
+                    if not os.path.islink(inside):  # noqa: PTH114
+                        os.chmod(inside, 0o700)  # noqa: PTH101
+        shutil.rmtree(place, ignore_errors=True)
 
 
 class _Raw(io.FileIO):
@@ -220,11 +190,6 @@ def _create(path: Path, permissions: int | None, kept: int | None) -> int:
     return handle
 
 
-def _mkdir_new(path: Path) -> None:
-    with contextlib.suppress(FileExistsError):  # as in _create
-        path.mkdir()
-
-
 def _fsync(handle: int, path: Path) -> None:
     # Never again after EIO: the kernel has dropped the pages, and a second fsync would lie (fsync(2), "Bugs").
     while True:
@@ -253,21 +218,19 @@ def fsync_dir(path: Path) -> None:
 
 
 def fsync_tree(root: Path) -> None:
-    """Bring every file and directory below ``root`` to stable storage."""
-    for entry in listed(root):
-        if entry.is_dir:
-            fsync_tree(entry.path)
-        elif entry.is_file:
-            _fsync_file(entry.path)
-    fsync_dir(root)
-
-
-def _fsync_file(path: Path) -> None:
-    handle = retry_os_call(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, "open the file")
-    try:
-        _fsync(handle, path)
-    finally:
-        os.close(handle)
+    """Bring a file, or every file and directory below a directory, to stable storage; what else is there has none."""
+    mode = retry_os_call(root.lstat, root, "look at what is to be durable").st_mode
+    if stat.S_ISREG(mode):
+        handle = retry_os_call(lambda: os.open(root, os.O_RDONLY | os.O_CLOEXEC), root, "open the file")
+        try:
+            _fsync(handle, root)
+        finally:
+            os.close(handle)
+    elif stat.S_ISDIR(mode):
+        # os.walk would leave out, without a word, a directory that cannot be read.
+        for name in retry_os_call(lambda: os.listdir(root), root, "list the directory"):  # noqa: PTH208
+            fsync_tree(root / name)
+        fsync_dir(root)
 
 
 def _rename(source: Path, target: Path, inode: int) -> None:
@@ -290,21 +253,3 @@ def _is_now(target: Path, inode: int) -> bool:
         return retry_os_call(target.lstat, target, "look at it").st_ino == inode
     except FsError:
         return False
-
-
-def _exchange(draft: Path, target: Path) -> None:
-    """Swap two directories in one step: renameat2(RENAME_EXCHANGE), Linux local file systems."""
-    renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    code = errno.ENOSYS
-    if renameat2 is not None:
-        if renameat2(-100, os.fsencode(draft), -100, os.fsencode(target), _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        raise FsUnsupportedError(
-            "this file system cannot replace a directory in one step",
-            where={"path": target, "file_system": str(mount_of(target.parent))},
-            seen=errno.errorcode[code],
-            hint="publish under a new name and switch a symbolic link or a file that names it (atomic_write)",
-        )
-    raise explain(OSError(code, os.strerror(code)), target, "replace the directory")

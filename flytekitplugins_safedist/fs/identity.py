@@ -7,11 +7,16 @@ _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK and _CROSS_SIZE (horovod/runner/gloo_run.p
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import envvars
-from ..errors import FsIdentityError
+from ..errors import FsError, FsIdentityError
+
+DEFAULT_TIMEOUT_S = 300.0
+"""Parallel file systems have been seen to take 60 s to show a directory; a rank that starts late takes minutes."""
 
 _TORCH = (
     envvars.RANK,
@@ -60,6 +65,11 @@ class Identity:
         return f"rank {self.rank} of {self.world_size} (local rank {self.local_rank} on node {self.node_rank})"
 
 
+def current_identity() -> Identity:
+    """This process's rank, from its environment; raises as :func:`identity_from_env` does."""
+    return identity_from_env(os.environ)
+
+
 def identity_from_env(env: Mapping[str, str]) -> Identity:
     """The rank that ``env`` names; ``Identity()`` (a job of one process) if it names none.
 
@@ -81,16 +91,8 @@ def identity_from_env(env: Mapping[str, str]) -> Identity:
     # torchrun's first: one that a rank of ours has started counts its own.
     rounds = next((name for name in (envvars.TORCHELASTIC_RESTART_COUNT, envvars.ROUND) if env.get(name)), None)
     rank, world_size, local_rank, local_world_size, node_rank, nnodes = place
-    return Identity(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        node_rank=node_rank,
-        nnodes=nnodes,
-        round=_number(env, rounds) if rounds else 0,
-        attempt=attempt,
-    )
+    number = _number(env, rounds) if rounds else 0
+    return Identity(rank, world_size, local_rank, local_world_size, node_rank, nnodes, number, attempt)
 
 
 def _read(env: Mapping[str, str], names: tuple[str, ...], nodes: str, launcher: str) -> tuple[int, ...] | None:
@@ -104,18 +106,17 @@ def _read(env: Mapping[str, str], names: tuple[str, ...], nodes: str, launcher: 
             expected="also " + ", ".join(name for name in names if name not in present),
             hint=f"start the ranks with {launcher} or as a safedist task, or unset these for a single process",
         )
-    rank, world_size, local_rank, local_world_size, node_rank = (_number(env, name) for name in names)
+    place = tuple(_number(env, name) for name in names)
+    _, world_size, _, local_world_size, _ = place
     if env.get(nodes):
-        nnodes = _number(env, nodes)
-    elif local_world_size > 0 and world_size % local_world_size == 0:
-        nnodes = world_size // local_world_size
-    else:
-        raise FsIdentityError(
-            "the number of nodes is not known",
-            seen=f"world size {world_size}, {local_world_size} on this node, {nodes} not set",
-            hint=f"set {nodes}",
-        )
-    return rank, world_size, local_rank, local_world_size, node_rank, nnodes
+        return (*place, _number(env, nodes))
+    if local_world_size > 0 and world_size % local_world_size == 0:
+        return (*place, world_size // local_world_size)
+    raise FsIdentityError(
+        "the number of nodes is not known",
+        seen=f"world size {world_size}, {local_world_size} on this node, {nodes} not set",
+        hint=f"set {nodes}",
+    )
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
@@ -125,3 +126,22 @@ def _number(env: Mapping[str, str], name: str) -> int:
         raise FsIdentityError(
             f"{name} is not a number", where={"variable": name}, seen=env[name], expected="a whole number"
         ) from None
+
+
+def timeout_s(given: float | None, default: float = DEFAULT_TIMEOUT_S) -> float:
+    """Seconds to wait: the call's own word, else SAFEDIST_FS_TIMEOUT for the whole job, else ``default``.
+
+    Raises:
+        FsError: it is not a positive number.
+    """
+    text = os.environ.get(envvars.FS_TIMEOUT)
+    source, said = (envvars.FS_TIMEOUT, text) if given is None and text else ("timeout", given)
+    if said is None:
+        return default
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise FsError(f"{source} is not a usable time", seen=repr(said), expected="seconds, more than 0")
+    return seconds

@@ -37,37 +37,24 @@ def reports(running: Job) -> list[dict[str, Any]]:
     assert [pod.code for pod in ended] == [0, 0]
     assert running.uploaded == ["outputs.pb"]
     found: list[dict[str, Any]] = running.output
-    assert len(found) == 4
+    assert [one["rank"] for one in found] == [0, 1, 2, 3]
     # Before, and without, the backend's own init.
-    assert {one["over"] for one in found} == {"the job's coordinator"}
-    # Without a path it is once per node, whatever the nodes share.
     assert [one["node_by"] // 2 for one in found] == [0, 0, 1, 1]
     assert found[0]["node_by"] == found[1]["node_by"]
     assert found[2]["node_by"] == found[3]["node_by"]
+    assert len({one["job_by"] for one in found}) == 1
+    assert [one["first"] for one in found] == [True, False, True, False]
     return found
 
 
-def test_a_volume_of_both_nodes_is_known_as_one_and_filled_once(
-    volume: Callable[[], Options], job: Callable[..., Job]
-) -> None:
-    running = job("places_torch", options=volume())
-    found = reports(running)
-    assert [one["kind"] for one in found] == ["job"] * 4
-    assert [one["parts"] for one in found] == [[[0, 1, 2, 3]]] * 4
-    assert [one["leader"] for one in found] == [0] * 4
-    assert len({one["filled_by"] for one in found}) == 1
-    assert [one["filled"] for one in found] == [1] * 4
+def test_a_volume_of_both_nodes_is_filled_once(volume: Callable[[], Options], job: Callable[..., Job]) -> None:
+    found = reports(job("places_torch", options=volume()))
+    assert len({one["fetched_from"] for one in found}) == 1
 
 
-def test_a_volume_for_each_node_is_known_as_two_and_filled_on_both(
-    volume: Callable[[], Options], job: Callable[..., Job]
-) -> None:
+def test_a_volume_for_each_node_is_filled_on_both(volume: Callable[[], Options], job: Callable[..., Job]) -> None:
     running = job("places_horovod")
     for pod in running.pods:
         pod.options += volume()
     found = reports(running)
-    assert [one["kind"] for one in found] == ["node"] * 4
-    assert [one["parts"] for one in found] == [[[0, 1], [2, 3]]] * 4
-    assert [one["leader"] for one in found] == [0, 0, 2, 2]
-    assert [one["filled_by"] // 2 for one in found] == [0, 0, 1, 1]
-    assert [one["filled"] for one in found] == [1] * 4
+    assert [one["fetched_from"] for one in found] == [0, 0, 1, 1]

@@ -12,21 +12,13 @@ from pathlib import Path
 import horovod.torch as hvd
 
 from flytekitplugins_safedist.errors import FsTimeoutError, WorkFailedError
-from flytekitplugins_safedist.fs import (
-    barrier,
-    default_group,
-    exchange,
-    once_per_job,
-    once_per_node,
-    publish,
-    shared_scope,
-)
+from flytekitplugins_safedist.fs import barrier, download_once, once_per_job, once_per_node, rank_zero_first
 
 
 def _all_meet(place: Path) -> dict[str, object]:
     (place / f"came-{hvd.rank()}").touch()
     barrier(timeout=60)
-    return {"seen_after_the_barrier": len(list(place.glob("came-*"))), "told": exchange("x", f"rank {hvd.rank()}")}
+    return {"seen_after_the_barrier": len(list(place.glob("came-*")))}
 
 
 def _one_works(place: Path) -> dict[str, object]:
@@ -45,15 +37,13 @@ def _one_works(place: Path) -> dict[str, object]:
     return found
 
 
-def _places(place: Path) -> dict[str, object]:
-    own = shared_scope(place / f"own-{hvd.rank()}")
-    with publish(place / "published", shared="yes") as part:
-        (part / str(hvd.rank())).touch()
-    return {
-        "shared": shared_scope(place).kind,
-        "own": [own.kind, own.is_leader],
-        "published": len(list((place / "published").iterdir())),
-    }
+def _first(place: Path) -> dict[str, object]:
+    with rank_zero_first():
+        (place / f"began-{hvd.rank()}").touch()
+        found = (place / "began-0").exists()
+        (place / "source").write_text("weights")
+    fetched = download_once(place / "source", place / "copies" / "copy", shared=True)
+    return {"first": found, "fetched": fetched.read_text()}
 
 
 def _one_is_missing() -> str:
@@ -69,7 +59,7 @@ def _one_is_missing() -> str:
 def main() -> None:
     place = Path(sys.argv[1])
     hvd.init()
-    found = {"group": default_group().coordination.where, **_all_meet(place), **_one_works(place), **_places(place)}
+    found = {**_all_meet(place), **_one_works(place), **_first(place)}
     found["missing"] = _one_is_missing()
     (place / f"found-{hvd.rank()}.json").write_text(json.dumps(found))
     barrier("end")  # rank 0 holds the store

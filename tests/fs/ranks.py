@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import signal
 import socket
 import subprocess
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -130,6 +132,44 @@ def meeting_point() -> dict[str, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+
+@contextmanager
+def corner() -> Iterator[dict[str, str]]:
+    """The variables by which ranks find the corner of a job's coordinator, which a process of its own serves."""
+
+    def serve() -> None:
+        from tests.harness import product
+
+        rules = product.Rules("job", min_nodes=1, max_nodes=1, fixed=True)
+        coordinator = product.Coordinator(rules, "here", time.monotonic())
+        server = product.Server(coordinator, process="here", run="job", heartbeat=60, prepare=lambda *_: {}, expected=1)
+        port = server.listen(product.Endpoint("127.0.0.1", 0), 1)
+        inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        server.attach(inbox)(product.Hello("job", "here", 0, 1, "host"))
+        while not isinstance(inbox.get(timeout=30), product.Go):
+            pass
+        pause(str(port))
+
+    with processes([(serve,)]) as (server,):
+        address = f"127.0.0.1:{server.next_message()}"
+        yield {"SAFEDIST_MEETING": address, "TORCHELASTIC_RUN_ID": "job", "SAFEDIST_ROUND": "0"}
+
+
+@contextmanager
+def agents_store() -> Iterator[dict[str, str]]:
+    """torchrun's variables for the store of its agent, which a process of its own serves."""
+
+    def serve() -> None:
+        import torch.distributed as dist
+
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pause(str(store.port))
+
+    # In a process of its own: to fork one that has the store's threads can deadlock the child.
+    with processes([(serve,)]) as (server,):
+        port = str(server.next_message())
+        yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Path, **variables: str) -> None:

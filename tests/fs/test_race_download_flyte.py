@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from flytekitplugins_safedist.errors import WorkFailedError
-from flytekitplugins_safedist.fs import download_once, file_group, identity_from_env, use_group
-from tests.fs.ranks import processes, rank_env
+from flytekitplugins_safedist.fs import download_once
+from tests.fs.ranks import corner, processes, rank_env
 from tests.unit.container.test_staging_s3 import S3
 
 RANKS, PER_NODE = 4, 2
@@ -32,16 +31,16 @@ def _in_ranks(s3, tmp_path, work):
 
         # A task's process has its environment from birth; in this one, flytekit may have been imported before it.
         access = FileAccessProvider(str(tmp_path / "sandbox"), str(tmp_path / "raw"), DataConfig.auto())
-        use_group(file_group(tmp_path / "notes", identity=identity_from_env(os.environ)))
         with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(access)):
             return work(tmp_path / f"node{rank // PER_NODE}")
 
-    envs = [{**rank_env(rank, RANKS, PER_NODE), **s3.environment} for rank in range(RANKS)]
-    with processes([(start, rank) for rank in range(RANKS)], envs) as started:
-        return [one.outcome(within=120) for one in started]
+    with corner() as meeting:
+        envs = [{**rank_env(rank, RANKS, PER_NODE), **s3.environment, **meeting} for rank in range(RANKS)]
+        with processes([(start, rank) for rank in range(RANKS)], envs) as started:
+            return [one.outcome(within=120) for one in started]
 
 
-@pytest.mark.parametrize("kind", ["plain", "with a format", "as a task gets it"])
+@pytest.mark.parametrize("kind", ["plain", "with a format", "as a task gets it", "an address alone"])
 def test_a_flyte_file_is_fetched_once_per_node(s3, tmp_path, kind):
     key = f"{kind.replace(' ', '-')}/weights.bin"
     uri = s3.put(key, b"w" * 10_000)
@@ -53,6 +52,7 @@ def test_a_flyte_file_is_fetched_once_per_node(s3, tmp_path, kind):
             "plain": lambda: FlyteFile(uri),
             "with a format": lambda: FlyteFile["bin"](uri),
             "as a task gets it": lambda: FlyteFile.from_source(uri),
+            "an address alone": lambda: uri,  # with Flyte's endpoint and credentials, which fsspec does not know
         }[kind]()
         found = download_once(made, place / "data" / "weights.bin")
         assert found == place / "data" / "weights.bin"
@@ -91,7 +91,7 @@ def test_a_flyte_file_that_is_not_there_is_one_error_for_all(s3, tmp_path):
     def work(place: Path) -> Path:
         from flytekit.types.file import FlyteFile
 
-        return download_once(FlyteFile(uri), place / "data", scope="job")
+        return download_once(FlyteFile(uri), place / "data", shared=True)
 
     errors = [one.error() for one in _in_ranks(s3, tmp_path, work)]
     assert {type(error) for error in errors} == {WorkFailedError}

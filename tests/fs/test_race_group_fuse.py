@@ -1,28 +1,23 @@
-"""The group over files, and what it publishes, on clients that see late, lie, fail and drop locks."""
+"""What ranks make together, on clients that see late, lie and fail."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.errors import FsIoError, FsUnsupportedError
+from flytekitplugins_safedist.errors import FsIoError
 from flytekitplugins_safedist.fs import (
-    atomic_dir,
+    atomic_path,
     atomic_write,
     barrier,
+    download_once,
     ensure_dir,
-    exchange,
-    file_group,
-    identity_from_env,
-    is_published,
     once_per_job,
-    publish,
-    use_group,
+    wait_for,
 )
-from tests.fs.ranks import Outcome, processes, rank_env
+from tests.fs.ranks import corner, processes, rank_env
 from tests.harness.fusefs import FuseMount, require
 
 RANKS, CLIENTS, ROUNDS = 6, 3, 3
@@ -34,19 +29,6 @@ LOST = [  # what a soft mount or a server that fails over says; "after": it was 
     # A handle that was given out and not told of would leak in the test's own server.
     if not (op in ("open", "create", "opendir") and when == "after")
 ]
-
-
-def _in_ranks(places: list[Path], work) -> list[Outcome]:
-    """``work(rank, place)`` in ``RANKS`` processes that coordinate over files on their own client's mount."""
-
-    def start(rank: int):
-        place = places[rank % len(places)]
-        use_group(file_group(place / "notes", identity=identity_from_env(os.environ)))
-        return work(rank, place)
-
-    envs = [rank_env(rank, RANKS, RANKS // CLIENTS, SAFEDIST_FS_TIMEOUT="60") for rank in range(RANKS)]
-    with processes([(start, rank) for rank in range(RANKS)], envs) as started:
-        return [one.outcome(within=240) for one in started]
 
 
 @pytest.fixture
@@ -61,44 +43,37 @@ def clients(tmp_path):
         ]
 
 
-def test_ranks_work_once_meet_and_publish_whatever_the_clients_answer(clients, tmp_path):
-    def work(rank: int, place: Path):
-        seen = []
+def test_ranks_make_and_see_whole_files_and_directories_whatever_the_clients_answer(clients, tmp_path):
+    (tmp_path / "source").write_bytes(b"weights")
+
+    def work(rank: int) -> list[int]:
+        place, seen = clients[rank % CLIENTS].path, []
         for turn in range(ROUNDS):
-            by = once_per_job(f"work-{turn}", lambda: rank)
+            out = ensure_dir(place / "out" / str(turn))
+            with atomic_write(out / f"shard-{rank}", durable=turn == 0) as file:
+                file.write(b"whole")
+            with atomic_path(out / f"part-{rank}", durable=turn == 0) as draft:
+                ensure_dir(draft / "sub")
+                with atomic_write(draft / "sub" / "meta") as file:
+                    file.write(b"whole")
             barrier()
-            with publish(place / "out" / f"ckpt-{turn}", shared="yes", durable=turn == 0) as part:
-                ensure_dir(part / "sub")
-                for name in (f"shard-{rank}", f"sub/meta-{rank}"):
-                    with atomic_write(part / name, durable=False) as file:
-                        file.write(b"whole")
-            seen.append((by, exchange("names", f"rank {rank}")))
+            for other in range(RANKS):
+                wait_for(out / f"shard-{other}", content=b"whole")
+                wait_for(out / f"part-{other}" / "sub" / "meta", content=b"whole")
+            seen.append(once_per_job(f"work-{turn}", lambda: rank))
+        assert download_once(tmp_path / "source", place / "weights", shared=True).read_bytes() == b"weights"
         return seen
 
     for client in clients:
         client.set(faults=LOST)
-    results = [one.get() for one in _in_ranks([client.path for client in clients], work)]
+    with corner() as meet:
+        envs = [rank_env(rank, RANKS, RANKS // CLIENTS, SAFEDIST_FS_TIMEOUT="60", **meet) for rank in range(RANKS)]
+        with processes([(work, rank) for rank in range(RANKS)], envs) as started:
+            results = [one.outcome(within=240).get() for one in started]
+    assert all(result == results[0] for result in results)
     for turn in range(ROUNDS):
-        assert len({result[turn][0] for result in results}) == 1
-        assert [result[turn][1] for result in results] == [[f"rank {rank}" for rank in range(RANKS)]] * RANKS
-        made = tmp_path / "server" / "out" / f"ckpt-{turn}"
-        assert sorted(os.listdir(made)) == sorted([*(f"shard-{rank}" for rank in range(RANKS)), "sub"])
-        assert all((made / f"shard-{rank}").read_bytes() == b"whole" for rank in range(RANKS))
-        assert sorted(os.listdir(made / "sub")) == [f"meta-{rank}" for rank in range(RANKS)]
-
-
-@pytest.mark.parametrize("code", ["EPERM", "EXDEV"])
-def test_without_links_between_directories_publish_refuses_and_names_the_way_out(tmp_path, code):
-    """BeeGFS before 7.4 says EPERM, AFS and quotas on directories EXDEV."""
-    require()
-    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
-        client.set(faults=[{"op": "link", "errno": code, "match": "*/shard"}])
-        with pytest.raises(FsUnsupportedError, match='commit="marker"'), publish(client.path / "ckpt") as part:
-            (part / "shard").write_text("whole")
-        assert os.listdir(client.path) == []
-        with publish(client.path / "ckpt", commit="marker") as part:
-            (part / "shard").write_text("whole")
-        assert is_published(client.path / "ckpt")
+        made = sorted(os.listdir(tmp_path / "server" / "out" / str(turn)))
+        assert made == sorted(f"{kind}-{rank}" for rank in range(RANKS) for kind in ("part", "shard"))
 
 
 def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_durable(tmp_path):
@@ -106,8 +81,8 @@ def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_dura
     with FuseMount(tmp_path / "server", tmp_path / "client") as client:
 
         def make() -> None:
-            with atomic_dir(client.path / "made") as draft:
-                (draft / "sub").mkdir()
+            with atomic_path(client.path / "made") as draft:
+                (draft / "sub").mkdir(parents=True)
                 client.set(faults=[{"op": "opendir", "errno": "EIO", "match": "*/sub"}])
 
         with pytest.raises(FsIoError):
@@ -116,20 +91,19 @@ def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_dura
         assert not (client.path / "made").exists()
 
 
-def test_what_is_published_was_brought_to_stable_storage_before_with_every_directory(tmp_path):
+def test_a_directory_was_brought_to_stable_storage_with_every_directory_in_it_before_it_has_its_name(tmp_path):
     require()
     with FuseMount(tmp_path / "server", tmp_path / "client") as client:
 
         def make(name: str) -> None:
-            with publish(client.path / name) as part:
-                (part / "shard").write_text("whole")
-                (part / "sub").mkdir()
-                (part / "sub" / "meta").write_text("whole")
+            with atomic_path(client.path / name) as draft:
+                (draft / "sub").mkdir(parents=True)
+                (draft / "shard").write_text("whole")
+                (draft / "sub" / "meta").write_text("whole")
 
         make("ckpt")
         counts = client.counts()
-        assert counts["fsync"] == 2
-        assert counts["fsyncdir"] == 5, "the part and its directory, the draft and its directory, and their parent"
+        assert (counts["fsync"], counts["fsyncdir"]) == (2, 3), "two files; the directory, the one in it, their parent"
         client.set(faults=[{"op": "fsyncdir", "errno": "EIO"}])
         with pytest.raises(FsIoError):
             make("again")

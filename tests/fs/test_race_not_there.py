@@ -5,15 +5,13 @@ Here a client remembers for an hour. Only opening the directory makes it ask the
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 
 import pytest
 
-from flytekitplugins_safedist.fs import atomic_dir, claim, ensure_dir, wait_for
-from tests.fs.ranks import pause, processes
+from flytekitplugins_safedist.fs import ensure_dir, wait_for
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.product import FileCoordinationStore, refresh, stage
+from tests.harness.product import refresh, stage
 from tests.harness.tarballs import project
 
 
@@ -50,16 +48,6 @@ def test_looking_again_reads_the_directory_and_does_not_only_open_it(tmp_path):
         assert (counts["opendir"], counts["readdir"]) == (1, 1)
 
 
-def test_a_note_that_the_client_has_looked_for_before_is_read(pair):
-    maker, other = (FileCoordinationStore(place / "notes") for place in pair)
-    maker.put("a/first", "note")
-    assert other.wait("a/first", 60) == "note"
-    assert other.get("a/second") is None
-    maker.put("a/second", "note")
-    assert other.get("a/second") is None
-    assert other.wait("a/second", 60) == "note"
-
-
 def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, tmp_path):
     maker, other = pair
     assert not (other / "made").exists()
@@ -76,30 +64,3 @@ def test_a_directory_that_the_client_takes_for_missing_is_there(pair):
     (maker / "made").mkdir()
     assert not (other / "made").exists()
     assert ensure_dir(other / "made", timeout=60).is_dir()
-
-
-def test_a_directory_that_another_client_published_first_is_seen_by_the_one_that_keeps_it(pair):
-    maker, other = pair
-    assert not (other / "made").exists()
-    with atomic_dir(maker / "made") as draft:
-        (draft / "file").touch()
-    with atomic_dir(other / "made", exists="keep", durable=False) as draft:
-        (draft / "late").touch()
-        assert not (other / "made").exists()
-    assert os.listdir(other / "made") == ["file"]
-
-
-def test_a_dead_owners_claim_is_broken_though_the_client_does_not_see_the_lock_file(pair):
-    maker, other = pair
-    assert not (other / "lock").exists()
-
-    def hold() -> None:
-        with claim(maker / "lock"):
-            pause("held")
-
-    with processes([(hold,)]) as (owner,):
-        owner.until("held")
-        owner.kill()
-    assert not (other / "lock").exists()
-    with claim(other / "lock", timeout=60) as held:
-        assert held.owner is not None

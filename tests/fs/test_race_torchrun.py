@@ -1,9 +1,10 @@
-"""The helpers under the real ``torchrun``, whose run id is not a name of one run."""
+"""The helpers under the real ``torchrun``: its run id names no single run, and its store outlives the ranks."""
 
 from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,23 +13,53 @@ from tests.fs import torchrun_ranks
 from tests.fs.ranks import launched
 
 RUNS = int(os.environ.get("SAFEDIST_TEST_TORCHRUN_RUNS", "2"))
-"""Launches in a row; 20 passed on 2026-11-22, and take two minutes of a machine."""
+"""Launches in a row, and lives of the ranks in one launch."""
 RANKS = 2
 # The same for each run, as a port written into a script is; below the ports that the kernel hands out.
 PORT = 20_000 + os.getpid() % 10_000
 
 
-def _torchrun(place: Path, value: str) -> None:
+def _torchrun(*options: str, arguments: tuple[object, ...], **variables: str) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    launcher = [torchrun, f"--nproc-per-node={RANKS}", f"--master-port={PORT}", "--rdzv-id=nightly3"]
-    launched(Path(torchrun_ranks.__file__), launcher, place, value, SAFEDIST_FS_TIMEOUT="120")
+    launcher = [torchrun, "--rdzv-id=nightly3", f"--max-restarts={RUNS}", *options]
+    launched(Path(torchrun_ranks.__file__), launcher, *map(str, arguments), SAFEDIST_FS_TIMEOUT="120", **variables)
+
+
+def _answers(place: Path, value: str) -> list[list[str]]:
+    """What each rank had, life by life: the same in all, and in each life of processes of that life alone."""
+    by_rank = [(place / f"{value}-{rank}").read_text().splitlines() for rank in range(RANKS)]
+    for rank, lives in enumerate(by_rank[1:], 1):
+        assert lives == by_rank[0], rank
+    lives = [line.split() for line in by_rank[0]]
+    for agreed, *said in lives:
+        assert agreed in said
+        assert [one.rsplit("-", 1)[0] for one in said] == [f"{value}-{rank}" for rank in range(RANKS)]
+    seen = [one for _, *said in lives for one in said]
+    assert len(set(seen)) == len(seen), "a process of an earlier life has answered"
+    assert not (place / "passed").exists(), "a barrier was passed without a rank"
+    return lives
 
 
 @pytest.mark.timeout(3600)  # launches of torch, one after the other
 def test_runs_of_one_name_take_no_answers_from_each_other(tmp_path):
     for run in range(RUNS):
-        _torchrun(tmp_path, f"run{run}")
-    for run in range(RUNS):
-        said = [f"run{run}-{rank}" for rank in range(RANKS)]
-        for rank in range(RANKS):
-            assert (tmp_path / f"run{run}-{rank}").read_text() == f"run{run} {said}"
+        value = f"run{run}"
+        _torchrun(f"--nproc-per-node={RANKS}", f"--master-port={PORT}", arguments=(tmp_path, value, 1, "before"))
+        assert len(_answers(tmp_path, value)) == 1
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lives_of_the_ranks_of_two_agents_take_no_answers_from_each_other(tmp_path, when):
+    """Of two agents, only the one whose worker has failed counts the restart."""
+    # torch's own init finds the addresses of the life before in a store that the agent shares, and fails.
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if when == "after" else {}
+    lives = RUNS + 1
+    options = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{PORT}")
+    with ThreadPoolExecutor(2) as pool:
+        agents = [
+            pool.submit(_torchrun, *options, arguments=(tmp_path, "run", lives, when), **variables) for _ in range(2)
+        ]
+        for agent in agents:
+            agent.result()
+    assert len(_answers(tmp_path, "run")) == lives

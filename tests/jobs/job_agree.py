@@ -7,15 +7,15 @@ import os
 from flytekit import map_task, task, workflow
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch
-from flytekitplugins_safedist.fs import default_group, exchange, once_per_job
+from flytekitplugins_safedist.fs import once_per_job
+from tests.jobs.exchanging import exchange
 
 
 def agree() -> list[str]:
-    """The place where the ranks meet, what one of them made for all, and what each of them said."""
+    """What one of them made for all, and what each of them said."""
     word = os.environ["TEST_WORD"]
     made = once_per_job("vocabulary", lambda: word, timeout=120)
-    where, _, _ = default_group().coordination.where.partition(" at ")
-    return [where, made, *exchange("word", word, timeout=120)]
+    return [made, *exchange("word", word)]
 
 
 @task(task_config=SafeTorch(nproc_per_node=2))
@@ -31,7 +31,7 @@ def horovod() -> list[str]:
 @task(task_config=SafeTorch(nproc_per_node=2))
 def vocabulary(word: str) -> list[str]:
     """What both ranks of one task of a map task have, by one key in all of them."""
-    return exchange("made", once_per_job("vocabulary", lambda: word, timeout=120), timeout=120)
+    return exchange("made", once_per_job("vocabulary", lambda: word, timeout=120))
 
 
 @workflow

@@ -7,7 +7,7 @@ import os
 from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch
-from flytekitplugins_safedist.fs import exchange
+from tests.jobs.exchanging import exchange
 
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", os.environ.get("HOROVOD_LOCAL_RANK", "0")))
 

@@ -53,8 +53,7 @@ STATE = {
     "handoff": "the one place for what parts of a process leave for each other",
     "stopping": "the process's signals, and what they have decided: there is one of each",
     "container.staging.unpack": "the faster library, where there is one: found once, at import",
-    "fs.group": "a cache: the groups that were made, by process, identity and store",
-    "fs.process": "a cache: the record of this process, emptied in a fork's child",
+    "fs.store": "a cache: where this process's ranks have met, by process and place",
     "ranks.main_module": "keeps the modules alive whose functions may still run",
 }
 """Modules that hold state, and why; every other one is the same after a call as before it."""

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ...errors import PathBlockedError, SafedistError, StagingError
-from ...fs.dirs import ensure_dir
+from ...fs import ensure_dir
 from .failures import disk_failed
 from .private import Private
 

@@ -1,47 +1,50 @@
-"""What the ranks of two nodes find out about a directory that both nodes have at the same path."""
+"""What the ranks of two nodes make of a directory that both nodes have at the same path."""
 
 from __future__ import annotations
 
 import json
-import os
-import uuid
+from pathlib import Path
 
 from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
-from flytekitplugins_safedist.fs import atomic_write, default_group, exchange, once_per_node, shared_scope
+from flytekitplugins_safedist.fs import barrier, download_once, once_per_job, once_per_node, rank_zero_first
 
-PLACE = "/mnt/volume/data"
+PLACE = Path("/mnt/volume/data")
 
 
-def look() -> str:
+def exchange(name: str, text: str) -> list[str]:
+    """The texts of all ranks, in the order of ranks."""
+    me = current_rank()
+    once_per_job(f"{name} of {me.rank}", lambda: text)
+    barrier(name)
+    return [once_per_job(f"{name} of {rank}", str) for rank in range(me.world_size)]
+
+
+def look(*, shared: bool) -> str:
     """Each rank's report; the task returns those of all."""
     me = current_rank()
-    scope = shared_scope(PLACE)
-
-    def fill() -> int:
-        with atomic_write(os.path.join(PLACE, f"filled-{uuid.uuid4().hex}"), "w") as file:
-            file.write(str(me.rank))
-        return me.rank
-
+    source = Path("/tmp/weights")  # each node has its own: what is there afterwards says whose was fetched
+    with rank_zero_first(per="node"):
+        first = not source.exists()
+        if first:
+            source.write_text(str(me.node_rank))
+    fetched = download_once(source, PLACE / "weights", shared=shared).read_text()
     report = {
-        "over": default_group().coordination.where.partition(" at ")[0],
-        "kind": scope.kind,
-        "parts": scope.parts,
-        "leader": scope.leader,
-        "filled_by": once_per_node("fill", fill, path=PLACE),
+        "rank": me.rank,
+        "fetched_from": int(fetched),
+        "first": first,
         "node_by": once_per_node("look", lambda: me.rank),
+        "job_by": once_per_job("look", lambda: me.rank),
     }
-    exchange("filled", "")  # all that will be filled is: now each counts
-    report["filled"] = len([name for name in os.listdir(PLACE) if name.startswith("filled-")])
     return json.dumps([json.loads(text) for text in exchange("reports", json.dumps(report))])
 
 
 @task(task_config=SafeTorch(nodes=2, nproc_per_node=2))
 def places_torch() -> str:
-    return look()
+    return look(shared=True)
 
 
 @task(task_config=SafeHorovod(nodes=2, nproc_per_node=2))
 def places_horovod() -> str:
-    return look()
+    return look(shared=False)

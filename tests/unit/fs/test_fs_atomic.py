@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.errors import FsError
-from flytekitplugins_safedist.fs import atomic_dir, atomic_path, atomic_write
-from flytekitplugins_safedist.fs.stale_files import aside
+from flytekitplugins_safedist.errors import FsError, PathBlockedError
+from flytekitplugins_safedist.fs import atomic_path, atomic_write
+from flytekitplugins_safedist.fs.atomic import aside, discard
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EINTR])
@@ -88,22 +88,6 @@ def test_a_link_that_is_replaced_gives_its_targets_permissions_to_nobody(tmp_pat
     assert (tmp_path / "secret").read_bytes() == b""
 
 
-def test_a_directory_whose_making_was_done_though_the_reply_was_lost_is_the_draft(tmp_path, monkeypatch):
-    mkdir, made = Path.mkdir, []
-
-    def lost(self, *args, **options):
-        mkdir(self, *args, **options)
-        if not made:
-            made.append(self)
-            raise OSError(errno.EIO, "for a moment")
-
-    monkeypatch.setattr(Path, "mkdir", lost)
-    with atomic_dir(tmp_path / "dir") as draft:
-        (draft / "file").touch()
-    assert made == [draft]
-    assert (tmp_path / "dir" / "file").exists()
-
-
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_that_cannot_bring_names_to_stable_storage_is_no_error(tmp_path, monkeypatch, code):
     fsync, refused = os.fsync, []
@@ -121,20 +105,6 @@ def test_a_file_system_that_cannot_bring_names_to_stable_storage_is_no_error(tmp
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_a_directory_where_a_file_was_to_be_made_is_an_error_and_goes(tmp_path):
-    with pytest.raises(FsError), atomic_path(tmp_path / "file") as draft:
-        (draft / "below").mkdir(parents=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_is_replaced_in_one_step_and_the_old_one_goes(tmp_path):
-    for name in ("old", "new"):
-        with atomic_dir(tmp_path / "ckpt", exists="replace") as draft:
-            (draft / name).touch()
-    assert [one.name for one in (tmp_path / "ckpt").iterdir()] == ["new"]
-    assert [one.name for one in tmp_path.iterdir()] == ["ckpt"]
-
-
 def test_a_block_that_fails_leaves_no_file_aside(tmp_path):
     def fail():
         with atomic_path(tmp_path / "file") as draft:
@@ -144,3 +114,51 @@ def test_a_block_that_fails_leaves_no_file_aside(tmp_path):
     with pytest.raises(ValueError, match="no"):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_made_whole_and_replaces_no_directory_that_holds_something(tmp_path):
+    def make(text: str) -> None:
+        with atomic_path(tmp_path / "ckpt") as draft:
+            (draft / "below").mkdir(parents=True)
+            (draft / "below" / "shard").write_text(text)
+
+    make("first")
+    with pytest.raises(PathBlockedError, match="a directory with contents is in the way"):
+        make("second")
+    assert [one.name for one in tmp_path.iterdir()] == ["ckpt"]
+    assert (tmp_path / "ckpt" / "below" / "shard").read_text() == "first"
+
+
+def test_a_block_that_makes_nothing_is_an_error(tmp_path):
+    with pytest.raises(FsError, match="what was to be written"), atomic_path(tmp_path / "file"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_read_only_directories_go_too_without_root(tmp_path):
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents:  # pytest's are its user's alone
+        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    keep = tmp_path / "keep"
+    keep.mkdir(mode=0o500)
+    (keep / "file").touch()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            draft = tmp_path / "draft"
+            (draft / "closed" / "below").mkdir(parents=True)
+            (draft / "closed" / "below" / "file").touch()
+            (draft / "link").symlink_to(keep)
+            (draft / "closed" / "below").chmod(0o555)
+            (draft / "closed").chmod(0o000)
+            discard(draft)
+            code = int(draft.exists())
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert keep.stat().st_mode & 0o777 == 0o500
+    assert (keep / "file").exists()

@@ -16,7 +16,7 @@ from flytekitplugins_safedist.errors import (
     ReadOnlyFsError,
     StaleHandleError,
 )
-from flytekitplugins_safedist.fs import calls, dirs, ensure_dir
+from flytekitplugins_safedist.fs import ensure_dir, oserrors
 from flytekitplugins_safedist.fs.mount_info import Mount
 from tests.harness.fusefs import FuseMount, require
 
@@ -62,7 +62,7 @@ def test_a_parent_that_vanishes_again_and_again_is_told_when_the_time_is_up(tmp_
 
 def test_a_link_to_nothing_is_waited_for_where_another_machine_may_be_making_what_it_names(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("late")
-    monkeypatch.setattr("flytekitplugins_safedist.fs.dirs.mount_of", lambda path: Mount("/", "nfs4", "server:/", "rw"))
+    monkeypatch.setattr("flytekitplugins_safedist.fs.paths.mount_of", lambda path: Mount("/", "nfs4", "server:/", "rw"))
     with pytest.raises(FsTimeoutError):
         ensure_dir(tmp_path / "link", timeout=0.01)
 
@@ -168,7 +168,7 @@ def test_what_passes_is_waited_out(tmp_path, code, when):
 
 def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch):
     require()
-    monkeypatch.setattr(calls.Backoff.__init__, "__defaults__", (0.2,))
+    monkeypatch.setattr(oserrors.Backoff.__init__, "__defaults__", (0.2,))
     with FuseMount(tmp_path / "server", tmp_path / "client") as client:
         client.set(faults=[{"op": "mkdir", "errno": "ESTALE"}])
         with pytest.raises(StaleHandleError):
@@ -177,14 +177,14 @@ def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch)
 
 def test_what_a_broken_disk_says_too_is_tried_a_few_times_and_no_more(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    retry, error = calls.Backoff(), OSError(errno.EIO, "no answer")
-    assert [retry.allows(error) for _ in range(calls.FEW)] == [True] * (calls.FEW - 1) + [False]
+    retry, error = oserrors.Backoff(), OSError(errno.EIO, "no answer")
+    assert [retry.allows(error) for _ in range(oserrors.FEW)] == [True] * (oserrors.FEW - 1) + [False]
 
 
 def test_what_may_go_in_a_moment_is_asked_again_after_a_pause(monkeypatch):
     paused = []
     monkeypatch.setattr("time.sleep", paused.append)
-    retry = calls.Backoff()
+    retry = oserrors.Backoff()
     assert all(retry.allows(OSError(errno.EAGAIN, "")) for _ in range(20))
     assert len(paused) == 20
 
@@ -200,7 +200,7 @@ def test_what_may_go_in_a_moment_is_asked_again_after_a_pause(monkeypatch):
     ],
 )
 def test_what_no_file_server_has_to_do_with_is_not_put_on_it(tmp_path, code, help_):
-    said = str(calls.explain(OSError(getattr(errno, code), ""), tmp_path, "open the file"))
+    said = str(oserrors.explain(OSError(getattr(errno, code), ""), tmp_path, "open the file"))
     assert code in said
     assert help_ in said
     assert "file server" not in said
@@ -216,14 +216,3 @@ def test_a_file_in_the_way_is_told_with_all_that_was_seen_of_it(tmp_path):
         "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). "
         "Next step: move it away, or choose another path"
     )
-
-
-def test_what_lies_in_a_directory_is_listed_with_its_kind_and_links_are_neither(tmp_path):
-    (tmp_path / "dir").mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("dir")
-    assert [(one.path.name, one.is_dir, one.is_file) for one in dirs.listed(tmp_path)] == [
-        ("dir", True, False),
-        ("file", False, True),
-        ("link", False, False),
-    ]

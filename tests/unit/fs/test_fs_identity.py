@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import FsIdentityError, TopologyError
-from flytekitplugins_safedist.fs import Identity, identity_from_env
+from flytekitplugins_safedist.fs.identity import Identity, identity_from_env
 
 TORCH = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
 HOROVOD = {

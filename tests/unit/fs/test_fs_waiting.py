@@ -7,7 +7,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsAccessError, FsError, FsTimeoutError, PathBlockedError
 from flytekitplugins_safedist.fs import wait_for
-from flytekitplugins_safedist.fs.waiting import LOOKS_PER_S, pauses
+from flytekitplugins_safedist.fs.paths import LOOKS_PER_S, pauses
 
 
 def test_what_is_there_is_returned_at_once(tmp_path):

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 import flytekitplugins_safedist
-from flytekitplugins_safedist import fs
 from flytekitplugins_safedist.errors import NotInTaskError
-from flytekitplugins_safedist.fs.context import current_identity
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
@@ -98,15 +96,6 @@ def test_it_has_everything_that_was_promised() -> None:
         "attempt",
         "scratch",
     }
-
-
-def test_it_is_the_identity_that_the_file_system_helpers_take() -> None:
-    assert isinstance(RANK, fs.Identity)
-    fs.use_identity(RANK)
-    try:
-        assert current_identity() is RANK
-    finally:
-        fs.use_identity(None)
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RankContext)])

@@ -1,0 +1,274 @@
+"""``download_once``: a dataset or model fetched once for all who share the place, or not at all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import hashlib
+import json
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
+from .atomic import aside, atomic_path, atomic_write, discard
+from .identity import timeout_s
+from .mount_info import host, mount_of
+from .once import once
+from .paths import ensure_dir, wait_for
+from .store import Group, ranks
+
+log = logging.getLogger("flytekitplugins_safedist.fs")
+
+_LONG_SECONDS = 3600.0
+_TRIES = 3
+_FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, ValueError, NotImplementedError, ImportError)
+"""What fails again if it is tried again."""
+
+
+def download_once(
+    source: Any,
+    destination: str | os.PathLike[str],
+    *,
+    shared: bool | None = None,
+    sha256: str | None = None,
+    callback: Any = None,
+    timeout: float | None = None,
+) -> Path:
+    """Fetch ``source`` to ``destination`` once for all ranks that share the place; return the path in every rank.
+
+    What is there already is complete: it got its name by one rename. The source is recorded beside it
+    (``.NAME.safedist-source``): what was fetched from another source is fetched anew; what was put there by others is
+    taken as it is. Every rank must call this, with the same source.
+
+    Args:
+        source: a URL or path that fsspec knows, a ``FlyteFile`` or a ``FlyteDirectory``; in a task with Flyte's own
+            credentials and endpoints.
+        destination: the file or directory to make. Its parent is made if need be.
+        shared: whether all nodes see the same file system there; without it what rank 0 says by the type of its mount:
+            a disk, tmpfs and overlay are each node's own.
+        sha256: the digest (hexadecimal) that a file must have, also one that is there already.
+        callback: an ``fsspec.callbacks.Callback``, told of the progress in the rank that fetches.
+        timeout: seconds for all of it; without it SAFEDIST_FS_TIMEOUT, without that an hour.
+
+    Raises:
+        WorkFailedError: the download failed; every rank gets the one error (a ``DownloadError``, which a job of one
+            process gets itself).
+        FsTimeoutError: it took longer than ``timeout``.
+        DownloadError: the source is nothing that can be fetched.
+    """
+    deadline = time.monotonic() + timeout_s(timeout, _LONG_SECONDS)
+
+    def left() -> float:
+        return max(0.001, deadline - time.monotonic())
+
+    group, target, uri = ranks(left()), Path(destination), _address(source)
+    name = _without_secrets(uri)
+    key = hashlib.sha256(f"{name}\0{target.name}".encode()).hexdigest()[:32]
+
+    def work() -> str:
+        ensure_dir(target.parent, timeout=left())
+        if not _is_there(target, name, sha256):
+            _Fetch(uri, name, sha256, callback, deadline).to(target)
+        return host()
+
+    if group is None:
+        by = work()
+    else:
+        key = f"{key}/{group.turn(key)}"
+        of_all = _stated(group, key, target, left()) if shared is None else shared
+        by = once(group, f"download/{'job' if of_all else group.node}/{key}", work, left())
+    return wait_for(target, made_by=f"the download of {name} on {by}", timeout=left())
+
+
+def _address(source: Any) -> str:
+    if hasattr(source, "remote_source"):  # FlyteFile, FlyteDirectory; os.fspath would fetch them
+        return str(source.remote_source or source.path)
+    if not isinstance(source, (str, os.PathLike)):
+        raise DownloadError(
+            "this cannot be downloaded",
+            seen=type(source).__name__,
+            expected="a URL, a path, FlyteFile, FlyteDirectory",
+        )
+    return os.fspath(source)
+
+
+def _stated(group: Group, key: str, target: Path, seconds: float) -> bool:
+    """Whether all nodes share the place, as rank 0 says: two that judge for themselves may judge differently."""
+    if group.rank == 0:
+        group.meeting.set(f"download/{key}/shared", b"" if mount_of(target).is_local else b"1")
+    try:
+        return bool(group.meeting.wait(f"download/{key}/shared", seconds))
+    except FsError:
+        raise
+    except TimeoutError:
+        raise FsTimeoutError(
+            "rank 0 did not come to the download",
+            where={"to": target, "rank": str(group)},
+            seen=f"waited {seconds:.1f} s",
+        ) from None
+
+
+# --- what is there ---------------------------------------------------------------------------------------------------
+def _record(target: Path) -> Path:
+    return target.parent / f".{target.name}.safedist-source"
+
+
+def _is_there(target: Path, name: str, sha256: str | None) -> bool:
+    if not os.path.lexists(target):
+        return False
+    try:
+        recorded = json.loads(_record(target).read_bytes())["source"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        recorded = name  # by somebody else
+    if recorded != name:
+        log.warning("%s was fetched from %s; it is fetched anew from %s", target, recorded, name)
+        return False
+    if sha256 is None or (not target.is_dir() and _digest(target) == sha256.lower()):
+        return True
+    log.warning("%s is there with another digest than asked for; it is fetched anew", target)
+    return False
+
+
+def _place(draft: Path, target: Path, name: str, sha256: str | None) -> None:
+    """Give a whole download its name. Killed at any point: what is there is whole, and from where is recorded."""
+    if _is_there(target, name, sha256):
+        return  # another node's: it was faster
+    if os.path.lexists(target):
+        old = aside(target)
+        target.rename(old)
+        discard(old)
+    with atomic_write(_record(target), "w", durable=False) as file:
+        json.dump({"source": name}, file)
+    try:
+        with atomic_path(target, durable=not draft.is_dir()) as place:  # a directory may have a million files
+            draft.rename(place)
+    except PathBlockedError:
+        if not _is_there(target, name, sha256):  # else another node's: it was faster
+            raise
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _without_secrets(uri: str) -> str:
+    """A signed URL's query and a user's password are secrets: they appear in no message."""
+    head, _, _ = uri.partition("?")
+    scheme, separator, rest = head.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else head
+
+
+# --- fetching --------------------------------------------------------------------------------------------------------
+class _Fetch:
+    def __init__(self, uri: str, name: str, sha256: str | None, callback: Any, deadline: float) -> None:
+        self._uri, self._name, self._sha256, self._deadline = uri, name, sha256, deadline
+        self._options = {} if callback is None else {"callback": callback}
+
+    def to(self, target: Path) -> None:
+        draft = aside(target)
+        log.info("downloading %s to %s", self._name, target)
+        try:
+            self._tried(draft)
+            self._verify(draft)
+            _place(draft, target, self._name, self._sha256)
+        except FsError:
+            raise
+        except Exception as error:
+            secret = self._uri != self._name
+            said = "see the source's own log: its address holds a secret" if secret else str(error)
+            raise DownloadError(
+                "the download failed",
+                where={"source": self._name, "to": target, "host": host()},
+                seen=f"{type(error).__name__}: {said}",
+                hint="see whether the source exists and this task may read it",
+            ) from (None if secret else error)
+        finally:
+            discard(draft)
+
+    def _tried(self, draft: Path) -> None:
+        for tried in range(1, _TRIES + 1):
+            try:
+                self._bounded(draft)
+                break
+            except (FsTimeoutError, *_FINAL):
+                raise
+            except Exception as error:
+                pause = random.uniform(0.5, 1.5) * tried  # noqa: S311  (jitter, not a secret)
+                if tried == _TRIES or time.monotonic() + pause > self._deadline:
+                    raise
+                log.warning("%s is fetched again in %.1f s: %s", self._name, pause, type(error).__name__)
+                discard(draft)
+                time.sleep(pause)
+
+    def _bounded(self, draft: Path) -> None:
+        """Fetch on a thread that can be left behind: not every store's client has deadlines."""
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                self._get(draft)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        context = contextvars.copy_context()  # flytekit's: where a task's file systems come from
+        threading.Thread(target=context.run, args=(run,), name="safedist-fs-download", daemon=True).start()
+        left = self._deadline - time.monotonic()
+        if not concurrent.futures.wait([done], timeout=max(0.0, left)).done:
+            raise FsTimeoutError(
+                "the download was not done in time",
+                where={"source": self._name, "host": host()},
+                hint="give it a longer timeout=, or see whether the source answers",
+            )
+        done.result()
+
+    def _get(self, draft: Path) -> None:
+        from fsspec.asyn import AsyncFileSystem
+        from fsspec.core import url_to_fs
+
+        if "flytekit" in sys.modules:
+            from flytekit import FlyteContextManager
+
+            access = FlyteContextManager.current_context().file_access
+            filesystem, path = access.get_filesystem_for_path(self._uri), self._uri
+        else:
+            filesystem, path = url_to_fs(self._uri)
+        if isinstance(filesystem, AsyncFileSystem):  # its own thread goes on else, after the deadline
+            options = {**self._options, "timeout": max(0.001, self._deadline - time.monotonic())}
+        else:
+            options = self._options
+        # To ask a web server whether a page is a directory would be to fetch it.
+        if not path.startswith(("http://", "https://")) and (path.endswith("/") or filesystem.isdir(path)):
+            draft.mkdir()
+            filesystem.get(path.rstrip("/") + "/", f"{draft}/", recursive=True, **options)
+        else:
+            filesystem.get_file(path, str(draft), **options)
+
+    def _verify(self, draft: Path) -> None:
+        if self._sha256 is None:
+            return
+        if draft.is_dir():
+            raise DownloadError(
+                "a directory has no digest of its own",
+                where={"source": self._name},
+                seen=f"sha256={self._sha256}",
+                hint="fetch an archive or a file, or compare the files' digests yourself",
+            )
+        digest = _digest(draft)
+        if digest != self._sha256.lower():
+            raise DownloadError(
+                "the download is not what was expected",
+                where={"source": self._name},
+                seen=f"sha256 {digest}, {draft.stat().st_size} bytes",
+                expected=f"sha256 {self._sha256.lower()}",
+            )

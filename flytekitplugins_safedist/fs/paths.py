@@ -1,0 +1,270 @@
+"""``ensure_dir`` and ``wait_for``: a path that is there for the caller, however late its client sees it.
+
+Network clients remember what they did *not* find: for up to a minute NFS (acdirmax, nfs(5)) and parallel file systems
+answer "no such file" without asking the server. Opening the parent directory makes them ask again. So
+``os.makedirs(exist_ok=True)``, which asks ``isdir`` right after EEXIST, raises FileExistsError for a directory that is
+there (facebookresearch/lingua#49). Here mkdir arbitrates, and its EEXIST is believed: the caller waits to see it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from ..errors import FsError, FsTimeoutError, PathBlockedError
+from .identity import current_identity, timeout_s
+from .mount_info import describe, mount_of
+from .oserrors import AGAIN, FAILED, STALE, Backoff, explain
+
+Kind = Literal["any", "file", "dir"]
+Content = bytes | Callable[[Path], bool] | None
+
+LOOKS_PER_S = 200
+"""In the long run all ranks of a job together look at one path no more often than this, however many they are."""
+
+
+def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: float | None = None) -> Path:
+    """Make a directory and its parents, or see that others have; return when the caller can use it.
+
+    Args:
+        path: the directory.
+        mode: permission bits of ``path``, less the umask; parents get 0o777 less the umask.
+        timeout: seconds for the directory to become visible; see ``wait_for``.
+
+    Raises:
+        PathBlockedError: a file, or a symbolic link to nothing, is in the way.
+        FsAccessError, ReadOnlyFsError, NoSpaceError, StaleHandleError, FsIoError: as the errno says.
+        FsTimeoutError: the server says that it exists, but it did not become visible.
+    """
+    target = os.fspath(path)
+    try:
+        os.mkdir(target, mode)  # noqa: PTH102  (the common case, at the price of one system call)
+    except OSError as error:
+        if not _is_dir_now(target, error):
+            _settle(target, mode, error, timeout_s(timeout))
+    return Path(target)
+
+
+def _settle(target: str, mode: int, error: OSError, limit: float) -> None:
+    began = time.monotonic()
+    pause, retry = pauses(_world_size()), Backoff()
+    parents_made = 0
+    while True:
+        left = limit - (time.monotonic() - began)
+        if error.errno == errno.ENOENT:
+            _make_parent(target, error, left)
+            parents_made += 1
+        elif _is_dir_now(target, error):
+            return
+        elif error.errno == errno.EEXIST:
+            if left <= 0:
+                seen = "mkdir: it exists; stat: it does not"
+                raise waited_too_long(Path(target), limit - left, seen, expected="a directory")
+            refresh(target)
+        elif not retry.allows(error):
+            raise explain(error, target, "make the directory") from error
+        if error.errno == errno.EEXIST or parents_made > 1:
+            time.sleep(min(next(pause), max(0.0, left)))
+        # Again from the top: it may have been removed meanwhile, and only mkdir can tell.
+        try:
+            os.mkdir(target, mode)  # noqa: PTH102
+        except OSError as again:
+            error = again
+        else:
+            return
+
+
+def _make_parent(target: str, error: OSError, left: float) -> None:
+    # As it is written, which is what mkdir follows: "link/../x" is beside what the link points to, not beside the link.
+    parent = os.path.dirname(target.rstrip("/"))  # noqa: PTH120
+    if not parent or parent == target:  # nothing above it that could be made: the working directory itself is gone
+        raise explain(error, target, "make the directory") from error
+    if left <= 0:
+        raise waited_too_long(Path(target), -left, "its parent vanishes again and again", expected="a directory")
+    ensure_dir(parent, timeout=left)
+
+
+def _is_dir_now(target: str, error: OSError) -> bool:
+    """Whether the caller sees a directory there, whatever mkdir said (EROFS, EACCES come for existing ones too)."""
+    try:
+        status = os.stat(target)  # noqa: PTH116
+    except FileNotFoundError:
+        if error.errno == errno.EEXIST and _is_link_to_nothing(target):
+            raise PathBlockedError(
+                "a symbolic link to nothing is in the way of a directory",
+                where={"path": target},
+                seen=f"-> {os.readlink(target)}",  # noqa: PTH115
+                hint="make what it points to, or remove the link",
+            ) from None
+        return False
+    except OSError:
+        return False
+    if not stat.S_ISDIR(status.st_mode) and error.errno == errno.EEXIST:
+        raise PathBlockedError(
+            "a file is in the way of a directory",
+            where={"path": target, "file_system": str(mount_of(target))},
+            seen=f"mode {stat.filemode(status.st_mode)}, {status.st_size} bytes",
+            expected="a directory, or nothing",
+            hint="move it away, or choose another path",
+        ) from None
+    return stat.S_ISDIR(status.st_mode)
+
+
+def _is_link_to_nothing(target: str) -> bool:
+    # Only where one kernel serves everything: elsewhere what the link points to may merely be late.
+    try:
+        return stat.S_ISLNK(os.lstat(target).st_mode) and mount_of(os.path.realpath(target)).is_local
+    except OSError:
+        return False
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+def wait_for(
+    path: str | os.PathLike[str],
+    *,
+    kind: Kind = "any",
+    size: int | None = None,
+    content: Content = None,
+    made_by: str = "",
+    timeout: float | None = None,
+) -> Path:
+    """Wait until ``path`` is visible to the caller and, if asked, is what is expected.
+
+    Args:
+        path: what to wait for.
+        kind: "file" or "dir" if only that will do. The other one in its place is an error at once.
+        size: the size in bytes that the file must have.
+        content: the bytes that the file must hold, or a function of the path that says whether it is right.
+        made_by: who is to make it, for the message ("rank 0", "the download job").
+        timeout: seconds; without it SAFEDIST_FS_TIMEOUT, without that five minutes.
+
+    Raises:
+        FsTimeoutError: it did not come. The message holds everything one would ask next.
+        PathBlockedError: something of the wrong kind is there, or a file where a parent directory should be.
+        FsAccessError: the caller may not look there.
+    """
+    target, limit = Path(path), timeout_s(timeout)
+    if size is None and isinstance(content, bytes):
+        size = len(content)
+    if kind == "any" and size is not None:
+        kind = "file"
+    expected = {"any": "anything", "file": "a file", "dir": "a directory"}[kind]
+    expected += "" if size is None else f" of {size} bytes"
+    expected += "" if content is None else " with the expected content"
+    began = time.monotonic()
+    pause = pauses(_world_size())
+    while seen := _missing(target, kind, size, content, expected):
+        waited = time.monotonic() - began
+        if waited >= limit:
+            raise waited_too_long(target, waited, seen, made_by=made_by, expected=expected)
+        refresh(target)
+        time.sleep(min(next(pause), max(0.0, limit - waited)))
+    return target
+
+
+def _missing(path: Path, kind: Kind, size: int | None, content: Content, expected: str) -> str:
+    """What is not yet as expected, in words; empty if all is."""
+    try:
+        return _look(path, kind, size, content)
+    except FsError:
+        raise  # by the caller's own test of the content: some are OSErrors as well, and explained already
+    except OSError as error:
+        # A half-visible path gives any of these for a while; the deadline bounds how long we believe that.
+        if error.errno in AGAIN | STALE | FAILED or isinstance(error, FileNotFoundError):
+            return f"{error.strerror}"
+        raise explain(error, path, f"look at what should be {expected}") from error
+
+
+def _look(path: Path, kind: Kind, size: int | None, content: Content) -> str:
+    if kind == "any" and content is None:
+        path.stat()  # a link is there when what it points to is
+        return ""
+    # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags | (os.O_DIRECTORY if kind == "dir" else 0))
+    try:
+        status = os.fstat(handle)
+        if kind == "file" and stat.S_ISDIR(status.st_mode):
+            raise PathBlockedError("a directory is where a file was expected", where={"path": str(path)})
+        if size is not None and status.st_size != size:
+            return f"{status.st_size} bytes"
+        if isinstance(content, bytes) and not _holds(handle, content):
+            return "other content"
+    finally:
+        os.close(handle)
+    if callable(content) and not content(path):
+        return "content that is not as expected yet"
+    return ""
+
+
+def _holds(handle: int, content: bytes) -> bool:
+    at = 0
+    while at < len(content):
+        block = os.read(handle, min(1 << 20, len(content) - at))
+        if not block or content[at : at + len(block)] != block:
+            return False
+        at += len(block)
+    return not os.read(handle, 1)
+
+
+def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", expected: str = "") -> FsTimeoutError:
+    """The error of a wait that ran out, with every fact one would ask for next."""
+    try:
+        who = str(current_identity())
+    except FsError as error:
+        who = f"unknown ({error.what})"
+    return FsTimeoutError(
+        f"waited {waited:.1f} s for a path that did not come",
+        where={
+            "path": path,
+            "rank": who,
+            "to_be_made_by": made_by or "unknown (pass made_by=)",
+            **describe(path),
+        },
+        seen=seen,
+        expected=expected or None,
+        hint="see whether the process that makes it is alive and writes to this same file system; if the file system "
+        "only is slow to show it, raise timeout= or SAFEDIST_FS_TIMEOUT",
+    )
+
+
+def refresh(path: str | os.PathLike[str]) -> None:
+    """Make this client ask the server about ``path`` again: open its parent and read one block of its entries."""
+    try:
+        handle = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fstat(handle)
+        with os.scandir(handle) as listing:
+            next(listing, None)  # one getdents call, also in a directory of a million entries
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def pauses(world_size: int) -> Iterator[float]:
+    """Seconds to pause between looks: from milliseconds up to a bound that grows with the number of ranks. Jittered.
+
+    Steady state: ``world_size`` ranks pausing ``max(0.25, world_size / LOOKS_PER_S)`` seconds are at most LOOKS_PER_S
+    looks per second in all once there are 50 of them; and ranks that start together drift apart.
+    """
+    most = max(0.25, world_size / LOOKS_PER_S)
+    pause = min(most, max(0.001, world_size / 20_000))
+    while True:
+        yield pause * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
+        pause = min(most, pause * 1.6)
+
+
+def _world_size() -> int:
+    try:
+        return current_identity().world_size
+    except FsError:
+        return 1

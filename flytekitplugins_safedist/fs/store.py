@@ -1,0 +1,225 @@
+"""Where the ranks of this life of the job meet: who I am among them, and keys and values that all of them see.
+
+In this order: the corner of the job's coordinator (``meeting``), torchrun's agent store, the store of an initialised
+process group, Horovod. A job of one process meets nobody.
+
+Values are answers, so they must be of *this* life of the ranks. The corner is new in each round, and so is the store
+that Horovod's rank 0 opens; torch's stores outlive the ranks, and no variable names one life (torchrun's restart count
+differs from node to node). There the ranks agree on a name that nobody can have used before (``torch_store.agree``).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import envvars, meeting
+from ..compat import torch as torch_inside
+from ..errors import FsError, FsIdentityError, FsTimeoutError
+from .identity import current_identity, timeout_s
+from .mount_info import host
+from .torch_store import TorchStore, agree
+
+
+class KeyValues(Protocol):
+    """Keys and values that all ranks see. Thread-safe; see :class:`..meeting.Meeting` for what each call raises."""
+
+    where: str
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str) -> bytes | None: ...
+    def wait(self, key: str, seconds: float) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
+    def delete(self, key: str) -> None: ...
+
+
+class Group:
+    """This process among the ranks that meet.
+
+    Args:
+        meeting: where.
+        rank: this process.
+        size: how many they are.
+        ends_with_rank_0: whether the place is gone as soon as rank 0's process has ended.
+    """
+
+    def __init__(self, meeting: KeyValues, rank: int, size: int, *, ends_with_rank_0: bool = False) -> None:
+        self.meeting, self.rank, self.size, self.ends_with_rank_0 = meeting, rank, size, ends_with_rank_0
+        self.failed: Counter[str] = Counter()
+        self._turns: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def turn(self, name: str) -> int:
+        """How often ``name`` was called before: ranks that call in the same order mean the same turn."""
+        with self._lock:
+            self._turns[name] += 1
+            return self._turns[name] - 1
+
+    @property
+    def node(self) -> str:
+        """What the ranks of this node, and no others, have in common."""
+        try:
+            identity = current_identity()
+        except FsIdentityError:
+            identity = None
+        if identity is not None and identity.world_size == self.size:
+            return f"node {identity.node_rank}"
+        # Started by the program itself (mp.spawn): a container has a host name of its own, a machine a boot.
+        return f"{host()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+
+    @property
+    def leads_node(self) -> bool:
+        """Whether this is the first rank of its node.
+
+        Raises:
+            FsIdentityError: nothing says so.
+        """
+        local = os.environ.get(envvars.LOCAL_RANK) or os.environ.get(envvars.HOROVOD_LOCAL_RANK)
+        return (int(local) if local and local.isdecimal() else current_identity().local_rank) == 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} on {host()}"
+
+
+_lock = threading.RLock()
+_made: dict[tuple[Any, ...], Group] = {}
+
+
+def ranks(timeout: float | None = None) -> Group | None:
+    """The ranks of this life of the job; None where this process is all of them.
+
+    Over a store of torch's, and over Horovod, the first call waits for all of them.
+
+    Raises:
+        FsError: the ranks have nothing in common yet.
+        FsIdentityError: it is not known which rank this is.
+        FsTimeoutError: not all came; the error names them.
+    """
+    with _lock:
+        found = _found(timeout_s(timeout))
+        if found is None:
+            return None
+        key, make = found
+        place = (os.getpid(), *key)  # a forked child shares no connection with its parent
+        if place not in _made:
+            _made[place] = make()
+        return _made[place]
+
+
+def _found(limit: float) -> tuple[tuple[Any, ...], Callable[[], Group]] | None:
+    corner = meeting.of_rank(os.environ)
+    dist = _initialised("torch.distributed", "get_rank", "get_world_size")
+    hvd = _initialised("horovod.torch", "rank", "size")
+    if corner is not None:
+        me = current_identity()
+        return (corner.where,), lambda: Group(corner, me.rank, me.world_size)
+    if os.environ.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
+        me = current_identity()
+        if not me.single:
+            return ("agent",), lambda: _over(_agents_store(), me.rank, me.world_size, limit, of_rank_0=False)
+    if dist is not None:
+        store = torch_inside.default_store()
+        return (store,), lambda: _over((store, "torch's process group"), *dist, limit, of_rank_0=True)
+    if hvd is not None:
+        return ("horovod",), lambda: _over_horovod(*hvd, limit)
+    me = current_identity()
+    if me.single:
+        return None
+    raise FsError(
+        f"{me.world_size} ranks have nothing to meet over yet",
+        seen="no safedist task, no torchrun, and neither torch.distributed nor horovod.torch is initialised",
+        hint="call torch.distributed.init_process_group() or hvd.init() first",
+    )
+
+
+def _initialised(name: str, rank_of: str, size_of: str) -> tuple[int, int] | None:
+    """Rank and size by a library, if the program has imported and initialised it for more than one rank.
+
+    Raises:
+        FsIdentityError: it counts other ranks than the environment does: taking either for true could split the job.
+    """
+    module = sys.modules.get(name)
+    if module is None or not getattr(module, "is_initialized", bool)():
+        return None
+    rank, size = int(getattr(module, rank_of)()), int(getattr(module, size_of)())
+    for names in ((envvars.RANK, envvars.WORLD_SIZE), (envvars.HOROVOD_RANK, envvars.HOROVOD_SIZE)):
+        said = tuple(os.environ.get(name) or "" for name in names)
+        if all(said) and said != (str(rank), str(size)):
+            raise FsIdentityError(
+                f"{name} and the environment count different ranks",
+                seen=f"rank {rank} of {size} by {name}, rank {said[0]} of {said[1]} by {' and '.join(names)}",
+                hint="start the ranks with torchrun, horovodrun or as a safedist task, or unset these variables",
+            )
+    return (rank, size) if size > 1 else None
+
+
+# --- torch's stores, and Horovod's ranks ---------------------------------------------------------------------------
+def _agents_store() -> tuple[Any, str]:
+    import torch.distributed as dist
+
+    address, port = os.environ.get(envvars.MASTER_ADDR, ""), os.environ.get(envvars.MASTER_PORT, "")
+    try:
+        store = dist.TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=60))
+    except (RuntimeError, ValueError) as error:
+        raise FsError("torchrun's store cannot be reached", where={"store": f"{address}:{port}"}, seen=error) from error
+    return store, f"torchrun's store at {address}:{port}"
+
+
+def _over(held: tuple[Any, str], rank: int, size: int, limit: float, *, of_rank_0: bool) -> Group:
+    store = TorchStore(*held, size)
+    store.life = agree(store, rank, size, limit)
+    return Group(store, rank, size, ends_with_rank_0=of_rank_0)
+
+
+def _over_horovod(rank: int, size: int, limit: float) -> Group:
+    """Over a store that rank 0 opens and broadcasts the address of: Horovod itself cannot say who is missing."""
+    import horovod.torch as hvd
+    import torch.distributed as dist
+
+    def meet() -> tuple[Any, str]:
+        place, store = None, None
+        if rank == 0:
+            store = dist.TCPStore(_own_address(), 0, is_master=True, wait_for_workers=False)
+            place = (store.host, store.port)
+        address, port = hvd.broadcast_object(place, root_rank=0, name="safedist.fs")
+        return store or dist.TCPStore(address, port, is_master=False), f"Horovod rank 0's store at {address}:{port}"
+
+    # A collective, without a deadline of its own: on a thread that can be left behind.
+    met: concurrent.futures.Future[tuple[Any, str]] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            met.set_result(meet())
+        except BaseException as error:
+            met.set_exception(error)
+
+    threading.Thread(target=run, name="safedist-fs-horovod", daemon=True).start()
+    try:
+        store, where = met.result(limit)
+    except concurrent.futures.TimeoutError:
+        raise FsTimeoutError(
+            f"waited {limit:.1f} s for Horovod's other {size - 1} ranks to meet",
+            hint="every rank must make its first call of fs at the same point of the program",
+        ) from None
+    except Exception as error:
+        raise FsError("Horovod's ranks could not meet", seen=f"{type(error).__name__}: {error}") from error
+    return Group(TorchStore(store, where, size), rank, size, ends_with_rank_0=True)
+
+
+def _own_address() -> str:
+    """An address of this host that the other ranks reach: the one by which it reaches Horovod's rendezvous server."""
+    server = os.environ.get(envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR)
+    if not server:
+        return socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, 9))  # sends nothing: only asks the kernel for the route
+        return str(probe.getsockname()[0])

@@ -1,0 +1,80 @@
+"""A torch store whose host is frozen for a while: who asks then is told, and who asks later is answered."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from flytekitplugins_safedist.errors import FsIoError, FsTimeoutError
+from flytekitplugins_safedist.fs import torch_store
+from flytekitplugins_safedist.fs.torch_store import TorchStore, agree
+from tests.harness.procs import DEADLINE, until
+
+
+class Frozen:
+    """A store that answers nothing until it is thawed."""
+
+    def __init__(self) -> None:
+        self.thawed, self.asked = threading.Event(), threading.Event()
+        self._store = dist.HashStore()
+
+    def __getattr__(self, name: str):
+        self.asked.set()
+        assert self.thawed.wait(DEADLINE)
+        return getattr(self._store, name)
+
+
+def test_one_late_answer_poisons_nothing(monkeypatch):
+    frozen = Frozen()
+    store = TorchStore(frozen, "a store", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch_store, "_ANSWER_SECONDS", 0.01)
+        with pytest.raises(FsTimeoutError, match=r"does not answer.*frozen or cut off"):
+            store.add("count", 1)
+        with pytest.raises(FsTimeoutError):
+            store.add("never begun", 1)
+    frozen.thawed.set()
+    store.set("key", b"value")
+    assert store.get("key") == b"value"
+    assert store.add("count", 0) == 1, "it was begun, and its answer was late"
+    assert store.add("never begun", 0) == 0, "who asked has gone"
+
+
+def test_a_process_has_one_thread_for_its_store_however_many_ask():
+    before = threading.active_count()
+    store = TorchStore(dist.HashStore(), "a store", 2)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: store.set(str(number), b"1"), range(100)))
+    until(lambda: threading.active_count() == before + 1, "one thread more")
+
+
+def test_a_store_that_is_gone_is_named():
+    class Gone:
+        def check(self, _names: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer\nand a stack")
+
+    with pytest.raises(FsIoError, match=r"is gone \[store=a store.*seen: Connection reset by peer\)"):
+        TorchStore(Gone(), "a store", 2).get("key")
+
+
+def test_what_earlier_lives_have_left_is_no_answer_in_this_one():
+    held = dist.HashStore()
+    names = []
+    for _ in range(5):
+        with ThreadPoolExecutor(3) as pool:
+            lives = [pool.submit(agree, TorchStore(held, "a store", 3), rank, 3, DEADLINE) for rank in range(3)]
+            assert len({life.result() for life in lives}) == 1
+        names.append(lives[0].result())
+    assert len(set(names)) == 5
+
+
+def test_a_rank_0_that_meets_an_earlier_life_alone_is_told_who_is_missing():
+    held = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(agree, TorchStore(held, "a store", 2), rank, 2, DEADLINE) for rank in range(2)]:
+            one.result()
+    with pytest.raises(FsTimeoutError, match=r"did not come to their first meeting: 1 \["):
+        agree(TorchStore(held, "a store", 2), 0, 2, 0.05)
