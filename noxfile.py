@@ -37,7 +37,7 @@ SMOKE_TESTS = (
 )
 """What a version of torch, flytekit or Python can break: a name that pytest does not find fails the session."""
 WANTED = ("flytekit", "flytekitplugins-kfmpi", "flytekitplugins-kfpytorch")
-TOOLS = ("hypothesis", "jsonschema", "kubeflow-training", "moto[s3]", "flask", "flask-cors", "psutil", "s3fs")
+TOOLS = ("hypothesis", "jsonschema", "moto[s3]", "flask", "flask-cors", "psutil", "s3fs")
 PYTEST = ("pytest", "pytest-timeout", "pytest-xdist")
 
 nox.needs_version = ">=2024.4"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import errors
 from .lazy import names_of
 
 if TYPE_CHECKING:
@@ -23,50 +24,6 @@ if TYPE_CHECKING:
     from .ranks.context import RankContext as RankContext
     from .ranks.context import current_rank as current_rank
 
-# Every error has a row in docs/errors.md.
-_ERRORS = (
-    "ArchiveError",
-    "CheckpointError",
-    "CodeNotFoundError",
-    "ConfigError",
-    "DownloadError",
-    "FencedError",
-    "FsAccessError",
-    "FsError",
-    "FsIdentityError",
-    "FsIoError",
-    "FsTimeoutError",
-    "FsUnsupportedError",
-    "GroupClosedError",
-    "IncompatibleVersionError",
-    "JobInterruptedError",
-    "LaunchError",
-    "LaunchTimeoutError",
-    "MigrationError",
-    "MissingDependencyError",
-    "MpiLaunchError",
-    "NoSpaceError",
-    "NodeLostError",
-    "NoTerminalError",
-    "NotInTaskError",
-    "NotReplacedError",
-    "OutputTooLargeError",
-    "PathBlockedError",
-    "PayloadError",
-    "RankFailedError",
-    "RankKilledError",
-    "ReadOnlyFsError",
-    "RenderError",
-    "RendezvousError",
-    "RendezvousTimeoutError",
-    "SafedistError",
-    "ScratchError",
-    "StagingError",
-    "StaleHandleError",
-    "TopologyError",
-    "WorkFailedError",
-)
-
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
@@ -81,7 +38,7 @@ _PUBLIC = {
     "ScratchVolume": "config.cluster",
     "Timeouts": "config.options",
     "current_rank": "ranks.context",
-    **dict.fromkeys(_ERRORS, "errors"),
+    **dict.fromkeys(errors.PUBLIC, "errors"),
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)

@@ -100,7 +100,6 @@ TMPDIR = "TMPDIR"
 
 # --- Flyte (flytekit.bin.entrypoint.setup_execution reads the same) ------------------------------------------------
 FLYTE_EXECUTION_ID = "FLYTE_INTERNAL_EXECUTION_ID"
-FLYTE_EXECUTION_ID_SHORT = "_F_NM"
 FLYTE_ATTEMPT = "FLYTE_ATTEMPT_NUMBER"
 """Retry attempt, from 0 (flyteplugins/go/tasks/pluginmachinery/flytek8s/k8s_resource_adds.go)."""
 

@@ -312,10 +312,6 @@ class MpiLaunchError(SafedistError):
     """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
 
 
-class MigrationError(SafedistError):
-    """A task config of another plugin has no counterpart here."""
-
-
 _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:RanksNotStarted": (LaunchError,),
     "SYSTEM:SIGKILL": (RankKilledError,),
@@ -330,3 +326,8 @@ for _code, _kinds in _PLATFORMS.items():
     for _kind in _kinds:
         _kind.platforms = _code  # and of its subclasses, until they have their own
 del _kind
+
+PUBLIC = tuple(
+    name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, SafedistError)
+)
+"""The names of all errors; every one has a row in docs/errors.md."""

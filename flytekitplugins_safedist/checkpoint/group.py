@@ -1,7 +1,7 @@
 """The ranks of the job, as checkpoints need them: which one am I, and a way to exchange a few bytes.
 
 Over the training's own library: torch.distributed (gloo groups of our own, never the group that trains) or Horovod.
-What is exchanged is bytes, which nobody unpickles on the way.
+What is exchanged is bytes that load without unpickling, so that no tensor comes to another rank's GPU.
 """
 
 from __future__ import annotations
@@ -68,17 +68,11 @@ class TorchRanks:
         return bool(dist.is_initialized()) and dist.group.WORLD is self._trained_by
 
     def gather(self, data: bytes) -> list[bytes]:
-        import torch
         import torch.distributed as dist
 
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self._front)
-        most = max(int(size) for size in sizes)
-        given = torch.zeros(most, dtype=torch.uint8)
-        given[: len(data)] = _tensor(data)
-        taken = [torch.zeros(most, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(taken, given, group=self._front)
-        return [bytes(one.numpy()[: int(size)]) for one, size in zip(taken, sizes, strict=True)]
+        taken: list[Any] = [None] * self.world_size
+        dist.all_gather_object(taken, data, group=self._front)
+        return taken
 
 
 class HorovodRanks:
@@ -96,13 +90,8 @@ class HorovodRanks:
         return bool(self._hvd.is_initialized())
 
     def gather(self, data: bytes) -> list[bytes]:
-        import torch
-
-        name = f"safedist.checkpoint.{next(self._turns)}"
-        sizes = self._hvd.allgather(torch.tensor([len(data)]), name=f"{name}.size").tolist()
-        taken = self._hvd.allgather(_tensor(data), name=name).numpy()
-        ends = list(itertools.accumulate(sizes))
-        return [bytes(taken[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        taken: list[bytes] = self._hvd.allgather_object(data, name=f"safedist.checkpoint.{next(self._turns)}")
+        return taken
 
 
 def assemble() -> JobRanks:
@@ -136,12 +125,6 @@ def _same(identity: Identity, rank: int, size: int, who: str) -> None:
             seen=f"rank {rank} of {size} by {who}, {identity} by the environment",
             hint="initialise one group of all ranks",
         )
-
-
-def _tensor(data: bytes) -> Any:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 # --- what is exchanged ------------------------------------------------------------------------------------------------

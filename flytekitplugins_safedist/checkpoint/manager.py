@@ -18,7 +18,7 @@ from . import due, places, preemption, restoring, saves, saving
 from . import state as states
 from .group import JobRanks, assemble, dumps, failure_of, loads, together
 from .saves import DamagedError
-from .saving import Author, Order
+from .saving import Order
 from .staging import Buffers
 from .store import Store
 from .writer import Writer
@@ -57,7 +57,6 @@ class Checkpoints:
             rank: Any = context.current_rank()
         except NotInTaskError:  # under torchrun, horovodrun, or in a single process
             rank = current_identity()
-        self._attempt, self._round = rank.attempt, rank.round
         self._facts = places.gather(where, attempt=rank.attempt)
         self._keep, self._resume_from = keep, resume_from
         self._by_steps = due.EverySteps(every) if isinstance(every, int) else None
@@ -249,7 +248,7 @@ class Checkpoints:
         if self.latest == step:
             return
         own = [loads(one["own"]) for one in told] if group.rank == 0 else []
-        order = Order(store, told[0]["name"], step, group, states.is_sharded(state), Author(self._attempt, self._round))
+        order = Order(store, told[0]["name"], step, group, states.is_sharded(state))
         picked = saving.Picked(state, own, order, self._buffers)
         if not order.joint:
             self._together({"error": picked.failed})  # in a joint save the writing threads meet anyway

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from typing import Any
 
 from ..errors import CheckpointError
 from .store import Store
@@ -26,8 +27,11 @@ FORMAT = 1
 _SAVE = re.compile(r"step-(?P<step>\d{12})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
 
 
-class DamagedError(CheckpointError):
-    """What is wrong with one save; another one may be whole."""
+class DamagedError(Exception):
+    """What is wrong with one save; another one may be whole, so it is no error of a user's yet."""
+
+    def __init__(self, what: str, **facts: Any) -> None:
+        super().__init__(str(CheckpointError(what, **facts)))
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,6 @@ class Manifest:
         per_rank: those of them of which each rank has its own.
         sizes: bytes of each file, by its name.
         items: of each file, where the items in it lie: offset, length, CRC-32.
-        attempt, round: of the job that saved it.
-        written_at: seconds since 1970, by rank 0's clock.
         versions: of torch and the like, for who reads it.
         format: of this record.
     """
@@ -53,9 +55,6 @@ class Manifest:
     per_rank: list[str]
     sizes: dict[str, int]
     items: dict[str, list[list[int]]]
-    attempt: int = 0
-    round: int = 0
-    written_at: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 

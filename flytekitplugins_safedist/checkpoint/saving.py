@@ -19,14 +19,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Author:
-    """Who saves: attempt and round of the job."""
-
-    attempt: int
-    round: int
-
-
-@dataclass(frozen=True)
 class Order:
     """What to write, but for the state itself; the same in all ranks.
 
@@ -36,7 +28,6 @@ class Order:
         step: the last step that is in it.
         group: all ranks.
         joint: whether every rank writes, for each holds a part; else rank 0 alone.
-        author: of the save.
     """
 
     store: Store
@@ -44,7 +35,6 @@ class Order:
     step: int
     group: JobRanks
     joint: bool
-    author: Author
 
 
 class Picked:
@@ -107,9 +97,6 @@ class Picked:
             per_rank=self._per_rank,
             sizes=sizes,
             items=items,
-            attempt=order.author.attempt,
-            round=order.author.round,
-            written_at=time.time(),
             versions=saves.versions(),
         )
         order.store.seal(order.name)

@@ -12,7 +12,8 @@ import os
 import random
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import IO, Any, TypeVar
 
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
@@ -20,12 +21,20 @@ from ..flyte.storage_errors import Outlook, judge, one_line
 from ..fs import ensure_dir, wait_for
 from ..fs.paths import refresh
 
+crc32: Callable[..., int] = zlib.crc32
+with contextlib.suppress(ImportError):  # not on every machine
+    from isal import isal_zlib
+
+    crc32 = isal_zlib.crc32  # of 1 GB in 0.02 s; zlib takes 0.3 s
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 120.0
 """How long one request to a store is tried again while its error may pass."""
+
+_AT_ONCE_BYTES = 64 << 20
 
 LATE_SECONDS = 30.0
 """How long a file system may take to show one node what another has made."""
@@ -45,7 +54,7 @@ class Written:
     def write(self, data: Any) -> int:
         """As a file's."""
         view = memoryview(data).cast("B")
-        self.crc = zlib.crc32(view, self.crc)
+        self.crc = crc32(view, self.crc)
         self._file.write(view)
         self.size += view.nbytes
         return view.nbytes
@@ -124,9 +133,8 @@ class Store:
         """A small object, or None where there is none."""
         return self._twice(lambda: bytes(self._fs.cat_file(self._path(name))), self._path(name), f"get {name}")
 
-    @contextlib.contextmanager
-    def reading(self, name: str, size: int) -> Iterator[IO[bytes]]:
-        """A file that is known to be there, with its size.
+    def read(self, name: str, size: int, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Parts of a file that is known to be there, with its size, by offset and length; nothing else of it is read.
 
         Raises:
             FileNotFoundError: it is not there, or not of that size.
@@ -137,11 +145,16 @@ class Store:
                 wait_for(path, size=size, timeout=LATE_SECONDS)
             except (FsTimeoutError, PathBlockedError) as error:
                 raise FileNotFoundError(f"{path}: {error}") from error
-        found = self._unless_missing(lambda: self._fs.open(path, "rb"), f"open {name}")
-        if found is None or found.size != size:
+        found = self._unless_missing(lambda: self._fs.size(path), f"look at {name}")
+        if found != size:
             raise FileNotFoundError(f"{path} is not there with {size} bytes")
-        with found as file:
-            yield file
+        for batch in _batches(ranges, 0 if self._on_disk else _AT_ONCE_BYTES):
+            paths, begins, ends = zip(*((path, offset, offset + length) for offset, length in batch), strict=True)
+            read = partial(self._fs.cat_ranges, list(paths), list(begins), list(ends), on_error="raise")
+            data = self._unless_missing(read, f"read {name}")
+            if data is None:
+                raise FileNotFoundError(f"{path} is not there any more")
+            yield from data
 
     def remove(self, name: str) -> None:
         """Remove an object, or a save with all that is in it; what is gone already is no error."""
@@ -187,6 +200,23 @@ class Store:
                 logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(pause * 2, 15.0)
+
+
+def _batches(ranges: Iterable[tuple[int, int]], at_once: int) -> Iterator[list[tuple[int, int]]]:
+    """What is asked of a store at once: it answers side by side, and all answers are in memory together.
+
+    Args:
+        ranges: offsets and lengths.
+        at_once: bytes from which on no further range is added.
+    """
+    batch: list[tuple[int, int]] = []
+    for one in ranges:
+        batch.append(one)
+        if sum(length for _, length in batch) >= at_once:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _filesystem(url: str) -> Any:

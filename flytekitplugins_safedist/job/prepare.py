@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,16 +147,16 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     # Orders hold every rank's environment, and with it the task's secrets: they never stay. Nor does a link.
     made = scratched.job
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
-    running.guard(goes if made.short == made.path else [made.short, *goes])
+    goes = goes if made.short == made.path else [made.short, *goes]
     remote = job.flyte.mode == "TASK_EXECUTION"
     limits = limits_from({**job.environment, **dict(settings.environment)}) if remote else None
-    order = _job_order(job.task, inputs, job.flyte, scratched.job, settings.timeouts.upload, limits=limits)
-    order_file = scratched.job.orders / "job.json"
-    order_file.write_text(order.to_json())
+    order = _job_order(job.task, made.orders / "inputs.pb", job.flyte, settings.timeouts.upload, limits=limits)
     started = time.monotonic()
-    held.enter_context(running)
-    caches = scratch.make_preload(made, settings.scratch.shared_caches)
-    running.enter(Path.cwd(), _server_environment(settings, {**job.environment, **caches}))
+    held.enter_context(running)  # again: it ends before scratch goes
+    fork = _prepared(running, job, order, goes, scratch.make_preload(made, settings.scratch.shared_caches))
+    payload.write_literals(inputs, order.inputs)
+    order_file = made.orders / "job.json"
+    order_file.write_text(order.to_json())
     plan = NodePlan(
         settings=settings,
         topology=job.place,
@@ -165,31 +165,35 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
         environment=job.environment,
         run_id=job.run_id,
         attempt=job.attempt,
-        fork=_preload(running, settings, job.backend, order),
+        fork=fork,
         limit=disk_limit.limit_of(settings, job.environment, volume),
     )
     return Prepared(plan, running, scratched, time.monotonic() - started)
 
 
-def _preload(server: RankServer, settings: Resolved, backend: backends.RankBackend, order: JobOrder) -> bool:
-    """Whether ranks may be forked; says why not where the user asked for it."""
-    if settings.start_method != "preload":
-        return False
-    libraries = [*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"]
-    modules = [order.module] if order.module is not None else []
-    unsafe, _ = server.preload(
-        libraries, modules, late=backend.late, search_path=order.sys_path, timeout=settings.timeouts.start
+def _prepared(server: RankServer, job: Job, order: JobOrder, guard: Sequence[Path], caches: Mapping[str, str]) -> bool:
+    """Whether ranks may be forked from the server, which is ready then; says why not where the user asked for it."""
+    settings, backend = job.settings, job.backend
+    preloads = settings.start_method == "preload"
+    unsafe = server.prepare(
+        guard=guard,
+        cwd=Path.cwd(),
+        environment=_server_environment(settings, {**job.environment, **caches}),
+        sys_path=order.sys_path,
+        libraries=[*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"] if preloads else [],
+        modules=[order.module] if order.module is not None else [],
+        late=backend.late,
+        timeout=settings.timeouts.start,
     )
-    if unsafe is not None:
+    if preloads and unsafe is not None:
         logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
-    return unsafe is None
+    return preloads and unsafe is None
 
 
 def _job_order(
     task: PythonFunctionTask[Any],
-    inputs: LiteralMap,
+    inputs: Path,
     flyte: task_context.FlyteSnapshot,
-    job: JobScratch,
     upload_timeout: float,
     *,
     limits: OutputLimits | None = None,
@@ -197,15 +201,13 @@ def _job_order(
     module, name, pickled = payload.reference(task, sys.modules)
     # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
     home = task.task_function.__module__
-    inputs_file = job.orders / "inputs.pb"
-    payload.write_literals(inputs, inputs_file)
     return JobOrder(
         module=module,
         name=name,
         pickled=pickled,
         sys_path=payload.search_path(None if home == "__main__" else home, sys.modules, sys.path),
         argv=tuple(sys.argv),
-        inputs=inputs_file,
+        inputs=inputs,
         flyte=flyte,
         upload_timeout=upload_timeout,
         limits=limits,

@@ -5,8 +5,9 @@ threads, so forking from it is safe. When the agent disappears, however, it kill
 and removes what the agent had asked it to: nothing outlives the agent. The kernel hands it the orphans of its ranks (it
 is their subreaper), so that also those go that left their rank's session (Inductor's compile workers do).
 
-The protocol is lines of JSON over a socket that only these two processes hold. Requests are answered in order by a line
-with "reply"; ends of ranks come as lines with "exited" at any time.
+The protocol is frames of JSON over a socket that only these two processes hold: ``prepare`` once, then ``start`` and
+``signal``, and ``quit``. One request at a time, answered by a frame; ends of ranks come as frames of their own, at
+any time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import stopping
+from .. import frames, stopping
 from ..errors import IncompatibleVersionError
 from . import importer, known, preload, process_tree, replicas, scratch, worker
+from .orders import RankOrder
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -66,13 +68,10 @@ class _Server:
         self.importing = False
         self.suspicious_until = 0.0
         self.wake_read, self.wake_write = os.pipe()
-        self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "enter": self.on_enter,
-            "preload": self.on_preload,
-            "fork": self.on_fork,
-            "exec": self.on_exec,
+        self.handlers: dict[str, Callable[..., dict[str, Any] | None]] = {
+            "prepare": self.on_prepare,
+            "start": self.on_start,
             "signal": self.on_signal,
-            "guard": self.on_guard,
             "quit": self.on_quit,
         }
 
@@ -84,7 +83,6 @@ class _Server:
         # Of all signals the one that also wakes a process which SIGSTOP has frozen: it clears up after its agent, too.
         process_tree.die_with_parent(signal.SIGCONT)
         process_tree.adopt_orphans()
-        buffer = b""
         try:
             while not self.quitting:
                 watched: list[Any] = [self.connection, self.wake_read]
@@ -93,14 +91,9 @@ class _Server:
                 if self.wake_read in readable or not readable:
                     self.reap()
                 if self.connection in readable:
-                    data = self.connection.recv(1 << 16)
-                    if not data:
-                        return
-                    *lines, buffer = (buffer + data).split(b"\n")
-                    for line in lines:
-                        self.answer(json.loads(line))
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the agent was killed
+                    self.answer(**json.loads(frames.receive(self.connection, frames.RANK_BYTES)))
+        except ConnectionError:
+            return  # the agent is gone
         finally:
             self.clean_up()
 
@@ -117,24 +110,15 @@ class _Server:
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
 
-    def answer(self, request: dict[str, Any]) -> None:
+    def answer(self, op: str, **request: Any) -> None:
         try:
-            reply = self.handlers[request["op"]](request)
-        except OSError as error:
+            reply = self.handlers[op](**request)
+        except (OSError, ValueError) as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
-        self.send({"reply": request["id"], **reply})
+        self.send(reply or {})
 
     def send(self, message: dict[str, Any]) -> None:
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    # --- requests ------------------------------------------------------------------------------------------------
-    def on_enter(self, request: dict[str, Any]) -> dict[str, Any]:
-        os.chdir(request["directory"])
-        os.environ.clear()
-        os.environ.update({**request["environment"], **known.VARIABLES})
-        preload.limit_openmp(os.environ)
-        importer.install_from(os.environ)
-        return {}
+        self.connection.sendall(frames.packed(json.dumps(message).encode()))
 
     def on_hang_up(self, *_: object) -> None:
         """The kernel says that the agent's thread which started us has ended; while importing, see what that means.
@@ -160,14 +144,28 @@ class _Server:
         poll.register(self.connection, select.POLLRDHUP)  # unread requests of it do not hide that it left
         return bool(poll.poll(0))
 
-    def on_preload(self, request: dict[str, Any]) -> dict[str, Any]:
-        sys.path[:] = request["sys_path"]
-        started = time.monotonic()
+    # --- requests ------------------------------------------------------------------------------------------------
+    def on_prepare(
+        self, *, guard: list[str], cwd: str, environment: dict[str, str], sys_path: list[str], **names: list[str]
+    ) -> dict[str, Any]:
+        """Be the place where this job's modules are imported, however and wherever this process was started."""
+        self.guarded = [Path(path) for path in guard]
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update({**environment, **known.VARIABLES})
+        preload.limit_openmp(os.environ)
+        importer.install_from(os.environ)
+        sys.path[:] = sys_path
+        if names["libraries"]:
+            self.import_for_ranks(**names)
+        return {"unsafe": self.preloaded.unsafe}
+
+    def import_for_ranks(self, **names: list[str]) -> None:
         self.importing = True
         try:
             self.look_for_agent()  # the word may have come before we were importing
             replicas.install()
-            self.preloaded = preload.preload(request["libraries"], request["modules"], request["late"])
+            self.preloaded = preload.preload(**names)
         except IncompatibleVersionError as error:  # fresh interpreters will say so themselves, where it is seen
             self.preloaded = Preloaded(str(error))
         finally:
@@ -175,50 +173,25 @@ class _Server:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self.listen_to_signals()
         self.helpers = frozenset(process_tree.children())
-        return {"unsafe": self.preloaded.unsafe, "seconds": time.monotonic() - started}
 
-    def on_fork(self, request: dict[str, Any]) -> dict[str, Any]:
-        pids = []
+    def on_start(self, *, files: list[str], fork: bool) -> dict[str, Any]:
+        pids: list[int] = []
         server = os.getpid()
-        for order in request["orders"]:
-            pid = os.fork()
+        for file in files:
+            pid = os.fork() if fork else _fresh(file)
             if pid == 0:
-                self.become_rank(Path(order["file"]), server)
+                self.become_rank(Path(file), server)
             self.ranks.add(pid)
             pids.append(pid)
         return {"pids": pids}
 
-    def on_exec(self, request: dict[str, Any]) -> dict[str, Any]:
-        pids = []
-        for order in request["orders"]:
-            with open(order["log"], "ab") as log:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "flytekitplugins_safedist.ranks.worker", order["file"], str(os.getpid())],
-                    env=order["environment"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-            child.returncode = 0  # reaped by reap(), not by subprocess
-            self.ranks.add(child.pid)
-            pids.append(child.pid)
-        return {"pids": pids}
+    def on_signal(self, *, pids: list[int], number: int, whole_group: bool) -> None:
+        for pid in self.ranks.intersection(pids):  # those not reaped yet: their numbers cannot belong to anyone else
+            _signal_rank(pid, number, whole_group=whole_group)
 
-    def on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
-        for pid in request["pids"]:
-            # Only ranks not reaped yet: their numbers cannot belong to anyone else.
-            if pid in self.ranks:
-                _signal_rank(pid, request["number"], whole_group=request["whole_group"])
-        return {}
-
-    def on_guard(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.guarded = [Path(path) for path in request["paths"]]
-        return {}
-
-    def on_quit(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def on_quit(self) -> None:
         self.guarded = []
         self.quitting = True
-        return {}
 
     # --- children ------------------------------------------------------------------------------------------------
     def reap(self) -> None:
@@ -240,7 +213,7 @@ class _Server:
         code = os.waitstatus_to_exitcode(status)
         # First of all: an orphan that the kernel cannot end (below) must not keep the agent waiting for this rank. The
         # kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
-        self.send({"exited": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
+        self.send({"pid": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
         if not self.ranks:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
             process_tree.end(spare=self.helpers, patience=_ORPHANS_SECONDS)
@@ -283,6 +256,21 @@ class _Server:
                 except Exception:  # the same, whatever it raises: nothing may come between here and the end
                     code = code or worker.EXIT_FAILED
             os._exit(code)
+
+
+def _fresh(file: str) -> int:
+    """Start a rank as a fresh interpreter: not by a fork of ours, for this process may run threads by now."""
+    order = RankOrder.from_json(Path(file).read_text())
+    with order.log.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "flytekitplugins_safedist.ranks.worker", file, str(os.getpid())],
+            env=order.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    child.returncode = 0  # reaped by reap(), not by subprocess
+    return child.pid
 
 
 def _do_nothing(_number: int, _frame: object) -> None:

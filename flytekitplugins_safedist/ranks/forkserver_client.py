@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import frames
 from ..errors import LaunchError, LaunchTimeoutError
 from . import forkserver, memory, process_tree
 from .outcome import signal_reason
@@ -42,15 +43,6 @@ class EndedRank:
     peak: int = 0
 
 
-@dataclass(frozen=True)
-class Start:
-    """A rank to start: its order file, and for fresh interpreters its environment and log."""
-
-    order: Path
-    environment: Mapping[str, str]
-    log: Path
-
-
 class RankServer:
     """A running rank server.
 
@@ -60,11 +52,9 @@ class RankServer:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection = connection
         self._pid = pid
-        self._buffer = b""
-        self._next_id = 0
         self._ended: list[EndedRank] = []
         self._started: set[int] = set()
-        self._replies: dict[int, dict[str, Any]] = {}
+        self._reply: dict[str, Any] | None = None
         self._exit_code: int | None = None
         self._unanswered = False
         self._looked_at = 0.0
@@ -74,7 +64,7 @@ class RankServer:
         """Start a rank server as a fresh interpreter: safe whatever this process has done so far.
 
         Args:
-            environment: its variables until :meth:`enter`.
+            environment: its variables until :meth:`prepare`.
         """
         ours, theirs = socket.socketpair()
         with theirs, _as_launch_error():
@@ -117,46 +107,50 @@ class RankServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def preload(
+    def prepare(
         self,
-        libraries: Sequence[str],
-        modules: Sequence[str],
         *,
+        guard: Sequence[Path],
+        cwd: Path,
+        environment: Mapping[str, str],
+        sys_path: Sequence[str],
+        libraries: Sequence[str] = (),
+        modules: Sequence[str] = (),
         late: Sequence[str] = (),
-        search_path: Sequence[str],
         timeout: float,
-    ) -> tuple[str | None, float]:
-        """Import modules in the server.
+    ) -> str | None:
+        """Make the server the place where this job's modules are imported, and import them.
+
+        Args:
+            guard: what it removes should this process die before it says otherwise.
+            cwd: the working directory, of ranks to come as well.
+            environment: all variables under which modules are imported; those of :mod:`.importer` say from where.
+            sys_path: where they are looked for.
+            libraries, modules, late: see :func:`~flytekitplugins_safedist.ranks.preload.preload`; without libraries
+                nothing is imported.
+            timeout: seconds.
 
         Returns:
-            Why ranks must not be forked from it (None: they may), and the seconds that importing took.
+            Why ranks must not be forked from it (None: they may).
         """
         names = {"libraries": list(libraries), "modules": list(modules), "late": list(late)}
-        reply = self._ask("preload", {**names, "sys_path": list(search_path)}, timeout=timeout)
-        return reply["unsafe"], reply["seconds"]
+        place = {"guard": list(map(str, guard)), "cwd": str(cwd), "sys_path": list(sys_path)}
+        unsafe: str | None = self._ask("prepare", timeout, environment=dict(environment), **place, **names)["unsafe"]
+        return unsafe
 
     def imported(self) -> int:
         """Bytes that importing has taken in the server, so far."""
         return memory.anonymous(self._pid)
 
-    def enter(self, directory: Path, environment: Mapping[str, str]) -> None:
-        """Make the server the place where this job's modules are imported, however and wherever it was started.
+    def start(self, files: Sequence[Path], *, fork: bool, timeout: float) -> list[int]:
+        """Start ranks by the files of their orders; returns their process ids, in the same order.
 
         Args:
-            directory: the working directory, of ranks to come as well.
-            environment: all variables under which modules are imported; those of :mod:`.importer` say from where.
+            files: of each rank's :class:`~flytekitplugins_safedist.ranks.orders.RankOrder`.
+            fork: from what was imported; else as fresh interpreters.
+            timeout: seconds.
         """
-        self._ask("enter", {"directory": str(directory), "environment": dict(environment)}, timeout=30.0)
-
-    def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
-        """Start ranks; returns their process ids, in the same order."""
-        orders = [
-            {"file": str(start.order)}
-            if fork
-            else {"file": str(start.order), "environment": dict(start.environment), "log": str(start.log)}
-            for start in starts
-        ]
-        pids: list[int] = self._ask("fork" if fork else "exec", {"orders": orders}, timeout=timeout)["pids"]
+        pids: list[int] = self._ask("start", timeout, files=list(map(str, files)), fork=fork)["pids"]
         self._started.update(pids)
         return pids
 
@@ -167,17 +161,12 @@ class RankServer:
             LaunchError: the server is gone, and the ranks with it. One that does not answer is ended: what it does not
                 pass on would reach nobody, and its ranks would run on.
         """
-        request = {"pids": list(pids), "number": int(number), "whole_group": whole_group}
         try:
-            self._ask("signal", request, timeout=SIGNAL_SECONDS)
+            self._ask("signal", SIGNAL_SECONDS, pids=list(pids), number=int(number), whole_group=whole_group)
         except LaunchTimeoutError as error:
             with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
                 os.kill(self._pid, signal.SIGKILL)
             raise self._lost() from error
-
-    def guard(self, paths: Sequence[Path]) -> None:
-        """Have the server remove ``paths`` should this process die before it says otherwise."""
-        self._ask("guard", {"paths": [str(path) for path in paths]}, timeout=30.0)
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.
@@ -199,7 +188,7 @@ class RankServer:
             return
         if not self._unanswered:
             with contextlib.suppress(LaunchError):
-                self._ask("quit", {}, timeout=5.0)
+                self._ask("quit", 5.0)
         self._connection.close()
         if self._exit_code is None:
             with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
@@ -207,16 +196,14 @@ class RankServer:
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
-    def _ask(self, op: str, request: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
-        self._next_id += 1
-        number = self._next_id
+    def _ask(self, op: str, timeout: float, **request: Any) -> dict[str, Any]:
         self._unanswered = True
         try:
-            self._connection.sendall(json.dumps({"op": op, "id": number, **request}).encode() + b"\n")
+            self._connection.sendall(frames.packed(json.dumps({"op": op, **request}).encode()))
         except OSError:
             raise self._lost() from None
         deadline = time.monotonic() + timeout
-        while number not in self._replies:
+        while self._reply is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise LaunchTimeoutError(
@@ -228,7 +215,7 @@ class RankServer:
                 )
             self._receive(min(left, _LOOK_SECONDS))
         self._unanswered = False
-        reply = self._replies.pop(number)
+        reply, self._reply = self._reply, None
         if "error" in reply:
             raise LaunchError(
                 f"the process that starts ranks could not {op}", where={"pid": self._pid}, seen=reply["error"]
@@ -243,21 +230,14 @@ class RankServer:
                 process_tree.thaw(self._pid)  # else nobody hears of a rank's end
             return
         try:
-            data = self._connection.recv(1 << 16)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise self._lost()
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "reply" in message:
-                self._replies[message["reply"]] = message
-            else:
-                self._started.discard(message["exited"])
-                self._ended.append(
-                    EndedRank(message["exited"], message["exit_code"], message["time_ns"], message["peak"])
-                )
+            message = json.loads(frames.receive(self._connection, frames.RANK_BYTES))
+        except ConnectionError:
+            raise self._lost() from None
+        if "exit_code" in message:
+            self._started.discard(message["pid"])
+            self._ended.append(EndedRank(**message))
+        else:
+            self._reply = message
 
     def _lost(self) -> LaunchError:
         # The kernel ends the ranks with their server, but not what they started; each leads a group of its own.

@@ -12,7 +12,7 @@ from typing import Any
 from ..config.options import Resolved
 from ..errors import LaunchError, SafedistError, ScratchError
 from . import log_lines, memory, payload, scratch, shared_page, stacks
-from .forkserver_client import EndedRank, RankServer, Start
+from .forkserver_client import EndedRank, RankServer
 from .orders import RankOrder
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason, speaks_of_timeout
 from .scratch import JobScratch
@@ -92,7 +92,6 @@ class Ranks:
             ScratchError: a rank's directories cannot be made.
             LaunchError: processes cannot be started.
         """
-        starts = []
         for member in self._members:
             order = member.order
             file = order.file
@@ -108,8 +107,8 @@ class Ranks:
                     seen=str(error),
                     hint=scratch.remedy(error),
                 ) from error
-            starts.append(Start(file, order.environment, order.log))
-        pids = self._server.start(starts, fork=fork, timeout=self._settings.timeouts.start)
+        files = [member.order.file for member in self._members]
+        pids = self._server.start(files, fork=fork, timeout=self._settings.timeouts.start)
         for member, pid in zip(self._members, pids, strict=True):
             member.pid = pid
         self._start_deadline = time.monotonic() + self._settings.timeouts.start

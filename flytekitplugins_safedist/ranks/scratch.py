@@ -20,9 +20,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,6 @@ from ..envvars import TMPDIR
 from ..errors import ScratchError
 from . import compile_caches, short_paths
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LONGEST_TMP = Path("round-999") / "rank-9999" / "tmp"
 
@@ -184,83 +183,23 @@ def _of_other_rounds(job: JobScratch, round_: int) -> list[Path]:
 
 def remove(path: Path) -> str | None:
     """Remove a tree as far as possible; what could not be removed is returned as text, None when all is gone."""
-    # rmtree goes down by recursion in every Python before 3.13, and by paths that may become too long.
+    with contextlib.suppress(OSError):
+        path.unlink()  # a link: never what is behind it
     with contextlib.suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
     if not os.path.lexists(path):
         return None
-    problems: dict[str, str] = {}
+    # rmtree goes down by recursion in every Python before 3.13, by paths that may become too long, and stops at
+    # directories whose permissions a user took away.
     try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            path.unlink()
-            return None
-        _remove_flat(path, problems)
-        path.rmdir()
-    except FileNotFoundError:
-        return None
+        mode = ["-type", "d", "!", "-perm", "-u=rwx", "-exec", "chmod", "u+rwx", "{}", ";"]
+        subprocess.run(["find", path, *mode], capture_output=True, check=False)
+        english = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, env=english)
+        said = done.stderr.decode(errors="replace").replace("rm: ", "").splitlines()
     except OSError as error:
-        problems[str(path)] = error.strerror or str(error)
-    return "; ".join(f"{name}: {why}" for name, why in list(problems.items())[:5]) or None
-
-
-def _remove_flat(path: Path, problems: dict[str, str]) -> None:
-    """Empty a directory of whatever depth: what lies deeper is moved up to its top before it is removed.
-
-    Directories get the permissions back that a user took away; never what is above the tree, nor behind a link.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    path.chmod(0o700)
-    top = os.open(path, _DIRECTORY)
-    try:
-        while names := [name for name in os.listdir(top) if name not in problems]:  # noqa: PTH208  (a descriptor)
-            for name in names:
-                _remove_entry(top, name, problems)
-    finally:
-        os.close(top)
-
-
-def _remove_entry(top: int, name: str, problems: dict[str, str]) -> None:
-    try:
-        if not _is_directory(top, name):
-            os.unlink(name, dir_fd=top)
-            return
-        os.chmod(name, 0o700, dir_fd=top)
-        inner = os.open(name, _DIRECTORY, dir_fd=top)
-        try:
-            for below in os.listdir(inner):  # noqa: PTH208  (a descriptor)
-                with _noting(f"{name}/{below}", problems):
-                    _unlink_or_raise(inner, below, top)
-        finally:
-            os.close(inner)
-        os.rmdir(name, dir_fd=top)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        problems[name] = error.strerror or str(error)
-
-
-def _unlink_or_raise(inner: int, below: str, top: int) -> None:
-    if not _is_directory(inner, below):
-        os.unlink(below, dir_fd=inner)
-        return
-    os.chmod(below, 0o700, dir_fd=inner)  # its entry ".." is about to change
-    os.rename(below, f".safedist-removing-{secrets.token_hex(8)}", src_dir_fd=inner, dst_dir_fd=top)
-
-
-def _is_directory(parent: int, name: str) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-
-
-@contextlib.contextmanager
-def _noting(name: str, problems: dict[str, str]) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        problems[name] = error.strerror or str(error)
+        said = [f"{path}: {error}"]
+    return "; ".join(said[:5]) or None
 
 
 def bytes_of(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""See a task's job before it is registered, examine an image or a machine, print the config that replaces another."""
+"""See a task's job before it is registered; examine an image or a machine."""
 
 # Parses, calls, prints; --help begins with the line above.
 
@@ -79,27 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("file", type=Path, help="the Python file that defines the task")
     render.add_argument("task", help="the name of the task in it")
     render.add_argument("--pods", action="store_true", help="also the pods, services, ... that the operator makes")
-    render.add_argument("--check", action="store_true", help="validate; findings go to stderr and exit with 1")
-    render.add_argument("--crds", type=Path, help="directory of CustomResourceDefinitions for --check")
-    render.add_argument("--backend", choices=("v1.16", "v2"), default="v1.16", help="the Flyte backend")
-    render.add_argument("--platform", type=Path, help="YAML of the platform: task_resources, plugins.k8s")
     render.add_argument(
         "--pod-template", action="append", default=[], type=Path, help="YAML of a PodTemplate of the cluster"
-    )
-    render.add_argument(
-        "--overrides",
-        type=Path,
-        help="YAML or JSON of a call's core.TaskNodeOverrides, or of its core.Node",
     )
     render.add_argument("--image", action="append", default=[], help="NAME=IMAGE or IMAGE, as for pyflyte")
     render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
     render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
     _add_doctor(commands)
-    migrate = commands.add_parser("migrate", help="show the config that replaces HorovodJob, PyTorch or Elastic")
-    migrate.set_defaults(run=_migrate)
-    migrate.add_argument("file", type=Path, help="the Python file that defines the task")
-    migrate.add_argument("task", help="the name of the task in it")
-    migrate.add_argument("--operator", choices=("pytorch", "mpi"), default="pytorch", help="for HorovodJob")
     return parser
 
 
@@ -115,49 +101,32 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from .render import Cluster, Execution, build, created, read_node, read_platform, with_pod_templates
+    from .render import build, created, read_pod_templates
     from .render.load import load_task, template_of
-    from .render.notes import notes_of, unknown_template, unusable_image
+    from .render.notes import notes_of
     from .render.summary import summarise
 
     task = load_task(options.file, options.task)
     template = template_of(task, images=options.image, fast=not options.no_fast)
-    if options.platform is not None:
-        cluster = read_platform(options.platform, backend=options.backend, pod_templates=options.pod_template)
-    else:
-        cluster = with_pod_templates(Cluster(backend=options.backend), options.pod_template)
-    node = None if options.overrides is None else read_node(options.overrides, template)
-    built = build(template, Execution(node=node), cluster)
-    further = created(built.manifest) if built.manifest["kind"] != "Pod" else []
-    shown = [built.manifest, *(further if options.pods else ())]
+    given = read_pod_templates(options.pod_template)
+    known = given if template.metadata.pod_template_name in given else None
+    built = build(template, pod_templates=known)
+    further = created(built.manifest) if options.pods and built.manifest["kind"] != "Pod" else []
+    shown = [built.manifest, *further]
     if options.json:
         print(json.dumps(shown if options.pods else built.manifest, indent=2))
-    else:
-        summary = summarise(
-            built.manifest,
-            task=template.id.name,
-            retries=template.metadata.retries.retries,
-            max_restarts=task.task_config.max_restarts,
-            cluster=cluster,
-            clamps=built.clamps,
-            further=notes_of(task, template, cluster),
-            assumed=options.platform is None,
-            follow=task.task_config.nproc_per_node is None,
-        )
-        print("\n".join(summary.lines()))
-        _print_yaml(shown)
-    if not options.check:
         return 0
-    also = [*unknown_template(template, cluster), *unusable_image(task, template)]
-    return _check([built.manifest, *further], options.crds, also=also)
-
-
-def _migrate(options: argparse.Namespace) -> int:
-    from .migrate import migrate
-    from .render.load import load_task
-
-    task = load_task(options.file, options.task, ours=False)
-    print(migrate(task.task_config, operator=options.operator))
+    summary = summarise(
+        built.manifest,
+        task=template.id.name,
+        retries=template.metadata.retries.retries,
+        max_restarts=task.task_config.max_restarts,
+        clamps=built.clamps,
+        further=notes_of(task, template, known),
+        follow=task.task_config.nproc_per_node is None,
+    )
+    print("\n".join(summary.lines()))
+    _print_yaml(shown)
     return 0
 
 
@@ -180,24 +149,6 @@ def _ordered(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_ordered(item) for item in value]
     return value
-
-
-def _check(objects: Sequence[dict[str, Any]], crds: Path | None, *, also: Sequence[str]) -> int:
-    from .render.check import check_models, check_schema
-    from .render.rules import NOT_CHECKED, refusals
-
-    findings = list(also)
-    for manifest in objects:
-        name = f"{manifest['kind']} {manifest['metadata']['name']}"
-        found = check_models(manifest) + refusals(manifest) + (check_schema(manifest, crds) if crds is not None else [])
-        findings += [f"{name}{finding}" for finding in dict.fromkeys(found)]
-    for finding in findings:
-        print(finding, file=sys.stderr)
-    if not findings:
-        schemas = f", the schemas in {crds}" if crds is not None else " (no schemas: --crds)"
-        print(f"# valid by the typed models{schemas} and the API server's rules known here", file=sys.stderr)
-    print(f"# not checked: {NOT_CHECKED}", file=sys.stderr)
-    return 1 if findings else 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -192,3 +192,10 @@ def test_what_killed_starts_have_left_is_removed_by_the_next_and_what_a_living_o
     assert left_in(place.dest) == [livings]
     assert "error" not in living.go().end()
     place.assert_complete()
+
+
+def test_what_only_begins_as_a_private_directory_is_not_ours_to_remove(place, actors):
+    draft = place.dest / ".safedist-draft-0123456789ab"
+    draft.mkdir(parents=True)
+    assert "error" not in actors(place.uri, place.dest).go().end()
+    assert draft.exists()

@@ -60,6 +60,15 @@ def test_an_attempt_that_saved_nothing_hides_nothing(warm, tmp_path):
     assert uploaded_output(ended) == "0.0:0 2.0:3", ended.err
 
 
+def test_no_more_saves_are_kept_over_all_attempts_than_over_one(warm, tmp_path):
+    execution = Execution(warm, tmp_path)
+    for number in range(3):
+        execution.attempt(number, "by_torch")
+    place = execution.place(0)
+    assert sorted(saves.step_of(path.name) for path in tmp_path.rglob("step-*")) == [6, 7, 8]
+    assert {path.parent for path in tmp_path.rglob("step-*")} == {place.with_name(f"{place.name}-safedist")}
+
+
 @pytest.mark.parametrize("by", ["name", "address"])
 def test_another_execution_is_resumed_while_this_one_has_saved_nothing(warm, tmp_path, by):
     old = Execution(warm, tmp_path, "old")

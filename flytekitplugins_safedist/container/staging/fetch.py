@@ -148,9 +148,9 @@ class ObjectSource(Source):
         try:
             while asked:
                 start, first = asked.popleft()
+                asked += ((later, self._range(later, size)) for later in itertools.islice(starts, 1))
                 calls = itertools.chain([first], (self._range(start, size) for _ in itertools.count()))
                 yield self.patience.tried(partial(self._arrived, calls, min(_RANGE, size - start)))
-                asked += ((start, self._range(start, size)) for start in itertools.islice(starts, 1))
                 have = min(start + _RANGE, size)
                 self.patience.tell(lambda seconds: _progress(have, size, seconds))  # noqa: B023
         finally:

@@ -23,6 +23,9 @@ T = TypeVar("T")
 _LOOK, _TELL, _LONGEST_PAUSE = 0.2, 10.0, 15.0
 """Seconds between two looks at a call, between two lines about it, and of the longest pause between two tries."""
 
+_DOWN = 300.0
+"""Seconds for which one call may do nothing but fail: a pod that is replaced may come to a healthier node."""
+
 
 def public(uri: str) -> str:
     """``uri`` for messages and logs: signatures in a query and passwords before the host are secrets."""
@@ -42,14 +45,12 @@ class Patience:
         seconds: for all of it.
         answer: seconds that the first try of a call may take without an answer; the n-th may take n times as long.
         pause: seconds before the second try; doubled for each further one, and jittered.
-        say: takes a line for the log.
     """
 
     label: str
     seconds: float
     answer: float
     pause: float
-    say: Callable[[str], object] = logger.info
     began: float = field(default_factory=time.monotonic)
     told: float = field(default_factory=time.monotonic)
 
@@ -66,7 +67,7 @@ class Patience:
         now = time.monotonic()
         if now - self.told >= _TELL:
             self.told = now
-            self.say(f"code: {text(now - self.began)}")
+            logger.info(f"code: {text(now - self.began)}")
 
     def result(self, asked: Future[T], limit: float, grown: Callable[[], int] = int) -> T:
         """What a call brings; it is cancelled where that takes too long.
@@ -98,17 +99,21 @@ class Patience:
         Raises:
             SafedistError: it did not pass.
         """
+        began = time.monotonic()
         for attempt in itertools.count(1):
             try:
                 return action(attempt * self.answer)
             except SafedistError:
                 raise
             except Exception as error:
-                if judge(error) is not Outlook.TRANSIENT or not self.remaining():
+                over = not self.remaining() or time.monotonic() - began > _DOWN
+                if judge(error) is not Outlook.TRANSIENT or over:
                     raise self._failed(error, attempt) from error
                 longest = min(self.pause * 2 ** min(attempt - 1, 10), _LONGEST_PAUSE, self.remaining())
                 seconds = longest * random.uniform(0.5, 1.0)  # noqa: S311
-                self.say(f"{self.label}: {one_line(error)}; trying again in {seconds:.1f} s (attempt {attempt} failed)")
+                logger.info(
+                    f"{self.label}: {one_line(error)}; trying again in {seconds:.1f} s (attempt {attempt} failed)"
+                )
                 time.sleep(seconds)
         raise AssertionError("unreachable: counting does not end")  # pragma: no cover
 
@@ -119,7 +124,7 @@ class Patience:
             what,
             where={"uri": self.label, "host": os.uname().nodename},
             seen=f"{one_line(error)}, at attempt {attempts}" if late else one_line(error),
-            expected=f"all of it within {self.seconds:g} s" if late else None,
+            expected=f"all of it within {self.seconds:g} s, an answer within {_DOWN:g} s" if late else None,
             hint=hint,
         )
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -17,7 +18,8 @@ from typing import Any
 
 from ...fs.mount_info import mount_of
 
-PREFIX = ".safedist-"
+_PREFIX = ".safedist-"
+_NAME = re.compile(r"\.safedist-[0-9a-f]{8}-[0-9a-f]{12}")
 _POLL_SECONDS = 0.05
 
 
@@ -63,7 +65,7 @@ class Private:
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
-        self._prefix = f"{PREFIX}{_reach(parent)}-"
+        self._prefix = f"{_PREFIX}{_reach(parent)}-"
         self.path, self._fd = self._make()
         with suppress(OSError):  # what stays there harms nobody
             self._sweep()
@@ -86,10 +88,10 @@ class Private:
         all where no other kernel can be at work."""
         if not self._locks_exclude():
             return
-        prefix = PREFIX if mount_of(self._parent).is_local else self._prefix
+        prefix = _PREFIX if mount_of(self._parent).is_local else self._prefix
         for path in self._parent.iterdir():
-            if not path.name.startswith(prefix) or path == self.path:
-                continue
+            if not path.name.startswith(prefix) or not _NAME.fullmatch(path.name) or path == self.path:
+                continue  # others' directories may begin alike, and hold no lock
             with suppress(OSError):
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:

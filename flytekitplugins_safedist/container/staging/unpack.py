@@ -8,6 +8,7 @@ here the stream is read to its end, and CRC and length of every gzip member are 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -99,24 +100,24 @@ class Inflate:
         while len(start) < len(_GZIP_MAGIC) and (chunk := next(chunks, b"")):
             start += chunk
         packed = start.startswith(_GZIP_MAGIC) or pickled
-        for piece in self._unpacked(start, chunks) if packed else self._as_it_is(start, chunks):
-            self._count(piece)
+        arriving = self._counted(itertools.chain([start], chunks))
+        for piece in self._inflated(arriving) if packed else arriving:
+            self._check(piece)
             yield piece
         if not pickled and (self.raw < _BLOCK or self._tail.strip(b"\0")):
             raise self._refused("The archive is no tar archive, or truncated: it ends without its end mark")
 
-    def _as_it_is(self, start: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        while start:
-            self._compressed += len(start)
-            yield start
-            start = next(chunks, b"")
+    def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._compressed += len(chunk)
+            yield chunk
 
-    def _unpacked(self, data: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    def _inflated(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         member: Any = None
         ended = False
-        while data:
-            self._compressed += len(data)
-            while data:
+        for data in chunks:
+            more = bool(data)
+            while more:
                 if ended and member is None and not (data := data.lstrip(b"\0")):
                     break  # gzip allows zero bytes behind a member (tapes)
                 member = member or _engine.decompressobj(wbits=_GZIP_WBITS)
@@ -128,23 +129,16 @@ class Inflate:
                         " else behind it",
                         str(error),
                     ) from error
-                if piece:
-                    yield piece
-                data = member.unconsumed_tail
+                yield piece
+                data = member.unconsumed_tail  # noqa: PLW2901
+                more = bool(data) or len(piece) == _PIECE  # a full piece may leave output inside the engine
                 if member.eof:
-                    data, member, ended = member.unused_data, None, True
-                elif not data and len(piece) == _PIECE:
-                    yield from self._held_back(member)
-            data = next(chunks, b"")
+                    data, member, ended = member.unused_data, None, True  # noqa: PLW2901
+                    more = bool(data)
         if member is not None or not self._compressed:
             raise self._refused("The archive is truncated: its gzip stream ends early")
 
-    def _held_back(self, member: Any) -> Iterator[bytes]:
-        """A full piece may leave output inside the engine with no input left to push it out."""
-        while piece := member.decompress(b"", _PIECE):
-            yield piece
-
-    def _count(self, piece: bytes) -> None:
+    def _check(self, piece: bytes) -> None:
         self.raw += len(piece)
         self._tail = (self._tail + piece)[-_BLOCK:] if len(piece) < _BLOCK else piece[-_BLOCK:]
         limits = self._limits

@@ -1,7 +1,7 @@
 """What the Flyte backend makes of a task template: a PyTorchJob, an MPIJob or a Pod, as Kubernetes sees it.
 
 Follows ``flyteplugins/go/tasks/plugins/k8s/{kfoperators,pod}`` and ``flytepropeller/.../task/k8s/plugin_manager.go`` of
-Flyte v1.16.8, and of v2.0.43 where that differs. Left out is what every object of Flyte's has: its eight labels, the
+Flyte v1.16.8 with its default configuration. Left out is what every object of Flyte's has: its eight labels, the
 annotation ``safe-to-evict``, owner references, an empty ``affinity``, ``FLYTE_INTERNAL_EXECUTION_WORKFLOW``.
 """
 
@@ -13,12 +13,11 @@ from typing import Any
 
 from ...errors import RenderError
 from .execution import Execution
-from .platform import Cluster
+from .pod_templates import PodTemplates
 from .podspec import PodSpec, Run, build_pod
 from .resources import Clamp, Requirements, clamps, settle
 
 _PRIMARY = "primary_container_name"
-_FINALIZER = "flyte.org/finalizer-k8s"
 _RESTART = {
     None: "Never",
     "RESTART_POLICY_NEVER": "Never",
@@ -39,24 +38,31 @@ class Built:
 
     Attributes:
         manifest: the PyTorchJob, MPIJob or Pod.
-        clamps: per role, what the platform's limits made smaller without an error.
+        clamps: per role, what a container's own limits made smaller without an error.
     """
 
     manifest: dict[str, Any]
     clamps: tuple[tuple[str, Clamp], ...] = ()
 
 
-def job_manifest(template: Any, execution: Execution | None = None, cluster: Cluster | None = None) -> dict[str, Any]:
+def job_manifest(
+    template: Any, execution: Execution | None = None, pod_templates: PodTemplates | None = None
+) -> dict[str, Any]:
     """The object that the backend creates for *template* (``flyteidl.core.TaskTemplate``).
 
     Raises:
         RenderError: the backend would refuse the task, or this module does not know its type.
     """
-    return build(template, execution, cluster).manifest
+    return build(template, execution, pod_templates).manifest
 
 
-def build(template: Any, execution: Execution | None = None, cluster: Cluster | None = None) -> Built:
+def build(template: Any, execution: Execution | None = None, pod_templates: PodTemplates | None = None) -> Built:
     """As :func:`job_manifest`, with what one should know of it.
+
+    Args:
+        template: the ``TaskTemplate``.
+        execution: of the task.
+        pod_templates: the cluster's; None: it may have others than are known here.
 
     Raises:
         RenderError: the backend would refuse the task, or this module does not know its type.
@@ -65,7 +71,7 @@ def build(template: Any, execution: Execution | None = None, cluster: Cluster | 
 
     task = MessageToDict(template)
     secrets = tuple(template.security_context.secrets)
-    run = Run(task, secrets, execution or Execution(), cluster or Cluster())
+    run = Run(task, secrets, execution or Execution(), pod_templates)
     kind = task.get("type")
     if kind == "pytorch":
         return _pytorchjob(run)
@@ -77,7 +83,7 @@ def build(template: Any, execution: Execution | None = None, cluster: Cluster | 
 
 
 def _pod(run: Run) -> Built:
-    made = build_pod(run, for_operator=False)
+    made = build_pod(run)
     metadata = made.metadata
     if len(made.spec["containers"]) == 1:
         metadata["annotations"] = {**metadata.get("annotations", {}), _PRIMARY: run.primary}
@@ -90,18 +96,12 @@ def _pytorchjob(run: Run) -> Built:
     worker = custom.get("workerReplicas", {})
     workers = int(worker.get("replicas", 0))
     elastic = custom.get("elasticConfig")
-    if workers == 0 and run.cluster.is_flyte_2:
-        raise RenderError(
-            "Flyte 2 refuses a PyTorchJob without workers",
-            where={"task": run.name},
-            hint="drop Kubeflow(one_node_job=True) (nodes=1 is an ordinary pod then)",
-        )
     roles = {} if elastic is not None else {"Master": (custom.get("masterReplicas", {}), 1)}
     if workers:
         roles["Worker"] = (worker, workers)
     replicas, lost = _replicas(run, roles, "pytorch")
-    if workers and not run.cluster.is_flyte_2:
-        _add_worker_name(run, replicas["Worker"])
+    if workers:
+        _add_worker_name(replicas["Worker"])
     spec: dict[str, Any] = {"pytorchReplicaSpecs": replicas, "runPolicy": _run_policy(custom)}
     if elastic is not None:
         spec["elasticPolicy"] = {
@@ -128,10 +128,8 @@ def _mpijob(run: Run) -> Built:
 
 
 def _job(kind: str, run: Run, spec: dict[str, Any], lost: list[tuple[str, Clamp]]) -> Built:
-    # Labels of the pod template reach the job itself in Flyte 2 only (from v2.0.41 on).
-    metadata = build_pod(run, for_operator=True).metadata if run.cluster.is_flyte_2 and kind == "PyTorchJob" else {}
     return Built(
-        {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": _of_object(run, metadata), "spec": spec},
+        {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": _of_object(run, {}), "spec": spec},
         tuple(dict.fromkeys(lost)),
     )
 
@@ -142,20 +140,20 @@ def _replicas(
     found, lost = {}, []
     for name, (role, count) in roles.items():
         own, clamped = _of_role(run, role)
-        made = build_pod(run, own, for_operator=True)
+        made = build_pod(run, own)
         found[name] = _replica(run, role, made, container, count)
         lost += [(name, clamp) for clamp in (*clamped, *made.clamps)]
     return found, lost
 
 
 def _of_role(run: Run, role: Mapping[str, Any]) -> tuple[Requirements | None, list[Clamp]]:
-    """A role's own resources, completed by the platform's defaults before they are merged over the task's; they
-    replace what the node says (``ToReplicaSpecWithOverrides``)."""
+    """A role's own resources, completed by the defaults before they are merged over the task's; they replace
+    what the node says (``ToReplicaSpecWithOverrides``)."""
     resources = role.get("resources", {})
     if not resources.get("requests") and not resources.get("limits"):
         return None, []
-    asked = Requirements.of_idl(resources, gpu=run.gpu_of_idl)
-    settled = settle(asked, run.cluster.resources, gpu=run.cluster.gpu, fill=True)
+    asked = Requirements.of_idl(resources)
+    settled = settle(asked, fill=True)
     return settled, clamps(run.primary, asked, settled)
 
 
@@ -177,12 +175,10 @@ def _replica(run: Run, role: Mapping[str, Any], made: PodSpec, container: str, c
     return {"replicas": count, "restartPolicy": _RESTART[role.get("restartPolicy")], "template": template}
 
 
-def _add_worker_name(run: Run, replica: dict[str, Any]) -> None:
+def _add_worker_name(replica: dict[str, Any]) -> None:
     # Into the first container, whichever that is (pytorch.go, updateEnvVars).
     env = replica["template"]["spec"]["containers"][0].setdefault("env", [])
     env.append({"name": "_F_WN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
-    if run.cluster.setting("enable-distributed-error-aggregation"):
-        env.append({"name": "_F_DES", "value": "Earliest"})
 
 
 def _run_policy(custom: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,18 +196,14 @@ def _of_object(run: Run, metadata: Mapping[str, Mapping[str, str]]) -> dict[str,
     """``addObjectMetadata``: the task's own labels and annotations reach the job, and no pod of it."""
     of_task = run.task.get("metadata", {}).get("metadata", {})
     found: dict[str, Any] = {"name": run.execution.job_name, "namespace": run.execution.in_namespace}
-    found |= _united(run, metadata, of_task)
-    if run.cluster.setting("inject-finalizer"):
-        found["finalizers"] = [_FINALIZER]
-    return found
+    return found | _united(run, metadata, of_task)
 
 
 def _united(run: Run, metadata: Mapping[str, Any], of_task: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The platform's, the pod template's, the task's and the execution's labels and annotations; later ones win."""
+    """The pod template's, the task's and the execution's labels and annotations; later ones win."""
     found = {}
     for name, last in (("annotations", run.annotations()), ("labels", run.labels())):
-        defaults = run.cluster.setting(f"default-{name}") or {}
-        united = {**defaults, **metadata.get(name, {}), **of_task.get(name, {}), **last}
+        united = {**metadata.get(name, {}), **of_task.get(name, {}), **last}
         if united:
             found[name] = united
     return found

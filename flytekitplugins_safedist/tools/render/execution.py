@@ -20,7 +20,6 @@ class Execution:
     Attributes:
         name: of the execution; the job's name is ``<name>-<node>-<attempt>``, or a hash of it where that is too long.
         metadata, raw_output: prefixes in the object store; None: templates such as ``{{.input}}`` stay as they are.
-        interruptible: the execution's own word; None: the node's, else the task's.
         labels, annotations, environment, service_account: of the execution (``pyflyte run --env``, launch plans, ...).
         node: the workflow's node with its overrides, as flyteidl has it; None: the task is called as it is.
         array_index: of the element, where the node maps the task over a list.
@@ -34,7 +33,6 @@ class Execution:
     attempt: int = 0
     metadata: str | None = None
     raw_output: str | None = None
-    interruptible: bool | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -78,14 +76,6 @@ class Execution:
     @property
     def _unique_node(self) -> str:
         return f"{self._node_id}-0-n{self.array_index}" if self.is_mapped else self._node_id
-
-    def is_interruptible(self, task: Mapping[str, Any]) -> bool:
-        """The node's word counts before the execution's; the task's, where there is no node."""
-        metadata = task.get("metadata", {}) if self.node is None else self.call.get("metadata", {})
-        for flag in (metadata.get("interruptible"), self.interruptible):
-            if flag is not None:
-                return bool(flag)
-        return False
 
     def variables(self) -> dict[str, str]:
         """Of the execution, and of a mapped task's element (``array.buildArrayNodeContext``)."""

@@ -13,8 +13,8 @@ from ...compat.flytekit import project_root
 from ...errors import RenderError
 
 
-def load_task(file: Path, name: str, *, ours: bool = True) -> Any:
-    """Import *file* as registration does and return its task *name*; with ``ours=False``, any flytekit task.
+def load_task(file: Path, name: str) -> Any:
+    """Import *file* as registration does and return its task *name*.
 
     Raises:
         RenderError: there is no such file or task, the file is not Python or cannot be imported, or the task is not
@@ -43,18 +43,14 @@ def load_task(file: Path, name: str, *, ours: bool = True) -> Any:
             seen=error,
             hint="run this where the task's own imports work",
         ) from error
-    tasks = {key: value for key, value in vars(module).items() if _is_task(value, ours=ours)}
+    tasks = {key: value for key, value in vars(module).items() if hasattr(value, "serialized")}
     if name not in tasks:
         raise RenderError(
-            "there is no such SafeHorovod or SafeTorch task" if ours else "there is no such task",
+            "there is no such SafeHorovod or SafeTorch task",
             where={"file": file, "task": name},
             seen=", ".join(sorted(tasks)) or "none in this file",
         )
     return tasks[name]
-
-
-def _is_task(value: object, *, ours: bool) -> bool:
-    return hasattr(value, "serialized") if ours else hasattr(value, "task_config")
 
 
 def template_of(task: Any, *, images: Sequence[str] = (), fast: bool = True) -> Any:

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...plugin.images import warning_of_image
-from .platform import Cluster
+from .pod_templates import PodTemplates
 
 
-def notes_of(task: Any, template: Any, cluster: Cluster) -> list[str]:
+def notes_of(task: Any, template: Any, pod_templates: PodTemplates | None) -> list[str]:
     """Sentences for people about one of our tasks and the ``TaskTemplate`` that it is registered as."""
     return [
-        *unknown_template(template, cluster),
-        *unusable_image(task, template),
+        *_unknown_template(template, pod_templates),
+        *_unusable_image(task, template),
         *_fixed_by_roles(task),
     ]
 
 
-def unknown_template(template: Any, cluster: Cluster) -> list[str]:
+def _unknown_template(template: Any, pod_templates: PodTemplates | None) -> list[str]:
     """A PodTemplate of the cluster that the task names, and that nobody has shown us."""
     name = template.metadata.pod_template_name
-    if not name or name in cluster.pod_templates:
+    if not name or name in (pod_templates or {}):
         return []
     return [
         f"the cluster's PodTemplate {name!r}, on which the backend lays these pods, is not known here: give its YAML "
@@ -29,7 +29,7 @@ def unknown_template(template: Any, cluster: Cluster) -> list[str]:
     ]
 
 
-def unusable_image(task: Any, template: Any) -> list[str]:
+def _unusable_image(task: Any, template: Any) -> list[str]:
     """An image in which no pod of the task can begin."""
     from google.protobuf.json_format import MessageToDict
 

@@ -11,19 +11,22 @@ from ...config.quantities import canonical
 from ...errors import RenderError
 from .basetemplate import merge_metadata, merge_pod, resources_for
 from .execution import Execution, secret_annotations
-from .placement import add_accelerator, add_platform_placement, add_tolerations_for_resources, label_of_slices
-from .platform import Cluster
-from .resources import NVIDIA_GPU, Clamp, Requirements, clamps, settle
+from .placement import add_accelerator
+from .pod_templates import PodTemplates
+from .resources import Clamp, Requirements, clamps, settle
 
 
 @dataclass(frozen=True)
 class Run:
-    """A task in an execution on a cluster: everything that decides what is created."""
+    """A task in an execution on a cluster: everything that decides what is created.
+
+    ``pod_templates`` are the cluster's; None: it may have others than are known here.
+    """
 
     task: Mapping[str, Any]
     secrets: tuple[Any, ...]
     execution: Execution
-    cluster: Cluster
+    pod_templates: PodTemplates | None = None
 
     @property
     def name(self) -> str:
@@ -54,16 +57,6 @@ class Run:
         return {**self.task.get("extendedResources", {}), **self.execution.overrides.get("extendedResources", {})}
 
     @property
-    def gpu_of_idl(self) -> str:
-        """A GPU of a role or a node is NVIDIA's in Flyte v1.16, whatever the platform calls its own."""
-        return self.cluster.gpu if self.cluster.is_flyte_2 else NVIDIA_GPU
-
-    @property
-    def is_interruptible(self) -> bool:
-        """The pods may be preempted."""
-        return self.execution.is_interruptible(self.task)
-
-    @property
     def base(self) -> Mapping[str, Any] | None:
         """The cluster's PodTemplate under this task's pods.
 
@@ -71,11 +64,11 @@ class Run:
             RenderError: the task names one that the cluster does not have.
         """
         wanted = self.task.get("metadata", {}).get("podTemplateName")
-        name = wanted or self.cluster.setting("default-pod-template-name")
-        found = self.cluster.pod_templates.get(name) if name else None
-        if wanted and found is None and self.cluster.pod_templates_known:
+        if not wanted or self.pod_templates is None:
+            return None
+        if wanted not in self.pod_templates:
             raise RenderError(f"the backend refuses the task: PodTemplate '{wanted}' does not exist")
-        return found
+        return self.pod_templates[wanted]
 
     def labels(self) -> dict[str, str]:
         """Of the execution; they win over all others."""
@@ -91,9 +84,9 @@ class PodSpec:
     """A pod as the backend makes it.
 
     Attributes:
-        metadata: labels and annotations, without the platform's.
+        metadata: labels and annotations.
         spec: the pod's.
-        clamps: what the platform's limits made smaller.
+        clamps: what limits made smaller.
     """
 
     metadata: dict[str, dict[str, str]]
@@ -101,13 +94,12 @@ class PodSpec:
     clamps: tuple[Clamp, ...] = field(default_factory=tuple)
 
 
-def build_pod(run: Run, override: Requirements | None = None, *, for_operator: bool) -> PodSpec:
+def build_pod(run: Run, override: Requirements | None = None) -> PodSpec:
     """The pod of a role.
 
     Args:
         run: the task.
         override: the role's own resources, settled; None: the node's.
-        for_operator: an operator's job, not a pod of Flyte's own.
 
     Raises:
         RenderError: the backend would refuse the task.
@@ -117,33 +109,26 @@ def build_pod(run: Run, override: Requirements | None = None, *, for_operator: b
     metadata = _metadata(run)
     own = override
     if own is None:
-        own = Requirements.of_idl(run.execution.overrides.get("resources"), gpu=run.gpu_of_idl)
+        own = Requirements.of_idl(run.execution.overrides.get("resources"))
     lost: list[Clamp] = []
     for container in spec.get("initContainers", ()):
-        # Flyte 2 only bounds them.
-        lost += _customise(run, container, own, init=True, fill=not run.cluster.is_flyte_2)
+        lost += _customise(run, container, own, init=True, fill=True)
     for container in spec["containers"]:
         is_primary = container["name"] == run.primary
         lost += _customise(run, container, own if is_primary else Requirements(), init=False, fill=is_primary)
-    primary = _primary(run, spec)
-    add_platform_placement(spec, run.cluster, service_account=run.execution.service_account, spot=run.is_interruptible)
-    if "securityContext" not in primary and run.cluster.setting("default-security-context"):
-        primary["securityContext"] = copy.deepcopy(run.cluster.setting("default-security-context"))
+    _primary(run, spec)  # it is there
+    spec.setdefault("restartPolicy", "Never")
+    if run.execution.service_account:
+        spec.setdefault("serviceAccountName", run.execution.service_account)
     if run.base is not None:
         spec = merge_pod(run.base, spec, primary=run.primary)
         metadata = merge_metadata(run.base, metadata)
     if "gpuAccelerator" in run.extended:
-        add_accelerator(spec, run.cluster, run.extended["gpuAccelerator"])
-        if run.cluster.is_flyte_2:
-            metadata["labels"] |= label_of_slices(run.extended["gpuAccelerator"])
+        add_accelerator(spec, run.extended["gpuAccelerator"])
     if "sharedMemory" in run.extended:
         _add_shared_memory(run, spec, run.extended["sharedMemory"])
     if run.execution.overrides.get("containerImage"):
         _primary(run, spec)["image"] = run.execution.overrides["containerImage"]
-    if for_operator:
-        add_tolerations_for_resources(spec, run.cluster)
-    if run.cluster.is_flyte_2:
-        spec["enableServiceLinks"] = False
     return PodSpec(metadata, spec, tuple(dict.fromkeys(lost)))
 
 
@@ -170,16 +155,9 @@ def _customise(run: Run, container: dict[str, Any], own: Requirements, *, init: 
         if container.get(name):
             container[name] = [run.execution.fill(text) for text in container[name]]
     container["env"] = [*container.get("env", ()), *_variables(run)]
-    further = [*_from(run, "default-env-from-secrets", "secretRef")]
-    further += _from(run, "default-env-from-configmaps", "configMapRef")
-    if further:
-        container["envFrom"] = [*container.get("envFrom", ()), *further]
-    gpu = run.cluster.gpu
-    stated = Requirements.of(container.get("resources")).named(gpu)
-    asked = own.over(stated) if fill else stated
-    if not run.cluster.is_flyte_2:
-        asked = asked.over(resources_for(run.base, container["name"], init=init))
-    settled = settle(asked, run.cluster.resources, gpu=gpu, fill=fill)
+    stated = Requirements.of(container.get("resources")).named()
+    asked = (own.over(stated) if fill else stated).over(resources_for(run.base, container["name"], init=init))
+    settled = settle(asked, fill=fill)
     container["resources"] = {**container.get("resources", {}), **settled.as_manifest()}
     return clamps(container["name"], asked, settled)
 
@@ -194,25 +172,13 @@ def _variables(run: Run) -> list[dict[str, Any]]:
     }
     further = {"FLYTE_ATTEMPT_NUMBER": str(run.execution.attempt)}
     further |= {f"FLYTE_INTERNAL_TASK_{name}": value for name, value in of_task.items()}
-    pod: list[dict[str, Any]] = []
-    if run.cluster.is_flyte_2:
-        pod = [{"name": "_F_PN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
-        further |= {f"FLYTE_INTERNAL_{name}": value for name, value in of_task.items()}
-    # Go walks these maps in any order; names are sorted here.
-    last = [*_sorted(run.execution.variables()), *_sorted(run.cluster.setting("default-env-vars") or {})]
-    return [*_listed(execution.items()), *pod, *_listed([*further.items(), *last])]
+    # Go walks this map in any order; names are sorted here.
+    last = sorted(run.execution.variables().items())
+    return _listed([*execution.items(), *further.items(), *last])
 
 
 def _listed(pairs: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
     return [{"name": name, "value": str(value)} for name, value in pairs]
-
-
-def _from(run: Run, setting: str, kind: str) -> Iterable[dict[str, Any]]:
-    return [{kind: {"name": name, "optional": True}} for name in run.cluster.setting(setting) or ()]
-
-
-def _sorted(pairs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(pairs.items())
 
 
 def _add_shared_memory(run: Run, spec: dict[str, Any], memory: Mapping[str, Any]) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 from ...config.quantities import canonical, canonical_list, value_of
 
-_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "EPHEMERAL_STORAGE": "ephemeral-storage"}
-"""The names in a role's or a node's ``Resources``, but that of a GPU."""
 NVIDIA_GPU = "nvidia.com/gpu"
+_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "EPHEMERAL_STORAGE": "ephemeral-storage", "GPU": NVIDIA_GPU}
+"""The names in a role's or a node's ``Resources``."""
+_DEFAULTS = {"cpu": "1", "memory": "1Gi"}
+"""Requests of a container that names none, where the platform does not say otherwise; there are no limits then."""
 _GENERIC_GPU = "gpu"
 
 
@@ -31,13 +33,9 @@ class Requirements:
         return cls(canonical_list(resources.get("requests")), canonical_list(resources.get("limits")))
 
     @classmethod
-    def of_idl(cls, resources: Mapping[str, Any] | None, *, gpu: str = NVIDIA_GPU) -> Requirements:
-        """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``).
-
-        Args:
-            gpu: what a GPU is called there.
-        """
-        return cls(*(_idl_list((resources or {}).get(part, ()), gpu) for part in ("requests", "limits")))
+    def of_idl(cls, resources: Mapping[str, Any] | None) -> Requirements:
+        """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``)."""
+        return cls(*(_idl_list((resources or {}).get(part, ())) for part in ("requests", "limits")))
 
     def __bool__(self) -> bool:
         return bool(self.requests or self.limits)
@@ -46,9 +44,9 @@ class Requirements:
         """Without empty parts."""
         return {name: dict(part) for name, part in (("requests", self.requests), ("limits", self.limits)) if part}
 
-    def named(self, gpu: str) -> Requirements:
-        """With the platform's name for ``gpu`` (``SanitizeGPUResourceRequirements``)."""
-        return Requirements(_rename(self.requests, gpu), _rename(self.limits, gpu))
+    def named(self) -> Requirements:
+        """With Flyte's default name for ``gpu`` (``SanitizeGPUResourceRequirements``)."""
+        return Requirements(_rename(self.requests), _rename(self.limits))
 
     def over(self, other: Requirements) -> Requirements:
         """These, and those of *other* that are not named here."""
@@ -57,7 +55,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Clamp:
-    """A value that the platform's limit, or a container's own, has made smaller without an error."""
+    """A value that a container's own limit has made smaller without an error."""
 
     container: str
     name: str
@@ -65,25 +63,22 @@ class Clamp:
     got: str
 
 
-def settle(requirements: Requirements, platform: Requirements, *, gpu: str, fill: bool) -> Requirements:
-    """Requests and limits stand in for each other, the platform's defaults for both, and its limits bound them
-    (``ApplyResourceOverrides``).
+def settle(requirements: Requirements, *, fill: bool) -> Requirements:
+    """Requests and limits stand in for each other, the defaults for both (``ApplyResourceOverrides``).
 
     Args:
         requirements: what the container has.
-        platform: flyteadmin's ``task_resources``; its defaults are the requests.
-        gpu: the platform's name for a GPU.
         fill: False: nothing is filled in, only bounded; but cpu and memory are named all the same, as zero.
     """
     requests, limits = dict(requirements.requests), dict(requirements.limits)
-    names = ["cpu", "memory"] + [name for name in ("ephemeral-storage", gpu) if name in requests or name in limits]
+    names = ["cpu", "memory"] + [
+        name for name in ("ephemeral-storage", NVIDIA_GPU) if name in requests or name in limits
+    ]
     for name in names:
         request, limit = requests.get(name, "0"), limits.get(name, "0")
         if fill:
-            request = _first(request, limit, platform.requests.get(name, "0"))
+            request = _first(request, limit, _DEFAULTS.get(name, "0"))
             limit = _first(limit, request)
-        bound = platform.limits.get(name, "0")
-        request, limit = _at_most(request, bound), _at_most(limit, bound)
         requests[name], limits[name] = _at_most(request, limit), limit
     return Requirements(requests, limits)
 
@@ -106,13 +101,15 @@ def _at_most(value: str, bound: str) -> str:
     return bound if value_of(bound) and value_of(value) > value_of(bound) else value
 
 
-def _idl_list(entries: Any, gpu: str) -> dict[str, str]:
-    names = {**_IDL_NAMES, "GPU": gpu}
-    named = {names[entry["name"]]: canonical(entry["value"]) for entry in entries if entry.get("name") in names}
+def _idl_list(entries: Any) -> dict[str, str]:
+    known = [entry for entry in entries if entry.get("name") in _IDL_NAMES]
+    named = {_IDL_NAMES[entry["name"]]: canonical(entry["value"]) for entry in known}
     return {name: value for name, value in named.items() if value_of(value)}
 
 
-def _rename(resources: Mapping[str, str], gpu: str) -> dict[str, str]:
+def _rename(resources: Mapping[str, str]) -> dict[str, str]:
     if _GENERIC_GPU not in resources:
         return dict(resources)
-    return {name: amount for name, amount in resources.items() if name != _GENERIC_GPU} | {gpu: resources[_GENERIC_GPU]}
+    return {name: amount for name, amount in resources.items() if name != _GENERIC_GPU} | {
+        NVIDIA_GPU: resources[_GENERIC_GPU]
+    }

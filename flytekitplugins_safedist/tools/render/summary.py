@@ -8,7 +8,6 @@ from typing import Any
 
 from ... import envvars
 from ...topology import DEFAULT_PORT
-from .platform import Cluster
 from .resources import Clamp
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -40,10 +39,8 @@ def summarise(
     task: str,
     retries: int = 0,
     max_restarts: int = 0,
-    cluster: Cluster | None = None,
     clamps: Sequence[tuple[str, Clamp]] = (),
     further: Sequence[str] = (),
-    assumed: bool = True,
     follow: bool = False,
 ) -> Summary:
     """Sum up the job that :func:`.build` made for *task*.
@@ -52,13 +49,10 @@ def summarise(
         manifest: the job.
         task: its name.
         retries, max_restarts: of Flyte, and of all ranks together.
-        cluster: for which it was made.
-        clamps: what the platform's limits made smaller, by role.
+        clamps: what limits made smaller, by role.
         further: warnings of others.
-        assumed: nobody said what the platform's defaults and limits are.
         follow: ranks follow the GPUs of a pod: the task names no number.
     """
-    cluster = cluster or Cluster()
     roles = _roles(manifest)
     training = {name: role for name, role in roles.items() if name != "Launcher"}
     primary = _primary(next(iter(training.values())))
@@ -77,19 +71,10 @@ def summarise(
             "restarts",
             f"{max_restarts} of all ranks together in each attempt, {retries} retries of the attempt by Flyte",
         ),
-        ("platform", _platform(cluster, assumed=assumed)),
+        ("platform", "Flyte's own defaults; what yours adds or bounds is not shown"),
     ]
-    warnings = [*changed, *_warnings(manifest, roles, nproc, cluster.backend), *map(_clamped, clamps), *further]
+    warnings = [*changed, *_warnings(manifest, roles, nproc), *map(_clamped, clamps), *further]
     return Summary(tuple(facts), tuple(dict.fromkeys(warnings)))
-
-
-def _platform(cluster: Cluster, *, assumed: bool) -> str:
-    requests = [f"{name} {value}" for name, value in cluster.resources.requests.items()]
-    limits = [f"{name} {value}" for name, value in cluster.resources.limits.items()]
-    text = (
-        f"{', '.join(requests) or 'nothing'} for containers that ask for nothing; limits: {', '.join(limits) or 'none'}"
-    )
-    return f"{text} (assumed; --platform FILE says what yours has)" if assumed else text
 
 
 def _clamped(found: tuple[str, Clamp]) -> str:
@@ -153,9 +138,7 @@ def _images(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{image} ({name})" for name, image in images.items()]
 
 
-def _warnings(
-    manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], nproc: str, backend: str
-) -> Iterator[str]:
+def _warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], nproc: str) -> Iterator[str]:
     for name, role in roles.items():
         gpus = _gpus(_primary(role))
         if name == "Launcher":
@@ -172,7 +155,7 @@ def _warnings(
             yield f"the pod of {name} ends only when every container does: {names} must end by themselves"
         if spec.get("hostNetwork"):
             yield f"hostNetwork: two jobs on one machine meet at the same port {DEFAULT_PORT} (set {envvars.ENDPOINT})"
-    yield from _job_warnings(manifest, roles, backend)
+    yield from _job_warnings(manifest, roles)
 
 
 def _mig(role: Mapping[str, Any]) -> bool:
@@ -183,16 +166,12 @@ def _mig(role: Mapping[str, Any]) -> bool:
     )
 
 
-def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], backend: str) -> Iterator[str]:
+def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if manifest["kind"] == "Pod":
         return
     worker = roles.get("Worker", {"replicas": 0})
     if worker["replicas"] and worker["restartPolicy"] == "Never":
         yield "a lost worker fails the job, as its restart policy is Never (left out, it may come back and join)"
-    if backend == "v2" and manifest["kind"] == "PyTorchJob":
-        pod = f"{manifest['metadata']['name']}-worker-0"
-        why = "evicted, its machine lost"
-        yield f"Flyte 2 ends the attempt as soon as the pod {pod} is Failed ({why}), though a new one would join"
     of_pods = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
     of_job = manifest["metadata"].get("labels", {})
     if _QUEUE_LABEL in of_pods and _QUEUE_LABEL not in of_job:

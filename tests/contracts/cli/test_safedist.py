@@ -60,53 +60,6 @@ def test_render_without_fast_registration_has_no_archive(capsys: pytest.CaptureF
     assert args[:3] == ["safedist-execute", "--", "pyflyte-execute"]
 
 
-def test_render_shows_what_a_call_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = tmp_path / "overrides.yaml"
-    fewer = [{"name": "GPU", "value": "2"}]
-    overrides.write_text(
-        yaml.safe_dump({"containerImage": "other:2", "resources": {"requests": fewer, "limits": fewer}})
-    )
-
-    assert main(["render", str(TRAINING), "train", *IMAGE, "--overrides", str(overrides)]) == 0
-
-    out = capsys.readouterr().out
-    (job,) = yaml.safe_load_all(out)
-    for role in job["spec"]["pytorchReplicaSpecs"].values():
-        (container, *_) = role["template"]["spec"]["containers"]
-        assert container["image"] == "other:2"
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    assert "# ranks     4 (2 per node, horovod)\n" in out
-    assert "# WARNING the pods have 2 GPUs, and the task was registered for 4: ranks follow them, 2 on each node" in out
-
-
-def test_render_takes_a_whole_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    node = tmp_path / "node.json"
-    node.write_text(json.dumps({"id": "nn", "taskNode": {"overrides": {"containerImage": "other:2"}}}))
-
-    main(["render", str(TRAINING), "train", "--json", *IMAGE, "--overrides", str(node)])
-
-    assert "-nn-" in json.loads(capsys.readouterr().out)["metadata"]["name"]
-
-
-def test_overrides_that_flyte_does_not_know_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = tmp_path / "overrides.yaml"
-    overrides.write_text("task_config: {nodes: 4}\n")
-
-    assert main(["render", str(TRAINING), "train", *IMAGE, "--overrides", str(overrides)]) == 2
-    error = capsys.readouterr().err
-    assert "these are not the overrides of a node" in error
-    assert "containerImage or podTemplate" in error
-
-
-def test_check_says_what_it_checked_against(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", str(TRAINING), "train", "--check", "--pods", *IMAGE]) == 0
-
-    assert (
-        "valid by the typed models (no schemas: --crds) and the API server's rules known here"
-        in capsys.readouterr().err
-    )
-
-
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -114,8 +67,6 @@ def test_check_says_what_it_checked_against(capsys: pytest.CaptureFixture[str]) 
         (("render", str(Path(__file__).parents[3] / "README.md"), "train"), "this is not a Python file"),
         (("render", str(TRAINING), "nothing"), "no such SafeHorovod or SafeTorch task"),
         (("render", str(TRAINING), "prepare"), "seen: evaluate, legacy, train"),
-        (("render", str(TRAINING), "train", "--check", "--crds", str(PROJECT)), "no CustomResourceDefinition"),
-        (("migrate", str(TRAINING), "train"), "no counterpart for this task config"),
     ],
 )
 def test_what_cannot_be_done_exits_with_2(args: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,19 +80,6 @@ def test_a_file_that_cannot_be_imported_says_why(tmp_path: Path, capsys: pytest.
 
     assert main(["render", str(file), "train"]) == 2
     assert "No module named 'no_such_module_anywhere'" in capsys.readouterr().err
-
-
-def test_migrate_prints_the_new_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "stock_module_of_test.py"
-    file.write_text(
-        "from flytekit import task\n"
-        "from flytekitplugins.kfpytorch import Elastic\n"
-        "@task(task_config=Elastic(nnodes=2, nproc_per_node=4))\n"
-        "def train(x: int) -> int:\n    return x\n"
-    )
-
-    assert main(["migrate", str(file), "train"]) == 0
-    assert "SafeTorch(nodes=2, nproc_per_node=4, start_method='spawn')" in capsys.readouterr().out
 
 
 def test_doctor_reports_each_finding_with_its_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The preview: what differs between backends, what the pods see, what people are told."""
+"""The preview: what the pods see, what people are told."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kubernetes.client import V1Container, V1PodSpec, V1Toleration
 
 from flytekitplugins_safedist import Kubeflow, SafeHorovod, Timeouts
 from flytekitplugins_safedist.errors import RenderError
-from tests.harness.product import Cluster, Execution, from_env, job_manifest, pods, summarise
+from tests.harness.product import Execution, from_env, job_manifest, pods, summarise
 
 
-def manifest_of(name: str, **cluster: Any) -> dict[str, Any]:
+def manifest_of(name: str) -> dict[str, Any]:
     make_task, settings = CASES[name]
-    return job_manifest(template_of(make_task(), settings), cluster=Cluster(**cluster))
+    return job_manifest(template_of(make_task(), settings))
 
 
 def environment(pod: dict[str, Any], container: int = 0) -> dict[str, str]:
@@ -97,12 +97,11 @@ def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:
 
 
 def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
-    shown = pods(manifest_of("sidecars-two-nodes", k8s={"enable-distributed-error-aggregation": True}))
+    shown = pods(manifest_of("sidecars-two-nodes"))
 
     worker = environment(shown[1])
     assert shown[1]["spec"]["containers"][0]["name"] == "pytorch"
     assert "_F_WN" in worker
-    assert worker["_F_DES"] == "Earliest"
     assert "_F_WN" not in environment(shown[1], container=1)
     assert "SAFEDIST_NODES" not in environment(shown[1], container=1)
 
@@ -232,74 +231,25 @@ def test_pods_that_may_not_restart_need_no_limit() -> None:
     assert "backoffLimit" not in spec["runPolicy"]
 
 
-def test_flyte_2_refuses_a_job_without_workers() -> None:
-    assert manifest_of("one-node-as-job")["spec"]["pytorchReplicaSpecs"].keys() == {"Master"}
-
-    with pytest.raises(RenderError, match="Flyte 2 refuses a PyTorchJob without workers"):
-        manifest_of("one-node-as-job", backend="v2")
-
-
-def test_flyte_2_puts_the_templates_metadata_on_the_job() -> None:
-    assert "labels" not in manifest_of("sidecars-two-nodes")["metadata"]
-    assert manifest_of("sidecars-two-nodes", backend="v2")["metadata"]["labels"] == sidecar_template().labels
-
-
-def test_flyte_2_names_no_worker() -> None:
-    assert "_F_WN" not in environment(pods(manifest_of("two-nodes-fast", backend="v2"))[1])
-
-
-def test_flyte_2_names_the_pod_and_the_task_in_further_variables() -> None:
-    (pod, *_) = pods(manifest_of("two-nodes-fast", backend="v2"))
-    (named,) = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "_F_PN"]
-
-    assert named["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-    assert environment(pod)["FLYTE_INTERNAL_VERSION"] == environment(pod)["FLYTE_INTERNAL_TASK_VERSION"] != ""
-    assert not {"_F_PN", "FLYTE_INTERNAL_VERSION"} & {*environment(pods(manifest_of("two-nodes-fast"))[0])}
-
-
-def test_flyte_2_labels_a_pod_with_the_slices_of_its_gpu() -> None:
-    slices = {"platform.union.ai/gpu-partition-slices": "2"}
-
-    assert manifest_of("one-node-mig-slice", backend="v2")["metadata"]["labels"] == slices
-    assert "labels" not in manifest_of("one-node-mig-slice")["metadata"]
-
-
-@pytest.mark.parametrize(("backend", "name"), [("v1.16", "nvidia.com/gpu"), ("v2", "amd.com/gpu")])
-def test_a_roles_gpus_have_the_platforms_name_in_flyte_2_only(backend: str, name: str) -> None:
-    job = manifest_of("mpi-8-gpu", backend=backend, k8s={"gpu-resource-name": "amd.com/gpu"})
-
-    (container,) = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"][name] == "8"
-
-
-@pytest.mark.parametrize(("backend", "limits"), [("v1.16", {"cpu": "8", "memory": "1Gi"}), ("v2", None)])
-def test_flyte_2_gives_init_containers_no_resources_of_the_role(backend: str, limits: dict[str, str] | None) -> None:
+def test_a_role_gives_init_containers_its_resources() -> None:
     init = V1Container(name="fetch", image="f:1", resources={"requests": {"cpu": "1"}, "limits": {"cpu": "1"}})
     template = PodTemplate(pod_spec=V1PodSpec(containers=[], init_containers=[init]))
     worker = kfpytorch.Worker(requests=Resources(cpu="8"), limits=Resources(cpu="8"))
     task = make(SafeHorovod(nodes=2, cluster=Kubeflow(worker=worker)), pod_template=template)
 
-    job = job_manifest(template_of(task, FAST), cluster=Cluster(backend=backend))
+    job = job_manifest(template_of(task, FAST))
 
     (found,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["initContainers"]
-    assert found["resources"]["limits"] == (limits or {"cpu": "1", "memory": "0"})
+    assert found["resources"]["limits"] == {"cpu": "8", "memory": "1Gi"}
 
 
-@pytest.mark.parametrize(("backend", "cpu"), [("v1.16", "4"), ("v2", "1")])
-def test_a_pod_templates_resources_count_before_the_platforms_defaults_in_flyte_1_only(backend: str, cpu: str) -> None:
+def test_the_resources_of_the_clusters_pod_template_count_before_the_defaults() -> None:
     base = {"template": {"spec": {"containers": [{"name": "primary", "resources": {"requests": {"cpu": "4"}}}]}}}
     task = make(SafeHorovod(), pod_template_name="base")
 
-    pod = job_manifest(template_of(task, FAST), cluster=Cluster(backend=backend, pod_templates={"base": base}))
+    pod = job_manifest(template_of(task, FAST), pod_templates={"base": base})
 
-    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == cpu
-
-
-def test_flyte_2_ends_an_attempt_with_worker_0_and_that_is_said() -> None:
-    job = manifest_of("two-nodes-fast", backend="v2")
-
-    (warning,) = summarise(job, task="t", cluster=Cluster(backend="v2")).warnings
-    assert f"as soon as the pod {job['metadata']['name']}-worker-0 is Failed" in warning
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "4"
 
 
 def test_an_accelerator_becomes_placement() -> None:
@@ -355,8 +305,7 @@ def test_the_summary_counts_what_the_job_takes() -> None:
         "GPUs": "32 in total",
         "images": "registry.example/train:1",
         "restarts": "3 of all ranks together in each attempt, 2 retries of the attempt by Flyte",
-        "platform": "cpu 1, memory 1Gi for containers that ask for nothing; limits: none "
-        "(assumed; --platform FILE says what yours has)",
+        "platform": "Flyte's own defaults; what yours adds or bounds is not shown",
     }
     assert summary.warnings == ()
     assert summary.lines()[0] == "# task      t"

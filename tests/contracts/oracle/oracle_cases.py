@@ -14,7 +14,7 @@ import yaml
 from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
 
-from tests.harness.product import Cluster, Execution, Requirements
+from tests.harness.product import Execution
 
 HERE = Path(__file__).parent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -38,17 +38,15 @@ def execution_of(one: dict[str, Any], node: Any = None) -> Execution:
     """The execution that the recorder made (``recorder/flyte/{case,context}.go``)."""
     names = {"serviceAccount": "service_account", "rawOutputPrefix": "raw_output", "metadataPrefix": "metadata"}
     names["arrayIndex"] = "array_index"
-    said = {names.get(key, key): value for key, value in one["asked"]["execution"].items()}
+    asked = {key: value for key, value in one["asked"]["execution"].items() if key != "interruptible"}
+    said = {names.get(key, key): value for key, value in asked.items()}
     prefixes = {"metadata": "s3://bucket/metadata/propeller", "raw_output": "s3://bucket/data"}
     return Execution(**{**prefixes, "node": one.get("node") if node is None else node, **said})
 
 
-def cluster_of(one: dict[str, Any]) -> Cluster:
-    """The platform that the recorder had."""
-    asked = one["asked"]
-    templates = {each["metadata"]["name"]: each for each in asked.get("podTemplates", ())}
-    resources = Requirements.of(asked.get("platform"))
-    return Cluster(resources=resources, k8s=asked.get("config", {}), pod_templates=templates, pod_templates_known=True)
+def pod_templates_of(one: dict[str, Any]) -> dict[str, Any]:
+    """The PodTemplates that the recorder's cluster had; but for these it had Flyte's own defaults."""
+    return {each["metadata"]["name"]: each for each in one["asked"].get("podTemplates", ())}
 
 
 def module_of(one: dict[str, Any]) -> types.ModuleType:

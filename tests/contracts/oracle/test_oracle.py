@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import yaml
 from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
 from oracle_allowed import CURED_TODAY, MEANT, NOT_SHOWN, REFUSED_TODAY
-from oracle_cases import HERE, NAMES, case, cluster_of, execution_of, recorded_template
+from oracle_cases import HERE, NAMES, case, execution_of, pod_templates_of, recorded_template
 from oracle_comparison import Allowed, Difference, differences
 from oracle_registration import registered
 
 from flytekitplugins_safedist.errors import ConfigError, RenderError
-from tests.harness.product import Execution, created, job_manifest, parse, read_node, refusals
+from tests.harness.product import Execution, created, job_manifest, parse
 
 
 def faults(one: dict[str, Any], manifest: dict[str, Any], allowed: tuple[Allowed, ...]) -> list[str]:
@@ -55,23 +54,10 @@ def test_what_is_shown_of_a_recorded_template_is_what_go_made_of_it(name: str) -
     one = case(name)
     if "backend_refuses" in one:
         with pytest.raises(RenderError, match="the backend refuses"):
-            job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+            job_manifest(recorded_template(one), execution_of(one), pod_templates_of(one))
         return
-    manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+    manifest = job_manifest(recorded_template(one), execution_of(one), pod_templates_of(one))
     assert faults(one, manifest, NOT_SHOWN) == []
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "job" in case(name) and execution_of(case(name)).overrides])
-def test_overrides_that_are_given_in_a_file_are_shown_as_the_recorded_nodes(name: str, tmp_path: Path) -> None:
-    one = case(name)
-    template, execution, file = recorded_template(one), execution_of(one), tmp_path / "overrides.yaml"
-    file.write_text(yaml.safe_dump(dict(execution.overrides)))
-
-    node = read_node(file, template)
-
-    assert job_manifest(template, replace(execution, node=node), cluster_of(one)) == job_manifest(
-        template, execution, cluster_of(one)
-    )
 
 
 def registered_or_refused(one: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -94,25 +80,12 @@ def test_what_is_shown_of_the_task_is_what_go_made_of_it(name: str) -> None:
     if "backend_refuses" in one:
         if not any(re.search(pattern, one["backend_refuses"]) for pattern in CURED_TODAY):
             with pytest.raises(RenderError, match="the backend refuses"):
-                job_manifest(template, execution_of(one, node), cluster_of(one))
+                job_manifest(template, execution_of(one, node), pod_templates_of(one))
         else:
-            assert job_manifest(template, execution_of(one, node), cluster_of(one))
+            assert job_manifest(template, execution_of(one, node), pod_templates_of(one))
         return
-    manifest = job_manifest(template, execution_of(one, node), cluster_of(one))
+    manifest = job_manifest(template, execution_of(one, node), pod_templates_of(one))
     assert faults(one, manifest, (*NOT_SHOWN, *MEANT)) == []
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "job" in case(name)])
-def test_what_the_api_server_refused_is_refused_by_the_rules_and_nothing_else(name: str) -> None:
-    one = case(name)
-    answers = one["api_server"] if isinstance(one["api_server"], list) else []
-    refused = {each["object"] for each in answers if "refused" in each}
-    manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
-    objects = [manifest, *(created(manifest) if manifest["kind"] != "Pod" else [])]
-
-    found = {f"{each['kind']} {each['metadata']['name']}" for each in objects if refusals(each)}
-
-    assert found == refused
 
 
 def test_the_recorder_asks_for_the_versions_that_are_named() -> None:
@@ -133,7 +106,7 @@ def test_every_allowed_difference_is_still_there() -> None:
         today = registered_or_refused(one)
         if today is None:
             continue
-        manifest = job_manifest(today[0], execution_of(one, today[1]), cluster_of(one))
+        manifest = job_manifest(today[0], execution_of(one, today[1]), pod_templates_of(one))
         found = list(all_differences(one, manifest))
         overrides = execution_of(one).overrides
         unused -= {rule.reason for rule in (*NOT_SHOWN, *MEANT) if any(rule.covers(each, overrides) for each in found)}
@@ -160,7 +133,7 @@ def drop(found: dict[str, Any], path: str) -> None:
 )
 def test_a_field_that_is_not_shown_is_a_difference(path: str) -> None:
     one = case("c06-torch-n2-gpu8")
-    manifest = job_manifest(recorded_template(one), execution_of(one), cluster_of(one))
+    manifest = job_manifest(recorded_template(one), execution_of(one), pod_templates_of(one))
     assert faults(one, manifest, NOT_SHOWN) == []
 
     drop(manifest, path)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, saves, store
+from flytekitplugins_safedist.checkpoint import dcp as dcp_files
 from flytekitplugins_safedist.checkpoint.due import EverySeconds, EverySteps
 from flytekitplugins_safedist.errors import CheckpointError, ConfigError
 from tests.checkpoint import points
@@ -404,6 +405,19 @@ def test_torchs_own_tools_read_it(three, tmp_path):
     template = {"model": {"weight": torch.zeros(2, 2)}}
     dcp.load(template, checkpoint_id=newest)
     assert template["model"]["weight"].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_what_is_large_is_written_as_two_files_side_by_side(place, monkeypatch):
+    monkeypatch.setattr(dcp_files, "_FILE_BYTES", 1000)
+    tensors = {f"layer{index}": torch.full((100,), float(index)) for index in range(10)}
+    with Checkpoints(place) as ckpt:
+        ckpt.save(0, {"tensors": tensors, "epoch": 1}, force=True)
+    sizes = [(directory(place, 0) / f"__0_{index}.distcp").stat().st_size for index in range(2)]
+    assert max(sizes) < 1.5 * min(sizes)
+    assert len(list(directory(place, 0).glob("*.distcp"))) == 2
+    state = {"tensors": {name: torch.zeros(100) for name in tensors}, "epoch": 0}
+    assert (Checkpoints(place).restore(state), state["epoch"]) == (1, 1)
+    assert all(torch.equal(state["tensors"][name], one) for name, one in tensors.items())
 
 
 def test_a_state_dict_of_dicts_and_lists_comes_back_as_it_was(place):

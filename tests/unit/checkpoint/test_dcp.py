@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import metadata as torchs
 
-from flytekitplugins_safedist.checkpoint import dcp
+from flytekitplugins_safedist.checkpoint import dcp, metadata
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 
@@ -40,15 +40,15 @@ def saved(tmp_path):
 
 
 def test_it_is_read_as_it_was_written(saved):
-    assert list(dcp.read_metadata(saved.read_bytes()).state_dict_metadata) == ["weight"]
+    assert list(metadata.read_metadata(saved.read_bytes()).state_dict_metadata) == ["weight"]
 
 
 def test_members_of_enums_are_read_as_any_python_pickles_them(saved):
-    made = dcp.read_metadata(saved.read_bytes())
+    made = metadata.read_metadata(saved.read_bytes())
     with open(saved, "wb") as file:
         AsPython3112(file).dump(made)
     assert b"getattr" in saved.read_bytes()
-    assert dcp.read_metadata(saved.read_bytes()) == made
+    assert metadata.read_metadata(saved.read_bytes()) == made
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_members_of_enums_are_read_as_any_python_pickles_them(saved):
 )
 def test_what_does_not_belong_there_is_refused(given, named):
     with pytest.raises(CheckpointError, match=rf"does not belong there.*{named}"):
-        dcp.read_metadata(pickle.dumps(given))
+        metadata.read_metadata(pickle.dumps(given))

@@ -9,14 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from flytekitplugins_safedist.errors import LaunchError
-from flytekitplugins_safedist.ranks import forkserver, forkserver_client
-from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, RankServer, Start
+from flytekitplugins_safedist.ranks import forkserver, forkserver_client, shared_page
+from flytekitplugins_safedist.ranks.context import RankContext
+from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, RankServer
+from flytekitplugins_safedist.ranks.orders import RankOrder
 from tests.harness.procs import DEADLINE, ROOT, alive, until
 
 
@@ -28,10 +30,47 @@ def server() -> Iterator[RankServer]:
 
 
 def start(server: RankServer, tmp_path: Path, *, fork: bool) -> list[int]:
-    """Two processes that are told to be ranks, by orders that do not exist: both end at once, with a traceback."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    starts = [Start(tmp_path / f"no-{each}.json", environment, tmp_path / f"{each}.log") for each in "ab"]
-    return server.start(starts, fork=fork, timeout=DEADLINE)
+    """Two processes that are told to be ranks, and share nothing with an agent: both end at once, with a traceback."""
+    return server.start([order(tmp_path, each) for each in "ab"], fork=fork, timeout=DEADLINE)
+
+
+def order(tmp_path: Path, name: str) -> Path:
+    place = RankContext(
+        rank=0,
+        local_rank=0,
+        node_rank=0,
+        world_size=1,
+        local_world_size=1,
+        nnodes=1,
+        round=0,
+        attempt=0,
+        scratch=tmp_path,
+    )
+    to = RankOrder(
+        context=place,
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
+        job=tmp_path / "job.json",
+        file=tmp_path / f"{name}.json",
+        log=tmp_path / f"{name}.log",
+        page=tmp_path / f"no-{name}.page",
+        result=tmp_path / f"{name}.pb",
+    )
+    to.file.write_text(to.to_json())
+    return to.file
+
+
+def prepare(server: RankServer, cwd: Path, *modules: str, guard: Sequence[Path] = (), timeout: float = DEADLINE) -> str:
+    return str(
+        server.prepare(
+            guard=guard,
+            cwd=cwd,
+            environment=os.environ,
+            sys_path=[str(cwd), *sys.path],
+            libraries=["json"],
+            modules=modules,
+            timeout=timeout,
+        )
+    )
 
 
 def ended(server: RankServer, count: int) -> list[EndedRank]:
@@ -52,20 +91,23 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
     assert all(each.time_ns > 1_500_000_000 * 10**9 for each in reported)
     assert server.ended() == []
     if not fork:
-        assert "no-a.json" in (tmp_path / "a.log").read_text()
+        assert "no-a.page" in (tmp_path / "a.log").read_text()
 
 
 def test_a_server_that_cannot_do_what_it_is_asked_says_so_and_lives_on(server, tmp_path):
-    with pytest.raises(LaunchError, match="could not enter"):
-        server.enter(tmp_path / "nowhere", dict(os.environ))
-    server.enter(tmp_path, dict(os.environ))
+    with pytest.raises(LaunchError, match=r"could not prepare.*FileNotFoundError"):
+        prepare(server, tmp_path / "nowhere")
+    with pytest.raises(LaunchError, match=r"could not start.*FileNotFoundError"):
+        server.start([tmp_path / "no order"], fork=False, timeout=DEADLINE)
+    assert prepare(server, tmp_path) == "None"
 
 
 def test_what_was_guarded_goes_with_a_killed_agent_and_stays_with_one_that_closes(tmp_path):
     script = (
         "import os, sys\nfrom pathlib import Path\n"
         "from flytekitplugins_safedist.ranks.forkserver_client import RankServer\n"
-        "server = RankServer.spawn(os.environ)\nserver.guard([Path(sys.argv[1])])\n"
+        "server = RankServer.spawn(os.environ)\n"
+        "server.prepare(guard=[Path(sys.argv[1])], cwd='/', environment=os.environ, sys_path=sys.path, timeout=60)\n"
         "print(server._pid, flush=True)\nsys.stdin.readline()\nserver.close()\n"
     )
     for how, left in (("kill", False), ("close", True)):
@@ -96,7 +138,7 @@ def test_a_lost_server_is_an_error_with_its_end_and_closing_is_still_fine(server
         server.ended(wait=DEADLINE)
     server.close()
     with pytest.raises(LaunchError):
-        server.guard([])
+        prepare(server, Path("/"))
 
 
 @pytest.mark.parametrize(("call", "said"), [("sys.exit(3)", "SystemExit: 3"), ("os._exit(4)", "os._exit(4)")])
@@ -104,22 +146,21 @@ def test_a_module_that_ends_the_process_at_import_makes_forking_unsafe_and_not_t
     server, tmp_path, call, said
 ):
     (tmp_path / "leaves.py").write_text(f"import os, sys\n{call}\n")
-    unsafe, _ = server.preload([], ["leaves"], search_path=[str(tmp_path), *sys.path], timeout=DEADLINE)
-    assert f"would have ended this process by {said}" in str(unsafe)
-    server.guard([])
+    assert f"would have ended this process by {said}" in prepare(server, tmp_path, "leaves")
+    server.signal([], signal.SIGTERM, whole_group=False)
 
 
 def test_a_module_that_is_a_process_killer_is_reported(server, tmp_path):
     (tmp_path / "vanishes.py").write_text("import os\nos.abort()\n")
     with pytest.raises(LaunchError, match="SIGABRT") as caught:
-        server.preload([], ["vanishes"], search_path=[str(tmp_path), *sys.path], timeout=DEADLINE)
+        prepare(server, tmp_path, "vanishes")
     assert "start_method='spawn'" in str(caught.value)
 
 
 def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_wait_for_it(server, tmp_path):
     (tmp_path / "endless.py").write_text("import threading\nthreading.Event().wait()\n")
-    with pytest.raises(LaunchError, match="did not answer 'preload' in time"):
-        server.preload([], ["endless"], search_path=[str(tmp_path), *sys.path], timeout=1.0)
+    with pytest.raises(LaunchError, match="did not answer 'prepare' in time"):
+        prepare(server, tmp_path, "endless", timeout=1.0)
     server.close()
     assert not alive(server._pid)
     assert server._exit_code == 0, "it left by itself, and was not killed for its import"
@@ -137,7 +178,7 @@ def test_an_orphan_that_the_kernel_cannot_end_does_not_hold_up_the_report_of_its
         forkserver.process_tree, "end", lambda **_: reported.append(ours.recv(4096, socket.MSG_DONTWAIT))
     )
     served.reap_one(rank)
-    assert json.loads(reported[0])["exited"] == rank
+    assert json.loads(reported[0][4:])["pid"] == rank
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -145,11 +186,11 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     """Stopped, as under a debugger or on a machine that is out of memory: what it is told to signal must end all the
     same."""
     monkeypatch.setattr(forkserver_client, "SIGNAL_SECONDS", 0.05)
-    order = tmp_path / "order"  # a FIFO that nobody fills: the rank waits for it
-    os.mkfifo(order)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    [pid] = server.start([Start(order, environment, tmp_path / "log")], fork=fork, timeout=DEADLINE)
-    writer = opened_when_read(order)
+    shared_page.make(tmp_path / "no-a.page")
+    job = tmp_path / "job.json"  # a FIFO that nobody fills: the rank waits for it
+    os.mkfifo(job)
+    [pid] = server.start([order(tmp_path, "a")], fork=fork, timeout=DEADLINE)
+    writer = opened_when_read(job)
     os.kill(server._pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="is gone, and its ranks with it") as caught:
         server.signal([pid], signal.SIGKILL, whole_group=True)

@@ -16,7 +16,7 @@ from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import memory, shared_page, stacks
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
-from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, Start
+from flytekitplugins_safedist.ranks.forkserver_client import EndedRank
 from flytekitplugins_safedist.ranks.orders import RankOrder, plan_orders
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
 from flytekitplugins_safedist.ranks.rank_set import Ranks
@@ -40,8 +40,8 @@ class Processes:
         self.later: Callable[[], object] = list
         """What happens while the server is waited for."""
 
-    def start(self, starts: Sequence[Start], *, fork: bool, timeout: float) -> list[int]:
-        return [100 + number for number in range(len(starts))]
+    def start(self, files: Sequence[Path], *, fork: bool, timeout: float) -> list[int]:
+        return [100 + number for number in range(len(files))]
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         if wait:

@@ -266,7 +266,7 @@ def test_what_cannot_be_removed_is_named_and_the_rest_is_gone(unprivileged: Path
     left = scratch.remove(job)
     unprivileged.chmod(0o755)
     assert left is not None
-    assert left.startswith(f"{job}: ")
+    assert str(job) in left
     assert "Permission denied" in left
     assert list(job.iterdir()) == []
     assert mode(unprivileged) == 0o755
