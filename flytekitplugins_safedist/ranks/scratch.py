@@ -28,9 +28,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config.caches import CACHES
 from ..envvars import TMPDIR
 from ..errors import ScratchError
-from . import compile_caches, short_paths
+from . import short_paths
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LONGEST_TMP = Path("round-999") / "rank-9999" / "tmp"
@@ -66,7 +67,7 @@ class RankScratch:
         Args:
             shared: names of caches (``caches.CACHES``) that stay where the environment has them.
         """
-        return {TMPDIR: str(self.tmp), **compile_caches.variables(self.caches, shared)}
+        return {TMPDIR: str(self.tmp), **_cache_variables(self.caches, shared)}
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,36 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
         scratch.path.parent.mkdir(mode=0o700, exist_ok=True)
         for path in (scratch.path, scratch.tmp, scratch.flyte):
             path.mkdir(mode=0o700)
-        compile_caches.make(scratch.caches)
+        _make_caches(scratch.caches)
     except OSError as error:
         raise _cannot_write(scratch.path, error) from error
     return scratch
+
+
+def _make_caches(parent: Path) -> None:
+    """Make them below ``parent``, or find them. No process that had them is left: what one had locked by a file's mere
+    existence is free.
+
+    Raises:
+        OSError: they cannot be made.
+    """
+    parent.parent.mkdir(mode=0o700, exist_ok=True)
+    parent.mkdir(mode=0o700, exist_ok=True)
+    for cache in CACHES:
+        own = parent / cache.name
+        own.mkdir(mode=0o700, exist_ok=True)
+        for lock in own.glob(cache.locks) if cache.locks else ():
+            lock.unlink()
+
+
+def _cache_variables(parent: Path, shared: Collection[str]) -> dict[str, str]:
+    """What sends libraries there.
+
+    Args:
+        parent: of the directories.
+        shared: names of caches that stay where the environment has them.
+    """
+    return {cache.variable: str(parent / cache.name) for cache in CACHES if cache.name not in shared}
 
 
 def make_preload(job: JobScratch, shared: Collection[str]) -> dict[str, str]:
@@ -162,10 +189,10 @@ def make_preload(job: JobScratch, shared: Collection[str]) -> dict[str, str]:
     """
     caches = job.path / "cache" / "preload"
     try:
-        compile_caches.make(caches)
+        _make_caches(caches)
     except OSError as error:
         raise _cannot_write(caches, error) from error
-    return compile_caches.variables(caches, shared)
+    return _cache_variables(caches, shared)
 
 
 def remove_rounds_before(job: JobScratch, round_: int) -> None:
