@@ -43,6 +43,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     with _variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
         unsafe = preload.import_libraries(libraries)
     if unsafe is None:
+        preload.keep()
         HERE.rank_server = RankServer.fork()
     else:
         logger.info(f"ranks are not forked from this process: {unsafe}")

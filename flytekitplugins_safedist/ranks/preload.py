@@ -78,9 +78,7 @@ def preload(libraries: Sequence[str], modules: Sequence[str], late: Sequence[str
             reason = _import_alike(name, needed=False)
             if reason is not None:
                 return Preloaded(reason)
-    # What is alive now lives as long as the node: keep the collector from touching it, so that pages stay shared.
-    gc.collect()
-    gc.freeze()
+    keep()
     return Preloaded(None, random_state=random_state, numpy_seeded="numpy.random" in seeded)
 
 
@@ -88,6 +86,13 @@ def import_libraries(names: Sequence[str]) -> str | None:
     """Import them in order, up to the first that makes forking unsafe; why it does, or None."""
     with _collector_resting():
         return next((reason for name in names if (reason := _import(name)) is not None), None)
+
+
+def keep() -> None:
+    """Before a fork: what is alive now lives as long as the node. Keep the collector from touching it, so that pages
+    stay shared."""
+    gc.collect()
+    gc.freeze()
 
 
 def _forget_exit_handlers() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from flytekitplugins_safedist import SafeTorch
@@ -27,3 +29,15 @@ def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method,
     prefork.prepare(pinned)
     assert ("torch" in imported) == early
     assert prefork.take() is None
+
+
+def test_what_is_imported_before_the_fork_is_kept_from_the_collector_whose_marks_would_copy_its_pages(monkeypatch):
+    frozen: list[int] = []
+    monkeypatch.setattr(preload, "import_libraries", lambda libraries: None)
+    monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
+    monkeypatch.setattr(prefork.RankServer, "fork", lambda: frozen.append(gc.get_freeze_count()))
+    try:
+        prefork.prepare(dict(SafeTask(SafeTorch(), train).serialized.job.environment))
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 100_000
