@@ -13,10 +13,9 @@ the way is called sharded, each rank holds a part of it:
     safedist          flytekitplugins_safedist.checkpoint, with digests, fsync and manifest, by a thread
 
 "Stands still" is the longest of the ranks, from the call until training may go on; "durable" is until the save can be
-resumed from (dcp and torch.save do not ask the disk, but for dcp's files). "Steps" is how much longer a step of a
-training (matrix products) takes while a save is being written, in the rank that it slows most. Medians. Memory is the
-growth of rank 0's high-water mark over the run, over the state's size; it is of one way at a time, each in processes of
-its own.
+resumed from (dcp and torch.save do not ask the disk, but for dcp's files).
+"Steps" is how many times as long a step of a training (matrix products) takes while a save is being written. Medians of
+the turns, after one that does not count, in which buffers are made and modules imported.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -39,10 +37,16 @@ from typing import Any
 PROJECT = Path(__file__).parent / "checkpoint_project"
 REPLICATED = ("torch.save", "stock checkpoint", "dcp.save", "dcp.async_save", "safedist")
 WAYS = (*REPLICATED, *(f"{way} sharded" for way in ("dcp.save", "dcp.async_save", "safedist")))
-COLUMNS = {"still": "stands still s", "durable": "durable s", "resume": "resume s", "steps": "steps"}
-OF_RANK_0 = {"bytes": "bytes/state", "memory": "memory/state"}
-SAVES = 3
-"""Of a run: one that makes the buffers and imports, one that is timed, one during which training goes on."""
+COLUMNS = {
+    "still": "stands still s",
+    "durable": "durable s",
+    "resume": "resume s",
+    "steps": "steps x",
+    "bytes": "bytes",
+}
+
+
+Save = Callable[[int], Callable[[], object]]
 
 
 def main() -> None:
@@ -54,23 +58,19 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, metavar="WAY")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--steps", action="store_true", help="measure ckpt.save without a save, and nothing else")
-    parser.add_argument("--rank-of", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank_of:
+    if options.rank:
         _rank(options)
         return
     if options.steps:
         _steps()
         return
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
-    for _ in range(options.saves):  # in turns: what else the machine does meets all alike
-        for way in options.ways:
-            found[way].append(_run(way, options))
-    columns = {**COLUMNS, **OF_RANK_0}
+    found = _run(options)
     print(f"{options.ranks} ranks, {options.megabytes} MB, {options.saves} turns; medians")
-    print(f"{'':24}" + "".join(f"{title:>16}" for title in columns.values()))
-    for way, runs in found.items():
-        print(f"{way:24}" + "".join(f"{statistics.median(run[key] for run in runs):16.3f}" for key in columns))
+    print(f"{'':24}" + "".join(f"{title:>16}" for title in COLUMNS.values()))
+    for way, turns in found.items():
+        print(f"{way:24}" + "".join(f"{statistics.median(turn[key] for turn in turns):16.3f}" for key in COLUMNS))
 
 
 def _steps() -> None:
@@ -86,21 +86,27 @@ def _steps() -> None:
         print(f"every by {every}: {float(done.stdout.splitlines()[-1]) * 1e6:.2f} us per step")
 
 
-def _run(way: str, options: argparse.Namespace) -> dict[str, float]:
+def _run(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """By way, what each turn took: the longest of all ranks."""
     place = Path(tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=options.where))
     try:
         subprocess.run(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"),
-                *(__file__, "--rank-of", way, "--megabytes", str(options.megabytes), "--where", str(place)),
+                *(__file__, "--rank", "--megabytes", str(options.megabytes), "--saves", str(options.saves)),
+                *("--where", str(place), "--ways", *options.ways),
             ],
             check=True,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        reports = [json.loads(path.read_text()) for path in sorted(place.glob("report-*.json"))]
-        slowest = {key: max(report[key] for report in reports) for key in COLUMNS}
-        return slowest | {key: reports[0][key] for key in OF_RANK_0}
+        ranks = [json.loads(path.read_text()) for path in place.glob("report-*.json")]
+        return {
+            way: [
+                {key: max(rank[way][turn][key] for rank in ranks) for key in COLUMNS} for turn in range(options.saves)
+            ]
+            for way in options.ways
+        }
     finally:
         shutil.rmtree(place)
 
@@ -108,36 +114,47 @@ def _run(way: str, options: argparse.Namespace) -> dict[str, float]:
 def _rank(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
-    import torch.distributed.checkpoint  # in all ranks and ways, though of some ranks it is needed in the resume only
 
     dist.init_process_group("gloo")
     tensors = max(1, options.megabytes // 16)
     whole = {f"layer.{index}": torch.full((4 * 1024 * 1024,), float(index)) for index in range(tensors)}
-    size = sum(one.numel() * 4 for one in whole.values())
-    way = options.rank_of.removesuffix(" sharded")
-    state = whole if way == options.rank_of else _sharded(whole)
-    save, resume = _way(way, options.where / "saved", state)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    timings: dict[str, float] = {}
-    for step in range(SAVES - 1):
-        dist.barrier()
-        began = time.perf_counter()
-        finish = save(step)
-        timings["still"] = time.perf_counter() - began
-        finish()
-        dist.barrier()
-        timings["durable"] = time.perf_counter() - began
-    timings["steps"] = _slowed(lambda: save(SAVES - 1))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - memory
+    parts = _sharded(whole)
+    ways = {
+        way: _way(way.removesuffix(" sharded"), options.where / way, parts if way.endswith(" sharded") else whole)
+        for way in options.ways
+    }
+    timings: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for turn in range(options.saves + 1):
+        for way, (save, resume) in ways.items():  # in turns: what else the machine does meets all alike
+            timings[way].append(_turn(turn, save, resume, options.where / way))
+    counted = {way: turns[1:] for way, turns in timings.items()}
+    (options.where / f"report-{dist.get_rank()}.json").write_text(json.dumps(counted))
+    dist.destroy_process_group()
+
+
+def _turn(turn: int, save: Save, resume: Callable[[int], object], place: Path) -> dict[str, float]:
+    """One save by one way, and a resume of it; then a save while training goes on."""
+    import torch.distributed as dist
+
     dist.barrier()
     began = time.perf_counter()
-    resume()
+    finish = save(2 * turn)
+    still = time.perf_counter() - began
+    finish()
     dist.barrier()
-    timings["resume"] = time.perf_counter() - began
-    written = sum(path.stat().st_size for path in (options.where / "saved").rglob("*") if path.is_file())
-    report = {**timings, "bytes": written / SAVES / size, "memory": grown / size}
-    (options.where / f"report-{dist.get_rank()}.json").write_text(json.dumps(report))
-    dist.destroy_process_group()
+    durable = time.perf_counter() - began
+    size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    dist.barrier()
+    began = time.perf_counter()
+    resume(2 * turn)
+    dist.barrier()
+    took = time.perf_counter() - began
+    steps = _slowed(lambda: save(2 * turn + 1))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for path in place.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return {"still": still, "durable": durable, "resume": took, "steps": steps, "bytes": size}
 
 
 def _sharded(whole: dict[str, Any]) -> dict[str, Any]:
@@ -179,10 +196,7 @@ def _slowed(save: Callable[[], Callable[[], object]]) -> float:
     return statistics.fmean(during) / statistics.fmean(before) if during else 1.0
 
 
-Save = Callable[[int], Callable[[], object]]
-
-
-def _way(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object]]:
+def _way(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[int], object]]:
     """What saves as a step and returns what waits for it; and what resumes the last one."""
     place.mkdir(exist_ok=True)
     if way == "safedist":
@@ -192,7 +206,7 @@ def _way(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[
     return _by_rank_0(way, place, state)
 
 
-def _ours(place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object]]:
+def _ours(place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[int], object]]:
     from flytekitplugins_safedist.checkpoint import Checkpoints
 
     mine = {"model": state}
@@ -203,10 +217,10 @@ def _ours(place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object
         ckpt.save(step, mine, force=True)
         return ckpt.wait
 
-    return save, lambda: ckpt.restore(mine)
+    return save, lambda _: ckpt.restore(mine)
 
 
-def _dcp(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object]]:
+def _dcp(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[int], object]]:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -223,10 +237,10 @@ def _dcp(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[
         finish: Callable[[], object] = future.result
         return finish
 
-    return save, lambda: dcp.load(state, checkpoint_id=place / str(SAVES - 1), process_group=group)
+    return save, lambda step: dcp.load(state, checkpoint_id=place / str(step), process_group=group)
 
 
-def _by_rank_0(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[], object]]:
+def _by_rank_0(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Callable[[int], object]]:
     import io
 
     import torch
@@ -242,8 +256,8 @@ def _by_rank_0(way: str, place: Path, state: dict[str, Any]) -> tuple[Save, Call
             SyncCheckpoint(checkpoint_dest=str(place / str(step))).write(buffer.getvalue())
         return lambda: None
 
-    def resume() -> None:
-        path = place / str(SAVES - 1)
+    def resume(step: int) -> None:
+        path = place / str(step)
         torch.load(path if path.is_file() else path / SyncCheckpoint.TMP_DST_PATH, weights_only=True)
 
     return save, resume
