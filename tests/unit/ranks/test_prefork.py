@@ -36,8 +36,10 @@ def test_what_is_imported_before_the_fork_is_kept_from_the_collector_whose_marks
     monkeypatch.setattr(preload, "import_libraries", lambda libraries: None)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
     monkeypatch.setattr(prefork.RankServer, "fork", lambda: frozen.append(gc.get_freeze_count()))
+    pinned = dict(SafeTask(SafeTorch(), train).serialized.job.environment)
+    gc.unfreeze()
     try:
-        prefork.prepare(dict(SafeTask(SafeTorch(), train).serialized.job.environment))
+        prefork.prepare(pinned)
     finally:
         gc.unfreeze()
     assert frozen[0] > 100_000
