@@ -101,7 +101,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from .render import build, created, read_pod_templates
+    from .render import created, job_manifest, read_pod_templates
     from .render.load import load_task, template_of
     from .render.notes import notes_of
     from .render.summary import summarise
@@ -110,18 +110,16 @@ def _render(options: argparse.Namespace) -> int:
     template = template_of(task, images=options.image, fast=not options.no_fast)
     given = read_pod_templates(options.pod_template)
     known = given if template.metadata.pod_template_name in given else None
-    built = build(template, pod_templates=known)
-    further = created(built.manifest) if options.pods and built.manifest["kind"] != "Pod" else []
-    shown = [built.manifest, *further]
+    job = job_manifest(template, pod_templates=known)
+    shown = [job, *(created(job) if options.pods and job["kind"] != "Pod" else ())]
     if options.json:
-        print(json.dumps(shown if options.pods else built.manifest, indent=2))
+        print(json.dumps(shown if options.pods else job, indent=2))
         return 0
     summary = summarise(
-        built.manifest,
+        job,
         task=template.id.name,
         retries=template.metadata.retries.retries,
         max_restarts=task.task_config.max_restarts,
-        clamps=built.clamps,
         further=notes_of(task, template, known),
         follow=task.task_config.nproc_per_node is None,
     )

@@ -55,7 +55,6 @@ PRIVATE = {
     "doctor": "tools.doctor",
     "host_checks": "tools.host_checks",
     "Execution": "tools.render:Execution",
-    "build": "tools.render:build",
     "created": "tools.render:created",
     "job_manifest": "tools.render:job_manifest",
     "pods": "tools.render:pods",

@@ -7,18 +7,9 @@ few lines for people.
 
 from __future__ import annotations
 
-from .backend import Built, build, job_manifest
+from .backend import job_manifest
 from .execution import Execution
 from .operators import created, pods
 from .pod_templates import PodTemplates, read_pod_templates
 
-__all__ = [
-    "Built",
-    "Execution",
-    "PodTemplates",
-    "build",
-    "created",
-    "job_manifest",
-    "pods",
-    "read_pod_templates",
-]
+__all__ = ["Execution", "PodTemplates", "created", "job_manifest", "pods", "read_pod_templates"]

@@ -29,7 +29,6 @@ class Execution:
     name: str = "f0123456789abcdef"
     project: str = "flytesnacks"
     domain: str = "development"
-    namespace: str | None = None
     attempt: int = 0
     metadata: str | None = None
     raw_output: str | None = None
@@ -44,7 +43,7 @@ class Execution:
     @property
     def in_namespace(self) -> str:
         """Where the job is created."""
-        return self.namespace or f"{self.project}-{self.domain}"
+        return f"{self.project}-{self.domain}"
 
     @property
     def is_mapped(self) -> bool:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...compat.flytekit import project_root
-from ...errors import RenderError
+from ...errors import RenderError, SafedistError
 
 
 def load_task(file: Path, name: str) -> Any:
     """Import *file* as registration does and return its task *name*.
 
     Raises:
-        RenderError: there is no such file or task, the file is not Python or cannot be imported, or the task is not
-            one of ours.
+        RenderError: there is no such file or task, the file is not Python or raises when it is imported, or the task
+            is not one of ours.
         ConfigError: the task's configuration cannot work.
     """
     if not file.is_file():
@@ -43,6 +44,14 @@ def load_task(file: Path, name: str) -> Any:
             seen=error,
             hint="run this where the task's own imports work",
         ) from error
+    except SafedistError:
+        raise
+    except Exception as error:
+        raise RenderError(
+            "the file cannot be imported",
+            where={"file": file, "as": module_name, "from": root},
+            seen="\n" + _as_python_shows(error, path),
+        ) from error
     tasks = {key: value for key, value in vars(module).items() if hasattr(value, "serialized")}
     if name not in tasks:
         raise RenderError(
@@ -51,6 +60,14 @@ def load_task(file: Path, name: str) -> Any:
             seen=", ".join(sorted(tasks)) or "none in this file",
         )
     return tasks[name]
+
+
+def _as_python_shows(error: Exception, file: Path) -> str:
+    """The traceback that ``python FILE`` would end with: the frames before the file's own are importlib's and ours."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename != str(file):
+        tb = tb.tb_next
+    return "".join(traceback.format_exception(type(error), error, tb)).rstrip()
 
 
 def template_of(task: Any, *, images: Sequence[str] = (), fast: bool = True) -> Any:

@@ -1,20 +1,19 @@
-"""Which nodes a pod may run on: those with the accelerator that the task names."""
+"""Which nodes a pod may run on: the accelerator that the task names (``flytek8s/pod_helper.go`` of Flyte v1.16.8)."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-from .resources import NVIDIA_GPU
+from .resources import GPU
 
-_DEVICE, _PARTITION = "k8s.amazonaws.com/accelerator", "k8s.amazonaws.com/gpu-partition-size"
-"""Labels of nodes, as Flyte calls them where the platform does not say otherwise."""
+_DEVICE = "k8s.amazonaws.com/accelerator"
+_PARTITION = "k8s.amazonaws.com/gpu-partition-size"
 
 
 def add_accelerator(spec: dict[str, Any], accelerator: Mapping[str, Any]) -> None:
     """Nodes with that GPU, when the pod asks for a GPU at all (``ApplyGPUNodeSelectors``)."""
-    if not any(NVIDIA_GPU in container.get("resources", {}).get("limits", {}) for container in spec["containers"]):
+    if not any(GPU in container.get("resources", {}).get("limits", {}) for container in spec["containers"]):
         return
     if accelerator.get("device"):
         _require_value(spec, _DEVICE, accelerator["device"])
@@ -37,4 +36,4 @@ def _require(spec: dict[str, Any], requirement: Mapping[str, Any]) -> None:
     if not required.get("nodeSelectorTerms"):
         required["nodeSelectorTerms"] = [{}]
     for term in required["nodeSelectorTerms"]:
-        term["matchExpressions"] = [*term.get("matchExpressions", ()), copy.deepcopy(dict(requirement))]
+        term["matchExpressions"] = [*term.get("matchExpressions", ()), dict(requirement)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...config.quantities import canonical
@@ -13,7 +13,7 @@ from .basetemplate import merge_metadata, merge_pod, resources_for
 from .execution import Execution, secret_annotations
 from .placement import add_accelerator
 from .pod_templates import PodTemplates
-from .resources import Clamp, Requirements, clamps, settle
+from .resources import Requirements, settle
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,10 @@ class PodSpec:
     Attributes:
         metadata: labels and annotations.
         spec: the pod's.
-        clamps: what limits made smaller.
     """
 
     metadata: dict[str, dict[str, str]]
     spec: dict[str, Any]
-    clamps: tuple[Clamp, ...] = field(default_factory=tuple)
 
 
 def build_pod(run: Run, override: Requirements | None = None) -> PodSpec:
@@ -106,20 +104,17 @@ def build_pod(run: Run, override: Requirements | None = None) -> PodSpec:
     """
     source = run.task["k8sPod"] if run.pod_override is None else run.pod_override
     spec: dict[str, Any] = tidy(copy.deepcopy(source["podSpec"]))
-    metadata = _metadata(run)
-    own = override
-    if own is None:
-        own = Requirements.of_idl(run.execution.overrides.get("resources"))
-    lost: list[Clamp] = []
+    own = Requirements.of_idl(run.execution.overrides.get("resources")) if override is None else override
     for container in spec.get("initContainers", ()):
-        lost += _customise(run, container, own, init=True, fill=True)
+        _customise(run, container, own, init=True, fill=True)
     for container in spec["containers"]:
         is_primary = container["name"] == run.primary
-        lost += _customise(run, container, own if is_primary else Requirements(), init=False, fill=is_primary)
+        _customise(run, container, own if is_primary else Requirements(), init=False, fill=is_primary)
     _primary(run, spec)  # it is there
     spec.setdefault("restartPolicy", "Never")
     if run.execution.service_account:
         spec.setdefault("serviceAccountName", run.execution.service_account)
+    metadata = _metadata(run)
     if run.base is not None:
         spec = merge_pod(run.base, spec, primary=run.primary)
         metadata = merge_metadata(run.base, metadata)
@@ -129,7 +124,7 @@ def build_pod(run: Run, override: Requirements | None = None) -> PodSpec:
         _add_shared_memory(run, spec, run.extended["sharedMemory"])
     if run.execution.overrides.get("containerImage"):
         _primary(run, spec)["image"] = run.execution.overrides["containerImage"]
-    return PodSpec(metadata, spec, tuple(dict.fromkeys(lost)))
+    return PodSpec(metadata, spec)
 
 
 def _metadata(run: Run) -> dict[str, dict[str, str]]:
@@ -150,31 +145,29 @@ def _primary(run: Run, spec: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _customise(run: Run, container: dict[str, Any], own: Requirements, *, init: bool, fill: bool) -> list[Clamp]:
+def _customise(run: Run, container: dict[str, Any], own: Requirements, *, init: bool, fill: bool) -> None:
     for name in ("command", "args"):
         if container.get(name):
             container[name] = [run.execution.fill(text) for text in container[name]]
     container["env"] = [*container.get("env", ()), *_variables(run)]
-    stated = Requirements.of(container.get("resources")).named()
+    stated = Requirements.of(container.get("resources"))
     asked = (own.over(stated) if fill else stated).over(resources_for(run.base, container["name"], init=init))
     settled = settle(asked, fill=fill)
     container["resources"] = {**container.get("resources", {}), **settled.as_manifest()}
-    return clamps(container["name"], asked, settled)
 
 
 def _variables(run: Run) -> list[dict[str, Any]]:
     task = run.task["id"]
-    of_task = {name: task.get(name.lower(), "") for name in ("PROJECT", "DOMAIN", "NAME", "VERSION")}
-    execution = {
+    found = {
         "FLYTE_INTERNAL_EXECUTION_ID": run.execution.name,
         "FLYTE_INTERNAL_EXECUTION_PROJECT": run.execution.project,
         "FLYTE_INTERNAL_EXECUTION_DOMAIN": run.execution.domain,
+        "FLYTE_ATTEMPT_NUMBER": str(run.execution.attempt),
     }
-    further = {"FLYTE_ATTEMPT_NUMBER": str(run.execution.attempt)}
-    further |= {f"FLYTE_INTERNAL_TASK_{name}": value for name, value in of_task.items()}
-    # Go walks this map in any order; names are sorted here.
-    last = sorted(run.execution.variables().items())
-    return _listed([*execution.items(), *further.items(), *last])
+    for name in ("PROJECT", "DOMAIN", "NAME", "VERSION"):
+        found[f"FLYTE_INTERNAL_TASK_{name}"] = task.get(name.lower(), "")
+    # Go walks the execution's map in any order; its names are sorted here.
+    return _listed([*found.items(), *sorted(run.execution.variables().items())])
 
 
 def _listed(pairs: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:

@@ -11,12 +11,11 @@ from typing import Any
 
 from ...config.quantities import canonical, canonical_list, value_of
 
-NVIDIA_GPU = "nvidia.com/gpu"
-_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "EPHEMERAL_STORAGE": "ephemeral-storage", "GPU": NVIDIA_GPU}
-"""The names in a role's or a node's ``Resources``."""
-_DEFAULTS = {"cpu": "1", "memory": "1Gi"}
-"""Requests of a container that names none, where the platform does not say otherwise; there are no limits then."""
-_GENERIC_GPU = "gpu"
+DEFAULTS = {"cpu": "1", "memory": "1Gi"}
+"""What a container gets that asks for nothing: ``task_resources`` of Flyte's own charts. It has no limits."""
+GPU = "nvidia.com/gpu"
+"""What Flyte calls a GPU, where the platform names no other."""
+_IDL_NAMES = {"CPU": "cpu", "MEMORY": "memory", "EPHEMERAL_STORAGE": "ephemeral-storage", "GPU": GPU}
 
 
 @dataclass(frozen=True)
@@ -28,88 +27,50 @@ class Requirements:
 
     @classmethod
     def of(cls, resources: Mapping[str, Any] | None) -> Requirements:
-        """Those of a container in a manifest."""
-        resources = resources or {}
-        return cls(canonical_list(resources.get("requests")), canonical_list(resources.get("limits")))
+        """Those of a container in a manifest, ``gpu`` under its full name (``SanitizeGPUResourceRequirements``)."""
+        parts = (canonical_list((resources or {}).get(part)) for part in ("requests", "limits"))
+        return cls(*({GPU if name == "gpu" else name: amount for name, amount in part.items()} for part in parts))
 
     @classmethod
     def of_idl(cls, resources: Mapping[str, Any] | None) -> Requirements:
         """Those of a role or a node, as flyteidl has them; zeros are dropped (``ToK8sResourceList``)."""
         return cls(*(_idl_list((resources or {}).get(part, ())) for part in ("requests", "limits")))
 
-    def __bool__(self) -> bool:
-        return bool(self.requests or self.limits)
-
     def as_manifest(self) -> dict[str, dict[str, str]]:
         """Without empty parts."""
         return {name: dict(part) for name, part in (("requests", self.requests), ("limits", self.limits)) if part}
-
-    def named(self) -> Requirements:
-        """With Flyte's default name for ``gpu`` (``SanitizeGPUResourceRequirements``)."""
-        return Requirements(_rename(self.requests), _rename(self.limits))
 
     def over(self, other: Requirements) -> Requirements:
         """These, and those of *other* that are not named here."""
         return Requirements({**other.requests, **self.requests}, {**other.limits, **self.limits})
 
 
-@dataclass(frozen=True)
-class Clamp:
-    """A value that a container's own limit has made smaller without an error."""
-
-    container: str
-    name: str
-    asked: str
-    got: str
-
-
 def settle(requirements: Requirements, *, fill: bool) -> Requirements:
-    """Requests and limits stand in for each other, the defaults for both (``ApplyResourceOverrides``).
+    """Requests and limits stand in for each other, and the defaults for both; a limit bounds its request
+    (``ApplyResourceOverrides``).
 
     Args:
         requirements: what the container has.
         fill: False: nothing is filled in, only bounded; but cpu and memory are named all the same, as zero.
     """
     requests, limits = dict(requirements.requests), dict(requirements.limits)
-    names = ["cpu", "memory"] + [
-        name for name in ("ephemeral-storage", NVIDIA_GPU) if name in requests or name in limits
-    ]
+    names = ["cpu", "memory"] + [name for name in ("ephemeral-storage", GPU) if name in requests or name in limits]
     for name in names:
         request, limit = requests.get(name, "0"), limits.get(name, "0")
         if fill:
-            request = _first(request, limit, _DEFAULTS.get(name, "0"))
+            request = _first(request, limit, DEFAULTS.get(name, "0"))
             limit = _first(limit, request)
-        requests[name], limits[name] = _at_most(request, limit), limit
+        is_above = value_of(limit) and value_of(request) > value_of(limit)
+        requests[name], limits[name] = limit if is_above else request, limit
     return Requirements(requests, limits)
-
-
-def clamps(container: str, asked: Requirements, got: Requirements) -> list[Clamp]:
-    """What became smaller than it was asked for."""
-    found = []
-    for before, after in ((asked.requests, got.requests), (asked.limits, got.limits)):
-        for name, value in before.items():
-            if name in after and value_of(after[name]) < value_of(value):
-                found.append(Clamp(container, name, value, after[name]))
-    return list(dict.fromkeys(found))
 
 
 def _first(*values: str) -> str:
     return next((amount for amount in values if value_of(amount)), "0")
 
 
-def _at_most(value: str, bound: str) -> str:
-    return bound if value_of(bound) and value_of(value) > value_of(bound) else value
-
-
 def _idl_list(entries: Any) -> dict[str, str]:
-    known = [entry for entry in entries if entry.get("name") in _IDL_NAMES]
-    named = {_IDL_NAMES[entry["name"]]: canonical(entry["value"]) for entry in known}
-    return {name: value for name, value in named.items() if value_of(value)}
-
-
-def _rename(resources: Mapping[str, str]) -> dict[str, str]:
-    if _GENERIC_GPU not in resources:
-        return dict(resources)
-    return {name: amount for name, amount in resources.items() if name != _GENERIC_GPU} | {
-        NVIDIA_GPU: resources[_GENERIC_GPU]
+    named = {
+        _IDL_NAMES[entry["name"]]: canonical(entry["value"]) for entry in entries if entry.get("name") in _IDL_NAMES
     }
+    return {name: value for name, value in named.items() if value_of(value)}

@@ -8,7 +8,6 @@ from typing import Any
 
 from ... import envvars
 from ...topology import DEFAULT_PORT
-from .resources import Clamp
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -39,17 +38,15 @@ def summarise(
     task: str,
     retries: int = 0,
     max_restarts: int = 0,
-    clamps: Sequence[tuple[str, Clamp]] = (),
     further: Sequence[str] = (),
     follow: bool = False,
 ) -> Summary:
-    """Sum up the job that :func:`.build` made for *task*.
+    """Sum up the job that :func:`.job_manifest` made for *task*.
 
     Args:
         manifest: the job.
         task: its name.
         retries, max_restarts: of Flyte, and of all ranks together.
-        clamps: what limits made smaller, by role.
         further: warnings of others.
         follow: ranks follow the GPUs of a pod: the task names no number.
     """
@@ -73,16 +70,8 @@ def summarise(
         ),
         ("platform", "Flyte's own defaults; what yours adds or bounds is not shown"),
     ]
-    warnings = [*changed, *_warnings(manifest, roles, nproc), *map(_clamped, clamps), *further]
+    warnings = [*changed, *_warnings(manifest, roles, nproc), *further]
     return Summary(tuple(facts), tuple(dict.fromkeys(warnings)))
-
-
-def _clamped(found: tuple[str, Clamp]) -> str:
-    role, clamp = found
-    return (
-        f"the limits make {clamp.name}={clamp.asked} of {role}'s container {clamp.container!r} {clamp.got}, and "
-        "nothing reports it when it runs"
-    )
 
 
 def _roles(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -82,6 +82,26 @@ def test_a_file_that_cannot_be_imported_says_why(tmp_path: Path, capsys: pytest.
     assert "No module named 'no_such_module_anywhere'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("def f():\n    return nmae\n\nf()\n", "NameError: name 'nmae' is not defined"), ("x = (\n", "SyntaxError: ")],
+    ids=["a wrong name", "no Python"],
+)
+def test_a_mistake_in_the_file_is_shown_as_python_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / f"mistaken_module_{len(text)}.py"
+    file.write_text(text)
+
+    assert main(["render", str(file), "train"]) == 2
+
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert f'File "{file}", line ' in shown
+    assert "importlib" not in shown
+    assert "flytekitplugins_safedist" not in shown
+
+
 def test_doctor_reports_each_finding_with_its_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = tmp_path / "gone"
     store = tmp_path / "store"

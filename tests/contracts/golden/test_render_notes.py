@@ -21,8 +21,8 @@ from flytekitplugins_safedist import Kubeflow, SafeTorch
 from flytekitplugins_safedist.errors import RenderError
 from tests.harness.product import (
     Execution,
-    build,
     canonical,
+    job_manifest,
     main,
     notes_of,
     pods,
@@ -108,7 +108,7 @@ def test_looking_builds_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     image = ImageSpec(name="train", registry="registry.example", builder="fails")
     task = make(SafeTorch(nodes=2), container_image=image)
 
-    (master, *_) = pods(build(template_to_show(task)).manifest)
+    (master, *_) = pods(job_manifest(template_to_show(task)))
 
     assert training(master)["image"] == image.image_name()
 
@@ -199,7 +199,7 @@ def test_what_a_template_asks_for_and_the_task_does_not_name_reaches_every_pod(a
     of_call = {"requests": [{"name": "CPU", "value": "1"}], "limits": [{"name": "CPU", "value": "1"}]}
 
     for node in (None, {"taskNode": {"overrides": {"resources": of_call}}}):
-        built = build(template_of(task, FAST), Execution(node=node)).manifest
+        built = job_manifest(template_of(task, FAST), Execution(node=node))
         for pod in [built] if nodes == 1 else pods(built):
             found = training(pod)["resources"]
             assert EXTENDED.items() <= found["limits"].items()
