@@ -96,7 +96,7 @@ class Store:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def pipe_file(self, *_: object, **__: object) -> None:
+    def pipe_file(self, address: str, data: bytes, mode: str = "overwrite") -> None:
         raise OSError("the client's own words") from self._error
 
 
@@ -107,12 +107,19 @@ class Old:
         raise AssertionError("nothing was to be put")
 
 
+class Silent:
+    """s3fs 2024.9 and 2024.10: what they do not know they hand on to botocore, less what that does not know either."""
+
+    def pipe_file(self, address: str, data: bytes, chunksize: int = 1, **kwargs: object) -> None:
+        raise AssertionError("nothing was to be put: the condition is left out without a word")
+
+
 @pytest.mark.parametrize("code", ["PreconditionFailed", "412", "ConditionalRequestConflict", "ConditionNotMet"])
 def test_a_store_that_refuses_has_the_object(code: str) -> None:
     assert not put_new(Store(SaysError(code)), "s3://bucket/key", b"data")
 
 
-@pytest.mark.parametrize("store", [Store(SaysError("NotImplemented")), Store(SaysError("501")), Old()])
+@pytest.mark.parametrize("store", [Store(SaysError("NotImplemented")), Store(SaysError("501")), Old(), Silent()])
 def test_a_store_that_has_no_condition_says_so(store: Any) -> None:
     with pytest.raises(NoConditionError):
         put_new(store, "s3://bucket/key", b"data")
