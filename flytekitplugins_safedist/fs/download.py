@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextvars
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import random
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
-from .atomic import aside, atomic_path, atomic_write, discard
+from .atomic import aside, atomic_path, atomic_write, discard, fsync_dir, fsync_tree
 from .identity import timeout_s
 from .mount_info import host, mount_of
 from .once import once
+from .oserrors import retry_os_call
 from .paths import ensure_dir, wait_for
-from .store import Group, ranks
+from .store import Group, bounded, ranks
 
 log = logging.getLogger("flytekitplugins_safedist.fs")
 
@@ -135,22 +134,19 @@ def _is_there(target: Path, name: str, sha256: str | None) -> bool:
     return False
 
 
-def _place(draft: Path, target: Path, name: str, sha256: str | None) -> None:
-    """Give a whole download its name. Killed at any point: what is there is whole, and from where is recorded."""
-    if _is_there(target, name, sha256):
-        return  # another node's: it was faster
-    if os.path.lexists(target):
+def _make_way(target: Path, name: str, sha256: str | None) -> None:
+    """Before a whole download gets its name. Killed at any point: what is there is whole, and its source recorded."""
+    if os.path.lexists(target) and not _is_there(target, name, sha256):
         old = aside(target)
-        target.rename(old)
+
+        def move() -> None:
+            with contextlib.suppress(FileNotFoundError):  # moved by an earlier try whose reply was lost
+                target.rename(old)
+
+        retry_os_call(move, target, "move it away")
         discard(old)
     with atomic_write(_record(target), "w", durable=False) as file:
         json.dump({"source": name}, file)
-    try:
-        with atomic_path(target, durable=not draft.is_dir()) as place:  # a directory may have a million files
-            draft.rename(place)
-    except PathBlockedError:
-        if not _is_there(target, name, sha256):  # else another node's: it was faster
-            raise
 
 
 def _digest(path: Path) -> str:
@@ -175,12 +171,18 @@ class _Fetch:
         self._options = {} if callback is None else {"callback": callback}
 
     def to(self, target: Path) -> None:
-        draft = aside(target)
         log.info("downloading %s to %s", self._name, target)
         try:
-            self._tried(draft)
-            self._verify(draft)
-            _place(draft, target, self._name, self._sha256)
+            with atomic_path(target, durable=False) as draft:
+                self._tried(draft)
+                self._verify(draft)
+                if not draft.is_dir():  # a directory may have a million files
+                    fsync_tree(draft)
+                _make_way(target, self._name, self._sha256)
+            fsync_dir(target.parent)
+        except PathBlockedError:
+            if not _is_there(target, self._name, self._sha256):  # else another node's: it was faster
+                raise
         except FsError:
             raise
         except Exception as error:
@@ -192,8 +194,6 @@ class _Fetch:
                 seen=f"{type(error).__name__}: {said}",
                 hint="see whether the source exists and this task may read it",
             ) from (None if secret else error)
-        finally:
-            discard(draft)
 
     def _tried(self, draft: Path) -> None:
         for tried in range(1, _TRIES + 1):
@@ -211,26 +211,13 @@ class _Fetch:
                 time.sleep(pause)
 
     def _bounded(self, draft: Path) -> None:
-        """Fetch on a thread that can be left behind: not every store's client has deadlines."""
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                self._get(draft)
-                done.set_result(None)
-            except BaseException as error:
-                done.set_exception(error)
-
-        context = contextvars.copy_context()  # flytekit's: where a task's file systems come from
-        threading.Thread(target=context.run, args=(run,), name="safedist-fs-download", daemon=True).start()
-        left = self._deadline - time.monotonic()
-        if not concurrent.futures.wait([done], timeout=max(0.0, left)).done:
-            raise FsTimeoutError(
-                "the download was not done in time",
-                where={"source": self._name, "host": host()},
-                hint="give it a longer timeout=, or see whether the source answers",
-            )
-        done.result()
+        """Fetch before the deadline: not every store's client has one."""
+        late = FsTimeoutError(
+            "the download was not done in time",
+            where={"source": self._name, "host": host()},
+            hint="give it a longer timeout=, or see whether the source answers",
+        )
+        bounded(lambda: self._get(draft), max(0.0, self._deadline - time.monotonic()), late)
 
     def _get(self, draft: Path) -> None:
         from fsspec.asyn import AsyncFileSystem
@@ -243,10 +230,9 @@ class _Fetch:
             filesystem, path = access.get_filesystem_for_path(self._uri), self._uri
         else:
             filesystem, path = url_to_fs(self._uri)
-        if isinstance(filesystem, AsyncFileSystem):  # its own thread goes on else, after the deadline
-            options = {**self._options, "timeout": max(0.001, self._deadline - time.monotonic())}
-        else:
-            options = self._options
+        options = dict(self._options)
+        if isinstance(filesystem, AsyncFileSystem):  # else its own thread goes on for ever after the deadline
+            options["timeout"] = max(0.0, self._deadline - time.monotonic()) + 1
         # To ask a web server whether a page is a directory would be to fetch it.
         if not path.startswith(("http://", "https://")) and (path.endswith("/") or filesystem.isdir(path)):
             draft.mkdir()

@@ -11,6 +11,7 @@ differs from node to node). There the ranks agree on a name that nobody can have
 from __future__ import annotations
 
 import concurrent.futures
+import contextvars
 import os
 import socket
 import sys
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from .. import envvars, meeting
 from ..compat import torch as torch_inside
@@ -27,6 +28,8 @@ from ..errors import FsError, FsIdentityError, FsTimeoutError
 from .identity import current_identity, timeout_s
 from .mount_info import host
 from .torch_store import TorchStore, agree
+
+T = TypeVar("T")
 
 
 class KeyValues(Protocol):
@@ -193,23 +196,14 @@ def _over_horovod(rank: int, size: int, limit: float) -> Group:
         address, port = hvd.broadcast_object(place, root_rank=0, name="safedist.fs")
         return store or dist.TCPStore(address, port, is_master=False), f"Horovod rank 0's store at {address}:{port}"
 
-    # A collective, without a deadline of its own: on a thread that can be left behind.
-    met: concurrent.futures.Future[tuple[Any, str]] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            met.set_result(meet())
-        except BaseException as error:
-            met.set_exception(error)
-
-    threading.Thread(target=run, name="safedist-fs-horovod", daemon=True).start()
+    late = FsTimeoutError(
+        f"waited {limit:.1f} s for Horovod's other {size - 1} ranks to meet",
+        hint="every rank must make its first call of fs at the same point of the program",
+    )
     try:
-        store, where = met.result(limit)
-    except concurrent.futures.TimeoutError:
-        raise FsTimeoutError(
-            f"waited {limit:.1f} s for Horovod's other {size - 1} ranks to meet",
-            hint="every rank must make its first call of fs at the same point of the program",
-        ) from None
+        store, where = bounded(meet, limit, late)
+    except FsError:
+        raise
     except Exception as error:
         raise FsError("Horovod's ranks could not meet", seen=f"{type(error).__name__}: {error}") from error
     return Group(TorchStore(store, where, size), rank, size, ends_with_rank_0=True)
@@ -223,3 +217,20 @@ def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((server, 9))  # sends nothing: only asks the kernel for the route
         return str(probe.getsockname()[0])
+
+
+def bounded(work: Callable[[], T], seconds: float, late: FsTimeoutError) -> T:
+    """Run what has no deadline of its own on a thread that can be left behind; raise ``late`` if it is not done."""
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    context = contextvars.copy_context()  # flytekit's: where a task's file systems come from
+    threading.Thread(target=context.run, args=(run,), name="safedist-fs-bounded", daemon=True).start()
+    if not concurrent.futures.wait([done], timeout=seconds).done:
+        raise late
+    return done.result()

@@ -61,7 +61,7 @@ def test_ranks_make_and_see_whole_files_and_directories_whatever_the_clients_ans
                 wait_for(out / f"shard-{other}", content=b"whole")
                 wait_for(out / f"part-{other}" / "sub" / "meta", content=b"whole")
             seen.append(once_per_job(f"work-{turn}", lambda: rank))
-        assert download_once(tmp_path / "source", place / "weights", shared=True).read_bytes() == b"weights"
+        wait_for(download_once(tmp_path / "source", place / "weights", shared=True), content=b"weights")
         return seen
 
     for client in clients:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.errors import DownloadError
-from flytekitplugins_safedist.fs import download, download_once
+from flytekitplugins_safedist.errors import DownloadError, FsTimeoutError
+from flytekitplugins_safedist.fs import atomic_write, download, download_once
 from flytekitplugins_safedist.fs.download import _address, _without_secrets
 
 BODY = b"weights" * 100
@@ -76,7 +80,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_a_directorys_files_are
     download_once(tmp_path / "source" / "file", target)
     assert synced == [False, True], "the file, and then its name"
     download_once(tmp_path / "source", tmp_path / "directory")
-    assert len(synced) == 2
+    assert synced[2:] == [True], "its name alone"
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -120,9 +124,9 @@ def test_an_address_with_a_secret_is_told_by_nothing_that_goes_wrong_with_it(tmp
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("killed_before", ["_record", "atomic_path"])
-def test_killed_at_any_point_what_is_there_is_of_the_source_that_is_recorded(tmp_path, monkeypatch, killed_before):
-    """A process that ends before one of the steps that give a download its name, with another source's in its place."""
+@pytest.mark.parametrize("recorded", [False, True])
+def test_killed_at_any_point_what_is_there_is_of_the_source_that_is_recorded(tmp_path, monkeypatch, recorded):
+    """A process that ends before the record, or between it and the rename, with another source's file in the place."""
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)
     target = tmp_path / "data"
@@ -131,12 +135,15 @@ def test_killed_at_any_point_what_is_there_is_of_the_source_that_is_recorded(tmp
     class Killed(BaseException):
         pass
 
-    def die(*_args: object, **_more: object) -> None:
+    @contextmanager
+    def dies(*args: Any, **more: Any) -> Iterator[Any]:
+        if recorded:
+            with atomic_write(*args, **more) as file:
+                yield file
         raise Killed
 
     with monkeypatch.context() as patched:
-        name = "atomic_write" if killed_before == "_record" else killed_before
-        patched.setattr(download, name, die)
+        patched.setattr(download, "atomic_write", dies)
         with pytest.raises(Killed):
             download_once(tmp_path / "two", target)
     assert not target.exists()
@@ -144,19 +151,29 @@ def test_killed_at_any_point_what_is_there_is_of_the_source_that_is_recorded(tmp
     assert download_once(tmp_path / "two", target).read_text() == "two"
 
 
-def test_who_finds_that_another_node_was_faster_keeps_what_is_there(tmp_path, source, monkeypatch):
+def test_who_finds_that_another_node_was_faster_keeps_what_is_there(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").touch()
     bounded, inodes = download._Fetch._bounded, []
 
     def overtaken(self: download._Fetch, draft: Path) -> None:
         bounded(self, draft)
         if not inodes:
             inodes.append(0)
-            download_once(source, tmp_path / "copy")
-            inodes.append((tmp_path / "copy").stat().st_ino)
+            inodes.append(download_once(tmp_path / "data", tmp_path / "copy").stat().st_ino)
 
     monkeypatch.setattr(download._Fetch, "_bounded", overtaken)
-    assert download_once(source, tmp_path / "copy").stat().st_ino == inodes[1]
-    assert sorted(os.listdir(tmp_path)) == [".copy.safedist-source", "copy", "source"]
+    assert download_once(tmp_path / "data", tmp_path / "copy").stat().st_ino == inodes[1]
+    assert sorted(os.listdir(tmp_path)) == [".copy.safedist-source", "copy", "data"]
+
+
+def test_a_source_that_says_nothing_is_given_up_at_the_deadline(tmp_path, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(download._Fetch, "_get", lambda _self, _draft: never.wait())
+    with pytest.raises(FsTimeoutError, match="the download was not done in time"):
+        download_once("s3://bucket/file", tmp_path / "file", timeout=0.05)
+    never.set()
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
