@@ -36,11 +36,9 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
     """
     if "://" not in address or address.startswith("file://"):
         return _link_new(Path(address.removeprefix("file://")), data)
-    if "mode" not in inspect.signature(filesystem.pipe_file).parameters:
-        # s3fs 2024.9 and 2024.10 take it all the same, and put without the condition.
-        raise NoConditionError("this version of its fsspec package has no conditional put")
+    condition = _condition(filesystem)
     try:
-        filesystem.pipe_file(address, data, mode="create")
+        filesystem.pipe_file(address, data, **condition)
     except FileExistsError:
         return False
     except Exception as error:
@@ -50,6 +48,16 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
             raise NoConditionError(one_line(error)) from error
         raise
     return True
+
+
+def _condition(filesystem: Any) -> dict[str, Any]:
+    """The argument that means "where none is", as the client's method names it. One that names none may take it all the
+    same, among further arguments, and put without it (s3fs 2024.9 and 2024.10)."""
+    named = inspect.signature(filesystem.pipe_file).parameters
+    for name, value in (("mode", "create"), ("overwrite", False)):  # fsspec's own word; adlfs's
+        if name in named:
+            return {name: value}
+    raise NoConditionError("this version of its fsspec package has no conditional put")
 
 
 def _link_new(path: Path, data: bytes) -> bool:

@@ -107,6 +107,18 @@ class Old:
         raise AssertionError("nothing was to be put")
 
 
+class Azure:
+    """As adlfs takes it: by a word of its own."""
+
+    def pipe_file(self, address: str, data: bytes, overwrite: bool = True, **kwargs: object) -> None:
+        if not overwrite:
+            raise FileExistsError(address)
+
+
+def test_a_store_that_has_a_word_of_its_own_is_asked_by_it() -> None:
+    assert not put_new(Azure(), "abfs://container/error.pb", b"second")
+
+
 class Silent:
     """s3fs 2024.9 and 2024.10: what they do not know they hand on to botocore, less what that does not know either."""
 
