@@ -197,8 +197,8 @@ def checked(job: Job) -> None:
         assert [ended.left for ended in lives] == [[]] * len(lives), f"pod {pod} left processes: {lives[-1].left}"
         assert [ended.scratch for ended in lives] == [[]] * len(lives), f"pod {pod} left scratch"
     if run.code is None:
+        assert "error.pb" not in uploaded, error_of(outputs).message
         assert "outputs.pb" in uploaded, f"uploaded: {uploaded}"
-        assert "error.pb" not in uploaded, error_of(outputs)
         value = value_of(outputs)
         assert value.startswith("6 from 4 ranks"), value
         return

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from ..compat import torch as torch_inside
 from ..errors import CheckpointError
 from .metadata import read_metadata
 from .saves import DamagedError, Manifest
@@ -118,7 +119,6 @@ def _save_planner(paths: dict[str, Path], failed: BaseException | None) -> Any:
 
 def _written(file: Written, item: Any, planner: Any, part: str) -> Any:
     import torch
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.planner import WriteItemType
     from torch.distributed.checkpoint.storage import WriteResult
 
@@ -130,7 +130,7 @@ def _written(file: Written, item: Any, planner: Any, part: str) -> Any:
         tensor = data.detach().cpu()
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
         torch.save(tensor if whole else tensor.clone(), file)  # torch.save writes all of a view's storage
-    info = _StorageInfo(part, begin, file.size - begin)
+    info = torch_inside.storage_info(part, begin, file.size - begin)
     return WriteResult(index=item.index, size_in_bytes=info.length, storage_data=(info, file.crc))
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from . import lookup
 
+STORE_MAKER = "_create_c10d_store"
+"""In ``torch.distributed.rendezvous``: what makes a store for ``env://`` and ``tcp://``."""
+
 
 def default_store() -> Any:
     """The store of the process group that this process is in."""
@@ -22,3 +25,10 @@ def backends(group: Any) -> list[Any]:
     """
     backend_for = lookup(group, "_get_backend", of="torch")
     return [backend_for(device) for device in lookup(group, "_device_types", of="torch")]
+
+
+def storage_info(part: str, offset: int, length: int) -> Any:
+    """Where an item of a checkpoint lies, as DCP's metadata has it."""
+    from torch.distributed.checkpoint import filesystem
+
+    return lookup(filesystem, "_StorageInfo", of="torch")(part, offset, length)

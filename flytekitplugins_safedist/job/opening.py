@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 _LAST_CALL = 30.0
 """Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
 
+_PAUSE = 0.25
+"""Seconds between two tries to listen."""
+
 OpenRound = Callable[[int], Mapping[str, str]]
 """Called on node 0 before each round with its number of nodes; what ranks need to meet."""
 
@@ -197,14 +200,31 @@ class Membership:
             expected=self.rules.min_nodes,
         )
         try:
-            self._listen(server, local)
+            listens = self._listens(server, local)
         except RendezvousError:
             server.close()
-            if place.is_elastic:
-                return False  # with several agents on one machine the kernel decides which of them listens
             raise
+        if not listens:
+            server.close()
+            return False
         self._server, self._say = server, server.attach(self.inbox)
         return True
+
+    def _listens(self, server: Server, local: Path | None) -> bool:
+        """Listen; False where another agent of a range does: of several on one machine the kernel chooses one."""
+        until = time.monotonic() + self.rules.heartbeat
+        while True:
+            try:
+                self._listen(server, local)
+            except RendezvousError:
+                if not self._place.is_elastic or time.monotonic() > until:
+                    raise
+            else:
+                return True
+            if ports.is_answered(self._place.endpoint):
+                return False
+            # Somebody's connection has the port, as the kernel gives them out: nobody would lead this job meanwhile.
+            time.sleep(_PAUSE)
 
     def _listen(self, server: Server, local: Path | None) -> None:
         endpoint = self._place.endpoint

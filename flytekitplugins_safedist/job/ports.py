@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
+from ..topology import Endpoint
+
 
 class ReservedPort:
     """A free port that nobody else gets, and that a server with ``SO_REUSEADDR`` (as torch's) may still bind.
@@ -61,6 +63,15 @@ def is_here(host: str) -> bool:
         with suppress(OSError), socket.socket(family, kind, proto) as probe:
             probe.bind(address)
             return True
+    return False
+
+
+def is_answered(endpoint: Endpoint | None) -> bool:
+    """Whether anybody listens there."""
+    if endpoint is None:
+        return False
+    with suppress(OSError), socket.create_connection((endpoint.host, endpoint.port), timeout=2.0):
+        return True
     return False
 
 

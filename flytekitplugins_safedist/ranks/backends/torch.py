@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ... import envvars
+from ...compat.torch import STORE_MAKER
 from ...errors import MissingDependencyError
 from .base import LOOPBACK, RoundGroup, require, require_found
 
@@ -18,9 +19,6 @@ FLOOR = (2, 5)
 """The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
 train with DistributedDataParallel often hung as they returned; whether :mod:`..replicas` cures that there too is not
 known."""
-
-_CREATE = "_create_c10d_store"
-"""What torch makes its store by, for ``env://`` and ``tcp://``."""
 
 _EARLY_SECONDS = 5.0
 """For a connection of this process to itself."""
@@ -88,7 +86,7 @@ def open_store_early(environment: Mapping[str, str]) -> None:
     """
     is_torchs = environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == str(False)
     module = sys.modules.get("torch.distributed.rendezvous")
-    create: Callable[..., Any] | None = getattr(module, _CREATE, None)
+    create: Callable[..., Any] | None = getattr(module, STORE_MAKER, None)
     if not is_torchs or environment[envvars.RANK] != "0" or environment[envvars.WORLD_SIZE] == "1" or create is None:
         return
     held: list[Any] = []
@@ -106,13 +104,13 @@ def open_store_early(environment: Mapping[str, str]) -> None:
 
     @functools.wraps(create)
     def first(*args: Any, **kwargs: Any) -> Any:
-        setattr(module, _CREATE, create)
+        setattr(module, STORE_MAKER, create)
         try:
             return create(*args, **kwargs)
         finally:
             held.clear()
 
-    setattr(module, _CREATE, first)
+    setattr(module, STORE_MAKER, first)
 
 
 def refuse_before_floor(version: str) -> None:
