@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch.distributed
-
 from flytekitplugins_safedist.errors import FsError
 from flytekitplugins_safedist.fs import barrier, ensure_dir, once_per_job, wait_for
 
@@ -74,6 +72,8 @@ def on_ranks(work: Callable[[int], str], patience_s: float) -> list[str]:
 
 def init_process_group(rank: int, place: Path) -> None:
     """What the ranks of a training have anyway."""
+    import torch.distributed  # not at the top: whoever packages the examples needs no torch
+
     torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=RANKS)
 
 
@@ -168,6 +168,8 @@ def _check(title: str, theirs: str | list[str], ours: str | list[str], *, right:
 
 def main() -> None:
     """Show all; the exit status is 1 if a race does not show, or a cure does not cure."""
+    import torch.distributed  # noqa: F401  (once, for all that are forked)
+
     with tempfile.TemporaryDirectory() as place:
         shared = Path(place).resolve()
         theirs, ours = race_of_makedirs(shared)

@@ -36,7 +36,7 @@ def uploaded(warm: Warm, directory, how: str, task: str = "one_raises") -> tuple
 
 
 def test_the_table_has_a_code_for_every_error():
-    assert len(ROWS) == len(re.findall(r"^\| `", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)) > 40
+    assert len(ROWS) == len(re.findall(r"^\| `", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)) > 30
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -53,6 +53,7 @@ def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
             "SAFEDIST_NODES": "2",
             "SAFEDIST_NPROC_PER_NODE": "1",
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(node)},
+            **{"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port, "PET_NNODES": "2", "PET_NODE_RANK": str(node)},
             "TEST_HOW": how,
         }
         started.append(warm.command([*COMMAND, *arguments], directory / f"node-{node}", environment))

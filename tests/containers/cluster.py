@@ -43,7 +43,6 @@ from tests.containers.engine import (
 )
 from tests.harness.procs import Gate
 from tests.harness.product import CHECKPOINTS_RECORD, Execution, job_manifest, pods
-from tests.harness.product import Cluster as Backend
 
 
 @dataclass(frozen=True)
@@ -362,7 +361,6 @@ class Cluster:
         *,
         environment: Mapping[str, str] | None = None,
         options: Options = NOTHING,
-        backend: Backend | None = None,
         after: Job | None = None,
         **inputs: int,
     ) -> Job:
@@ -373,7 +371,6 @@ class Cluster:
             directory: for the pods' emptyDirs.
             environment: variables that a platform would add.
             options: further ones for every pod's container.
-            backend: the Flyte backend's settings.
             after: the attempt before this one.
             inputs: of the task.
         """
@@ -387,7 +384,7 @@ class Cluster:
             "{{.prevCheckpointPrefix}}": after.checkpoints if after else "",
         }
         execution = Execution(name=name, attempt=job.attempt, files=files)
-        manifest = job_manifest(self.templates[task], execution, backend or Backend())
+        manifest = job_manifest(self.templates[task], execution)
         calm = {"HOROVOD_CYCLE_TIME": os.environ["HOROVOD_CYCLE_TIME"]}  # tests/conftest.py says why
         given = Options({**self.s3.environment, **calm, **(environment or {})}) + options
         job.pods += [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]

@@ -26,7 +26,7 @@ from tests.harness.product import job_manifest, pods
 ORACLE = Path(__file__).parents[1] / "contracts" / "oracle"
 sys.path.insert(0, str(ORACLE))
 
-from oracle_cases import NAMES, case, cluster_of, execution_of  # noqa: E402
+from oracle_cases import NAMES, case, execution_of, pod_templates_of  # noqa: E402
 from oracle_registration import registered  # noqa: E402
 
 TASK = """
@@ -76,7 +76,7 @@ def recorded(one: dict[str, Any]) -> list[dict[str, Any]]:
 def as_registered_today(one: dict[str, Any]) -> list[dict[str, Any]]:
     """Those that they make of the same call, as this version registers it."""
     template, node = registered(one)
-    return pods(job_manifest(template, execution_of(one, node), cluster_of(one)))
+    return pods(job_manifest(template, execution_of(one, node), pod_templates_of(one)))
 
 
 def placed(cluster: Cluster, one: dict[str, Any], specs: Any, directory: Path, options: Options) -> Job:

@@ -18,7 +18,6 @@ from flyteidl.core import errors_pb2, execution_pb2
 from tests.containers.cluster import Job, gated
 from tests.containers.engine import DEADLINE, until
 from tests.harness.procs import Gate
-from tests.harness.product import Cluster as Backend
 
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
 BACKENDS = ["horovod", "torch"]
@@ -51,8 +50,8 @@ def test_an_exception_on_the_last_rank_of_the_last_node_is_the_one_error(job: Ma
 
 
 def test_with_error_aggregation_there_is_one_error_too(job: Make) -> None:
-    aggregating = Backend(k8s={"enable-distributed-error-aggregation": True})
-    failing = job("torch_2x2", environment={"TEST_HOW": "raise"}, backend=aggregating, steps=20)
+    aggregating = {"_F_DES": "Earliest"}  # what propeller's enable-distributed-error-aggregation adds
+    failing = job("torch_2x2", environment={"TEST_HOW": "raise", **aggregating}, steps=20)
     ended = failing.run(SOON)
     assert failing.uploaded == ["error.pb"]
     assert [pod.codes for pod in ended] == [(0,), (0,)]

@@ -127,6 +127,7 @@ class Placing:
     def _move(self, source: str, target: str) -> None:
         deadline, pause = time.monotonic() + _VISIBLE_SECONDS, 0.002
         while True:
+            _make_later(source, target)
             try:
                 os.rename(source, target)
             except OSError as error:
@@ -172,6 +173,15 @@ class Placing:
             expected=error.expected,
             hint=error.hint,
         )
+
+
+def _make_later(source: str, target: str) -> None:
+    """Give a file another second than the one that it replaces: Python takes a module's compiled code for that of a
+    file of the same second and size."""
+    with suppress(OSError):  # nothing is replaced
+        before = os.lstat(target).st_mtime
+        if int(os.lstat(source).st_mtime) <= int(before):
+            os.utime(source, (before + 1, before + 1), follow_symlinks=False)
 
 
 def _copied(source: str, beside: Private) -> str:

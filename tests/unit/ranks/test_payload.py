@@ -187,10 +187,9 @@ if __name__ == "__main__":
     from flytekitplugins_safedist.flyte import task_context
     from flytekitplugins_safedist.job import prepare
     from flytekitplugins_safedist.ranks import scratch
-    from flytekit.models.literals import LiteralMap
     made = scratch.make_job(Path(sys.argv[1]))
     for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
-        order = prepare._job_order(each, LiteralMap({}), task_context.take(), made, 60.0)
+        order = prepare._job_order(each, made.orders / "inputs.pb", task_context.take(), 60.0)
         Path(sys.argv[1], name).write_text(order.to_json())
 """
 
@@ -455,7 +454,6 @@ def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
 
 def test_an_order_of_a_job_lies_in_its_scratch(tmp_path: Path) -> None:
     made = scratch.make_job(tmp_path)
-    written = prepare._job_order(train, literals(train, {"lr": 0.5, "epochs": 2}), SNAPSHOT, made, 60.0)
+    written = prepare._job_order(train, made.orders / "inputs.pb", SNAPSHOT, 60.0)
     assert (written.module, written.name, written.pickled) == (__name__, "train", None)
     assert written.inputs.is_relative_to(made.orders)
-    assert set(payload.read_literals(written.inputs).literals) == {"lr", "epochs"}
