@@ -109,7 +109,8 @@ def test_a_save_without_a_manifest_is_none(three):
     assert resumed(three) == (3, 2.0, 2)
 
 
-def test_where_no_save_is_whole_training_does_not_begin_anew_silently(three):
+def test_where_no_save_is_whole_training_does_not_begin_anew_silently(three, monkeypatch):
+    monkeypatch.setattr(store, "LATE_SECONDS", 0.1)
     for step in (1, 2, 3):
         (directory(three, step) / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(CheckpointError, match="there are checkpoints, but none of them is complete"):
