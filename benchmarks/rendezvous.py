@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.job import messages
-from flytekitplugins_safedist.job.deciding import Coordinator
+from flytekitplugins_safedist.job.coordinator import Coordinator
 from flytekitplugins_safedist.job.facts import Cause
 from flytekitplugins_safedist.job.messages import Ended, Go, Hello, Leaves, Message, Stop, Welcome
 from flytekitplugins_safedist.job.rules import Rules

@@ -1,7 +1,7 @@
 """The node agent: one per pod. It does what the coordinator says, and says what becomes of this node's ranks.
 
-All decisions about the job are the coordinator's (:mod:`.deciding`); this is a loop over one inbox, which also signals
-come into, and over the ranks of one round.
+All decisions about the job are the coordinator's (:mod:`.coordinator`); this is a loop over one inbox, which also
+signals come into, and over the ranks of one round.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .messages import (
     Again,
     AllSaved,
     Answer,
+    Ended,
     Gather,
     Go,
     Greet,
@@ -89,6 +90,7 @@ class NodeAgent:
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
         self._disk = DiskWatch(plan.limit)
+        self._become: Returned | Ended | None = None  # of the ranks of this round; said again on each connection
         self._told: Told | None = None
         self._cut_since: float | None = None
         self._leaves: tuple[int, float] | None = None
@@ -192,10 +194,8 @@ class NodeAgent:
     def _welcome(self, welcome: Welcome) -> None:
         self._cut_since = None
         self._job.now(history=welcome.history)
-        if self._job.me.state == "ended":
-            self._job.say_ended()
-        elif self._job.me.state == "done":
-            self._job.tell(Returned(self._job.me.round))
+        if self._become is not None:
+            self._job.tell(self._become)
         if self._saving is not None:
             self._saving.again()
 
@@ -211,9 +211,9 @@ class NodeAgent:
                 # What filled the disk must not keep the next round from starting.
                 scratch.remove_rounds_before(plan.scratch, group.round)
             self._say(f"round {go.round}: {go.nnodes} node(s) are there, {group.world_size} rank(s) start")
-        self._told = None
+        self._told = self._become = None
         self._job.settle()
-        self._job.now(round=go.round, state="running", cause=None, returned=(), history=go.history)
+        self._job.now(round=go.round, state="running", history=go.history)
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
@@ -235,7 +235,8 @@ class NodeAgent:
         for node, why in stop.left.items():
             self._say(f"{node} has left: {why}")
         if ranks is None:
-            self._job.say_ended()
+            if self._become is not None:
+                self._job.tell(self._become)
             return
         if stop.timed_out and not ranks.failed:
             ranks.note_stacks()  # for this node's log: a rank here may be the one that others have waited for
@@ -275,8 +276,7 @@ class NodeAgent:
         self.report.result = ranks.result()
         if self._job.rules.max_nodes > 1:
             self._say("the ranks of this node have returned; waiting for those of the other nodes")
-        self._job.now(state="done", returned=reports.named(ranks.returned()))
-        self._job.tell(Returned(self._job.me.round))
+        self._becomes("done", Returned(self._job.me.round))
 
     def _ended(self, ranks: Ranks, cause: RankOutcome | str | None, *, cut: bool = False) -> None:
         """End the ranks that still run, and report how this round ended here.
@@ -293,15 +293,19 @@ class NodeAgent:
             raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
         if cause is not None:
             self.report.decks = ranks.decks()
-        round_no, returned = self._job.me.round, reports.named(ranks.returned())
+        round_no, returned = self._job.me.round, tuple(ranks.returned())
         if found is not None:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
         summary = None if found is None else reports.cause_of(found)
         self._end_round(signal.SIGTERM)
-        self._job.now(state="ended", cause=summary, returned=returned, cut=cut)
-        self._job.say_ended()
+        self._becomes("ended", Ended(round_no, summary, returned, cut))
         if self._leaves is not None:
             self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for
+
+    def _becomes(self, state: str, said: Returned | Ended) -> None:
+        self._become = said
+        self._job.now(state=state)
+        self._job.tell(said)
 
     def _end_round(self, number: int) -> None:
         ranks, self._ranks, self._saving = self._ranks, None, None

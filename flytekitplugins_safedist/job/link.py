@@ -21,8 +21,8 @@ from .. import frames
 from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..topology import Endpoint
 from . import messages
-from .membership import wait_line
 from .messages import Beat, Hello, Message, Refused, Waits, Welcome
+from .nodes import wait_line
 
 WAIT_LINE_SECONDS = 30.0
 """Between two lines about who is waited for."""

@@ -70,7 +70,6 @@ class Hello(Message):
         state: ``new``: no rank runs; ``running``; ``done``: its ranks have returned; ``ended``: its ranks have ended
             otherwise; ``cannot``: it can start none, and will say why; ``looks``: this is no node, it only asks who
             coordinates.
-        cause, returned, cut: how its ranks have ended, as in :class:`Ended`.
         protocol: :data:`PROTOCOL`.
     """
 
@@ -83,9 +82,6 @@ class Hello(Message):
     lost: tuple[str, ...] = ()
     round: int = -1
     state: Literal["new", "running", "done", "ended", "cannot", "looks"] = "new"
-    cause: Cause | None = None
-    returned: tuple[int, ...] = ()
-    cut: bool = False
     protocol: int = PROTOCOL
 
 
@@ -102,7 +98,7 @@ class Ended(Message):
 
     Attributes:
         cause: the first failure here, or None where the ranks were only ended by this node.
-        returned: ranks here that had returned before, at most some hundred.
+        returned: ranks here that had returned before.
         cut: they were ended because the coordinator could not be heard: others may have lost their peers by that.
     """
 

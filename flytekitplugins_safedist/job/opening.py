@@ -21,9 +21,9 @@ from ..ranks.backends.base import LOOPBACK
 from ..ranks.scratch import human
 from ..topology import Endpoint, Topology
 from . import ports
-from .deciding import Coordinator
+from .coordinator import Coordinator
 from .link import Inbox, Link
-from .messages import Ended, Hello, Leaves, Message
+from .messages import Hello, Leaves, Message
 from .rules import Rules
 from .server import SHUTDOWN_SECONDS, Server
 
@@ -165,10 +165,6 @@ class Membership:
     def now(self, **changes: object) -> None:
         """This node is otherwise than it was: what its next hello says."""
         self.me = replace(self.me, **changes)  # type: ignore[arg-type]
-
-    def say_ended(self) -> None:
-        """Tell how the ranks here have ended."""
-        self.tell(Ended(self.me.round, self.me.cause, self.me.returned, self.me.cut))
 
     def settle(self) -> None:
         """A round has come together."""

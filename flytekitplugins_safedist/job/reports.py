@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from ..ranks.outcome import RankOutcome, echo, is_consequence
 from ..texts import encodable
@@ -15,9 +14,6 @@ TEXT_BYTES = 1 << 16
 
 _DISK_CHARACTERS = 4096
 """Of what is told about scratch: a line per rank, for more ranks than a node has."""
-
-_NAMED_RANKS = 256
-"""Of those that had returned: the first of a very large node say as much as all."""
 
 
 def cause_of(outcome: RankOutcome) -> Cause:
@@ -45,8 +41,3 @@ def fitting(outcome: RankOutcome) -> str:
         return json.dumps(cause.to_json(), ensure_ascii=False)
 
     return outcome.fitting(TEXT_BYTES, dump).to_json()
-
-
-def named(ranks: Sequence[int]) -> tuple[int, ...]:
-    """As many as are named."""
-    return tuple(ranks[:_NAMED_RANKS])

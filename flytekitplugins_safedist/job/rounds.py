@@ -1,25 +1,89 @@
 """The rounds of a job: when one begins, why it is over, what it comes to, and the end. Pure.
 
-The state of a job is here; what its nodes say comes in through :class:`~.deciding.Coordinator`.
+The state of a job is here; what its nodes say comes in through :class:`~.coordinator.Coordinator`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from . import budgets, forming, settling
-from .facts import End, History, Spent
-from .membership import Key, Node, Nodes
-from .messages import Again, Go, Message, Stop, Tell, TheEnd, Uploaded, Waits
-from .rules import Rules, Sent
+from . import messages as m
+from .facts import Cause, End, History, Spent
+from .nodes import Key, Node, Nodes, listed, wait_line
+from .rules import Rules, with_loss, with_one_more
 from .savepoint import SavePoint
 
-_NAMED_RANKS = 256
-"""Of those that had returned: the first of a very large job say as much as all."""
-
 _DONE_LOST = "lost after its ranks had returned"
+
+
+@dataclass(frozen=True)
+class Failing:
+    """The first failure on one node; which process, and how it is called."""
+
+    cause: Cause
+    process: str
+    node: str
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The smallest is the root cause: a failure that speaks for itself, the earliest, the lowest rank."""
+        return (self.cause.echo, self.cause.time_ns, self.cause.rank)
+
+
+@dataclass
+class Round:
+    """What is known of one round.
+
+    Attributes:
+        members: its nodes, in the order of their places, and how each is called.
+        waits_for: members whose ranks have not returned; when it is over, those that have not said how it ended there.
+        absent: members that are lost or have left, and why.
+        done_lost: members that were lost after their ranks had returned: not paid for unless others fail.
+        failures: that members have reported, also of those that are gone.
+        returned: ranks that had returned when it ended otherwise.
+        why: it is over.
+        timed_out: a collective timed out.
+        is_joined: it is over because a node joins.
+        save: where all ranks save, while it runs.
+    """
+
+    members: dict[Key, str] = field(default_factory=dict)
+    waits_for: set[Key] = field(default_factory=set)
+    absent: dict[Key, str] = field(default_factory=dict)
+    done_lost: dict[Key, Spent] = field(default_factory=dict)
+    failures: list[Failing] = field(default_factory=list)
+    returned: set[int] = field(default_factory=set)
+    why: str = ""
+    timed_out: bool = False
+    is_joined: bool = False
+    save: SavePoint | None = None
+
+    @property
+    def root(self) -> Failing | None:
+        """The root cause, as far as it is known; None where nothing failed."""
+        return min(self.failures, key=lambda each: each.order, default=None)
+
+    @property
+    def is_paid(self) -> bool:
+        """A node was lost or has left, or the round made room for one that joins: what then only says that a peer was
+        lost is an echo of that."""
+        return bool(self.absent) or self.is_joined
+
+    @property
+    def who_may_say(self) -> list[Failing]:
+        """Who is asked for the text, the nearest to the root cause first. An echo is never called the cause where a
+        failure that speaks for itself is known, though its text be lost."""
+        real = [each for each in self.failures if not each.cause.consequence]
+        return sorted(real or self.failures, key=lambda each: each.order)
+
+    def heard(self, key: Key, name: str, process: str, ended: m.Ended) -> None:
+        """How it has ended on a node."""
+        self.waits_for.discard(key)
+        self.returned.update(ended.returned)
+        if ended.cause is not None:
+            self.failures.append(Failing(ended.cause, process, name))
 
 
 class Rounds:
@@ -36,178 +100,148 @@ class Rounds:
         self.process = process
         self.history = History()
         self.end: End | None = None
-        self._nodes = Nodes()
-        self._members: tuple[Key, ...] = ()
-        self._phase = "forming"  # running, stopping, asking (for the root cause's text), over
-        self._since = self._told = self._last = now
-        self._absent: dict[Key, str] = {}
-        self._unheard: set[Key] = set()  # members that have not said yet how the round ended there
-        self._failures: dict[Key, settling.Failing] = {}  # that members have reported, also of those that are gone
-        self._returned: set[int] = set()  # ranks that had returned when the round ended otherwise
-        self._done_lost: dict[Key, Spent] = {}  # lost after their ranks had returned: not paid for unless others fail
-        self._joining = self._somebody_came = self._timed_out = self._left = False
-        self._why = ""
-        self._brought = 0  # the version of the history that was taken over
+        self._nodes = Nodes(rules, process)
+        self._round = Round()
+        self._phase: Literal["forming", "running", "stopping", "asking", "over"] = "forming"
+        self._since = self._told = now
         self._highest = -1  # the highest round that anybody has been in
-        self._paused = float("-inf")  # when this process had stood still for longer than the others wait for it
-        self._departed: dict[str, str] = {}  # processes that take no part any more, and why
+        self._asked: Sequence[Failing] = ()  # for the root cause's text: the first of them now
+        self._reason = ""  # why there is no other round
+        self._left = False  # this process ends
         self._was_alone = False
-        self._gone_names: dict[Key, str] = {}
-        self._undone: set[Key] = set()  # members whose ranks have not returned
-        self._places: dict[Key, int] = {}  # members' node_rank in the round
-        self._save: SavePoint | None = None
-        self._question: settling.Question | None = None
-        self._uploaded: Uploaded | None = None
-        self._out: list[Sent] = []
+        self._paused = float("-inf")  # when this process had stood still for longer than the others wait for it
+        self._uploaded: m.Uploaded | None = None
+        self._out: list[tuple[str, m.Message]] = []
 
     # --- a round ----------------------------------------------------------------------------------------------------
     def _advance(self, now: float) -> None:
-        if self._phase == "running":
-            if not self._undone:
-                self._finish(End("done"))
-            elif self._somebody_came and self._newcomer():
-                self._joining = True
-                self._stop("a node joins", now)
-        if self._phase == "stopping" and not self._unheard:
+        if self._phase == "running" and not self._round.waits_for:
+            self._finish(End("done"))
+        if self._phase == "stopping" and not self._round.waits_for:
             self._settle(now)
         if self._phase == "forming" and len(self._nodes) >= self.rules.min_nodes:
-            here = forming.here(self.rules, self._nodes, self.process)
-            hoped = self.history.nodes - len(self._absent.keys() | self._done_lost.keys())
-            if forming.is_enough(self.rules, self._nodes, here, hoped=hoped, waited_since=self._since, now=now):
-                self._start(here)
+            ready, gone = self._nodes.ready(), self._round.absent.keys() | self._round.done_lost.keys()
+            if self._nodes.are_enough(ready, hoped=self.history.nodes - len(gone), since=self._since, now=now):
+                self._start(ready)
 
-    def _newcomer(self) -> bool:
-        """Whether a process waits for a place in a range that has room."""
-        self._somebody_came = False
-        if self.rules.fixed or len(self._members) >= self.rules.max_nodes:
-            return False
-        if any(self._nodes[key].state == "done" for key in self._members if key in self._nodes):
-            return False
-        return any(node.state == "ready" and node.linked and node.key not in self._places for node in self._nodes)
+    def _make_room(self, now: float) -> None:
+        """A process waits for a place: in a range that has room, and where nobody is done, the next round has it."""
+        members = self._round.members
+        if self._phase != "running" or self.rules.fixed or len(members) >= self.rules.max_nodes:
+            return
+        if len(self._round.waits_for) == len(members):
+            self._round.is_joined = True
+            self._stop("a node joins", now)
 
     def _start(self, here: list[Node]) -> None:
-        self._members = tuple(node.key for node in here)
-        self._places = {key: place for place, key in enumerate(self._members)}
-        self._undone = set(self._members)
         self._note(round=max(self.history.round, self._highest) + 1, nodes=len(here))
-        self._phase, self._joining, self._timed_out = "running", False, False
-        for facts in (self._absent, self._gone_names, self._failures, self._returned, self._done_lost):
-            facts.clear()
-        self._save = SavePoint(self.history.round, self._members, self._tell_members)
-        for node in here:
-            node.state, node.stands_in, node.round = "running", False, self.history.round
-        for node in here:
+        self._phase, self._round = "running", Round({node.key: self._name(node) for node in here})
+        self._round.waits_for.update(self._round.members)
+        self._round.save = SavePoint(self.history.round, self._round.members, self._tell_members)
+        for place, node in enumerate(here):
+            node.state, node.round, node.place = "running", self.history.round, place
             self._tell_go(node)
 
     def _tell_go(self, node: Node) -> None:
-        place, nnodes = self._places[node.key], len(self._members)
-        self._tell(node.process, Go(self.history.round, place, nnodes, self.history))
+        self._tell(node.process, m.Go(self.history.round, node.place, len(self._round.members), self.history))
 
     def _stop(self, why: str, now: float) -> None:
-        self._phase, self._since, self._why, self._save = "stopping", now, why, None
-        self._unheard = set()
-        for key in self._members:
+        self._phase, self._since = "stopping", now
+        self._round.why, self._round.waits_for = why, set()
+        for key in self._round.members:
             node = self._nodes.get(key)
-            if node is None or node.state not in ("running", "done"):
-                continue
-            if node.stands_in:  # it has no ranks to end, and may be nobody
+            if node is not None and node.state == "stands in":
                 node.state = "ready"
-                if not node.process:
-                    self._nodes.remove(key)
-                continue
-            self._unheard.add(key)
-            self._tell_stop(node)
+            elif node is not None and node.state in ("running", "done"):
+                self._round.waits_for.add(key)
+                self._tell_stop(node)
 
     def _tell_stop(self, node: Node) -> None:
-        left = {self._name_of(key): why for key, why in self._absent.items()}
-        self._tell(node.process, Stop(self.history.round, self._why, self.history, self._timed_out, left))
+        over = self._round
+        left = {self._name_of(key): why for key, why in over.absent.items()}
+        self._tell(node.process, m.Stop(self.history.round, over.why, self.history, over.timed_out, left))
 
     # --- how it is settled -----------------------------------------------------------------------------------------
     def _settle_without(self, now: float) -> None:
         """Some have not said how the round ended there. With a cause that speaks for itself they are only slow."""
-        found = settling.root(list(self._failures.values()))
-        for key in list(self._unheard):
+        root = self._round.root
+        for key in list(self._round.waits_for):
             node = self._nodes.get(key)
             if node is None:
                 continue
-            if found is None or found.cause.consequence:
+            if root is None or root.cause.consequence:
                 self._gone(node, "no word from it when the round was over", now, is_cut=self._was_alone)
             else:
                 node.state = "absent"
-        self._unheard.clear()
-        if self._phase == "stopping":
-            self._settle(now)
+        self._round.waits_for.clear()  # and then it is settled
 
     def _settle(self, now: float) -> None:
-        failures = list(self._failures.values())
-        first = settling.root(failures)
-        if first is not None and first.cause.consequence and not self._absent and not self._joining:
+        """Decide about a round that is over: another one, and what it costs; or the end."""
+        over, rules = self._round, self.rules
+        root, spent = over.root, self.history.restarts
+        if root is not None and root.cause.consequence and not over.is_paid:
             # They may be echoes of a loss that had cost nothing so far.
-            self._absent.update((key, _DONE_LOST) for key, loss in self._done_lost.items() if self._lose(loss))
+            over.absent.update((key, _DONE_LOST) for key, loss in over.done_lost.items() if self._lose(loss))
         if self.end is not None:
             return
-        verdict = settling.settle(
-            failures,
-            is_excused=bool(self._absent) or self._joining,
-            restarts=len(self.history.restarts),
-            max_restarts=self.rules.max_restarts,
-            returned=tuple(sorted(self._returned))[:_NAMED_RANKS],
-        )
-        if isinstance(verdict, settling.Restart):
-            spent = Spent(self.history.round, str(verdict.rank), verdict.why)
-            self._note(restarts=budgets.with_one_more(self.history.restarts, spent))
-            self._again(verdict.why, now)
-        elif isinstance(verdict, settling.Free):
-            lost = "; ".join(f"{self._name_of(key)}: {why}" for key, why in self._absent.items())
-            self._again(f"the round is over ({lost or self._why}); the next begins when every node is there", now)
+        if root is None or (root.cause.consequence and over.is_paid):
+            lost = "; ".join(f"{self._name_of(key)}: {why}" for key, why in over.absent.items())
+            self._again(f"the round is over ({lost or over.why}); the next begins when every node is there", now)
+            return
+        cause = root.cause
+        if not cause.repeats and len(spent) < rules.max_restarts:
+            which = f"restart {len(spent) + 1} of {rules.max_restarts}"
+            why = f"rank {cause.rank} failed ({cause.name}); all ranks start again: {which}"
+            self._note(restarts=with_one_more(spent, Spent(self.history.round, str(cause.rank), why)))
+            self._again(why, now)
+            return
+        if cause.repeats:
+            self._reason = f"{cause.name} would repeat: a restart cannot help"
+        elif rules.max_restarts == 0:
+            self._reason = "max_restarts=0"
         else:
-            self._phase, self._since, self._question = "asking", now, verdict
-            self._ask_next(now)
+            self._reason = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
+        self._ask(over.who_may_say, now)
 
     def _again(self, why: str, now: float) -> None:
         self._phase, self._since, self._told = "forming", now, now
         for node in self._nodes:
-            self._tell(node.process, Again(why, self.history))
+            self._tell(node.process, m.Again(why, self.history))
 
-    def _ask_next(self, now: float) -> None:
-        question = self._question
-        if question is None:
+    def _ask(self, who: Sequence[Failing], now: float) -> None:
+        """The first of them who is there, for the text of its failure, with which the job ends."""
+        self._phase, self._since = "asking", now
+        self._asked = [each for each in who if self._nodes.of_process(each.process) is not None]
+        if self._asked:
+            self._tell(self._asked[0].process, m.Tell(self.history.round))
             return
-        self._since = now
-        found = question.next(lambda process: self._nodes.of_process(process) is not None)
-        if found is None:
-            self._finish(End("lost", question.unanswered()))
-        else:
-            self._tell(found.process, Tell(self.history.round))
+        root = self._round.root
+        assert root is not None  # noqa: S101  (without a failure nobody is asked)
+        text = f"rank {root.cause.rank} on {root.node} failed ({root.cause.name}), and that node was lost before it"
+        self._finish(End("lost", f"{text} could say more; not restarted in place: {self._reason}"))
 
-    # --- losses, and the end ----------------------------------------------------------------------------------------
+    # --- losses ------------------------------------------------------------------------------------------------------
     def _gone(self, node: Node, why: str, now: float, *, is_cut: bool = False) -> None:
         """A process is lost, or leaves; ``is_cut``: most likely it is node 0 that nobody can reach."""
+        self._nodes.remove(node)
         if self.end is not None:
-            self._nodes.remove(node.key)
             return
-        if self._phase == "asking" and self._question is not None:  # the job has failed, and ends for that alone
-            self._nodes.remove(node.key)
-            if self._question.asked == node.process:
-                self._ask_next(now)
-            return
-        if self._phase == "running" and node.state == "done":
-            if node.process:
-                self._done_lost.setdefault(node.key, self._loss_of(node, why, now))
-                text = f"{self._name(node)} lost after its ranks had succeeded: the round goes on"
-                self._tell(self.process, Waits(text))
-            self._nodes.vacate(node)
-            return
-        self._nodes.remove(node.key)
-        self._miss(node, why, now, is_cut=is_cut)
+        if self._phase == "asking":  # the job has failed, and ends for that alone
+            if self._asked[0].process == node.process:
+                self._ask(self._asked, now)
+        elif self._phase == "running" and node.state in ("done", "stands in"):
+            self._round.done_lost.setdefault(node.key, self._loss_of(node, why, now))
+            text = f"{self._name(node)} lost after its ranks had succeeded: the round goes on"
+            self._tell(self.process, m.Waits(text))
+        else:
+            self._miss(node, why, now, is_cut=is_cut)
 
     def _miss(self, node: Node, why: str, now: float, *, is_cut: bool, is_counted: bool = True) -> None:
         """A node is not there any more, or not in its round: such a round is over, and that is counted."""
-        is_member = node.key in self._places
+        is_member = node.key in self._round.members
         if is_member:
-            self._absent[node.key] = why
-            self._gone_names[node.key] = self._name(node)
-            self._unheard.discard(node.key)
+            self._round.absent[node.key] = why
+            self._round.waits_for.discard(node.key)
         loss = self._loss_of(node, why, now)
         if is_cut:
             loss = replace(loss, who=f"{self.process}/{self.history.round}", lived=-1.0)
@@ -225,7 +259,7 @@ class Rounds:
         """Count a loss, once; False where it ends the job."""
         if self.end is not None:
             return False
-        counted = budgets.with_loss(self.history, self.rules, loss)
+        counted = with_loss(self.history, self.rules, loss)
         if isinstance(counted, End):
             if not self._left:  # nobody would upload it: the next coordinator comes to the same end
                 self._finish(counted)
@@ -233,13 +267,23 @@ class Rounds:
         self.history = counted
         return True
 
+    # --- the end -----------------------------------------------------------------------------------------------------
     def _too_few(self) -> None:
-        self._finish(forming.too_few(self.rules, self._nodes, self.history))
+        rules, missing, seconds = self.rules, self._nodes.missing(), f"{self.rules.timeout:g} s"
+        if rules.fixed:
+            which = "node" if len(missing) == 1 else "nodes"
+            text = f"{which} {listed(missing)} of {rules.max_nodes} did not arrive within {seconds}"
+        else:
+            came = f"{len(self._nodes.came)} process(es) have joined since the job began"
+            text = f"fewer than {rules.min_nodes} nodes came together within {seconds}: {came}"
+        self._finish(End("lost" if self.history.round >= 0 else "timeout", text, missing=tuple(missing)))
 
     def _say_who_is_missing(self, waited: float) -> None:
-        line = forming.wait_line_of(self.rules, self._nodes, waited)
+        awaits = "a machine with room for the pod, its image, or the end of the pod before it"
+        who = f"node(s) {listed(self._nodes.missing())}"
+        line = wait_line(who, waited=waited, limit=self.rules.timeout, seen="not there yet", awaits=awaits)
         for node in self._nodes:
-            self._tell(node.process, Waits(line))
+            self._tell(node.process, m.Waits(line))
 
     def _finish(self, end: End) -> None:
         if self.end is not None:
@@ -248,12 +292,17 @@ class Rounds:
         if end.kind == "failed":
             self._note(end=end)
         for node in self._nodes:
-            self._tell(node.process, TheEnd(end, uploads=node.process == self.process, history=self.history))
+            self._tell_end(node.process, end)
+
+    def _tell_end(self, process: str, end: End) -> None:
+        self._tell(process, m.TheEnd(end, uploads=process == self.process, history=self.history))
+        if self._uploaded is not None:
+            self._tell(process, m.Leave(self._uploaded.ok, self._uploaded.why))
 
     # --- small things ------------------------------------------------------------------------------------------------
     def _saving(self, round_no: int, act: Callable[[SavePoint], None]) -> None:
-        if self._save is not None and self._phase == "running" and round_no == self.history.round:
-            act(self._save)
+        if self._round.save is not None and self._phase == "running" and round_no == self.history.round:
+            act(self._round.save)
 
     def _note(self, **changes: Any) -> None:
         self.history = replace(self.history, version=self.history.version + 1, **changes)
@@ -262,15 +311,13 @@ class Rounds:
         return f"node {node.key}" if self.rules.fixed else f"the node on {node.host}"
 
     def _name_of(self, key: Key) -> str:
-        node = self._nodes.get(key)
-        return self._gone_names.get(key, f"node {key}") if node is None else self._name(node)
+        return self._round.members.get(key, f"node {key}")
 
-    def _tell(self, process: str, message: Message) -> None:
-        if process:
-            self._out.append((process, message))
+    def _tell(self, process: str, message: m.Message) -> None:
+        self._out.append((process, message))
 
-    def _tell_members(self, message: Message) -> None:
-        for key in self._members:
+    def _tell_members(self, message: m.Message) -> None:
+        for key in self._round.members:
             node = self._nodes.get(key)
             if node is not None:
                 self._tell(node.process, message)

@@ -1,10 +1,19 @@
-"""What a job's coordinator goes by, and what it is told of."""
+"""What a job's coordinator goes by: the size, the times, and the two budgets with what counts against them. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from .messages import Message
+from .facts import End, History, Spent
+
+_WHY_CHARACTERS = 200
+_WHYS = 8
+"""Reasons that are kept, the latest. Every node gets all of them with each round."""
+
+RELAPSES = 3
+"""Losses of one node that end the job, where the last ones follow each other closely."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +54,41 @@ class Rules:
         """How long the nodes of a round that is over may take to say how it ended there."""
         return self.stop + max(5.0, min(15.0, self.heartbeat))
 
-
-@dataclass(frozen=True)
-class Said:
-    """A message of a process."""
-
-    process: str
-    message: Message
+    @property
+    def most_processes(self) -> int:
+        """How many processes may ever join a range: its nodes, and for each of them all replacements."""
+        return self.max_nodes * (1 + self.max_replacements)
 
 
-@dataclass(frozen=True)
-class Disconnected:
-    """The connection of a process is lost."""
+def with_loss(history: History, rules: Rules, loss: Spent) -> History | End:
+    """The history with this loss, which is counted once; or the end of the job, where the budget is spent or a node
+    dies in the same place again and again."""
+    if rules.max_nodes == 1 or any(spent.who == loss.who for spent in history.losses):
+        return history
+    losses = with_one_more(history.losses, loss)
+    if replacements(losses) > rules.max_replacements:
+        return End("replacements", f"{loss.why}; and {rules.max_replacements} replacements are used up")
+    lives = [spent.lived for spent in losses if spent.node == loss.node][-RELAPSES:]
+    if rules.fixed and len(lives) == RELAPSES and all(0 <= life < rules.short_life for life in lives[1:]):
+        text = (
+            f"node {loss.node} was lost {RELAPSES} times, and lived less than {rules.short_life:g} s each time it was "
+            f"back: it most likely runs out of memory or disk in the same place again, so it is not replaced any more "
+            f"({loss.why}). {rules.about}"
+        )
+        return End("replacements", text.rstrip())
+    return replace(history, version=history.version + 1, losses=losses)
 
-    process: str
+
+def replacements(losses: Iterable[Spent]) -> int:
+    """What losses come to: nodes lost in one round are one, however many a rack has; each further loss of the same
+    node is another one."""
+    most: dict[int, int] = {}
+    for (round_no, _), times in Counter((loss.round, loss.node) for loss in losses).items():
+        most[round_no] = max(times, most.get(round_no, 0))
+    return sum(most.values())
 
 
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Said | Disconnected | Tick
-Sent = tuple[str, Message]
-"""To a process."""
+def with_one_more(spent: tuple[Spent, ...], new: Spent) -> tuple[Spent, ...]:
+    """What was spent of a budget, with its latest unit."""
+    older = (replace(each, why="") for each in spent[: -_WHYS + 1])
+    return (*older, *spent[-_WHYS + 1 :], replace(new, why=new.why[:_WHY_CHARACTERS]))

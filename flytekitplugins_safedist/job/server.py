@@ -22,12 +22,11 @@ from ..errors import RendezvousError
 from ..topology import Endpoint
 from . import messages
 from .connections import Way, allow_open_files, frame_of, peer_of, send, superseded
+from .coordinator import Coordinator, Disconnected, Said, Tick
 from .corner import Corner
-from .deciding import Coordinator
 from .link import Inbox, who_coordinates
 from .messages import Beat, Go, Hello, Message, Refused, Welcome
 from .ports import listener
-from .rules import Disconnected, Said, Tick
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from flytekitplugins_safedist.job.budgets import replacements
-from flytekitplugins_safedist.job.deciding import Coordinator
+from flytekitplugins_safedist.job.coordinator import Coordinator, Disconnected, Said, Tick
 from flytekitplugins_safedist.job.facts import Cause, End, Spent
 from flytekitplugins_safedist.job.messages import (
     Again,
@@ -45,7 +44,7 @@ from flytekitplugins_safedist.job.messages import (
     Waits,
     Welcome,
 )
-from flytekitplugins_safedist.job.rules import Disconnected, Rules, Said, Tick
+from flytekitplugins_safedist.job.rules import Rules, replacements
 
 GRACE, HEARTBEAT, TICK, LOOK = 3.0, 6.0, 0.5, 0.3
 LATEST_FAULT = 25.0
@@ -79,6 +78,8 @@ class Process:
     cut_at: float | None = None
     stands: tuple[int, float] | None = None
     """A call that its ranks stand still for, and since when."""
+    ended: Ended | None = None
+    """How its ranks have ended."""
     late: list[Callable[[], None]] = field(default_factory=list)
     """What it does when it wakes."""
     ways: dict[str, int] = field(default_factory=dict)
@@ -338,7 +339,7 @@ class World:
         elif isinstance(message, Stop) and message.round == process.hello.round:
             self.stop(process)
         elif isinstance(message, Tell):
-            cause = process.hello.cause
+            cause = process.ended and process.ended.cause
             self.say(
                 process, Told(message.round, f"{'echo' if cause and cause.consequence else 'real'} {message.round}")
             )
@@ -371,7 +372,7 @@ class World:
                 raise Broken(f"{process.name} was in round {process.hello.round}, and is to begin {go.round}")
             return
         self.took_part[go.round, process.name] = process.known
-        process.now(state="running", round=go.round, cause=None, cut=False)
+        process.now(state="running", round=go.round)
         process.stands = None
         if self.saves:
             self.say(process, Listens(go.round))
@@ -445,12 +446,14 @@ class World:
 
     def ends_ranks(self, process: Process, cause: Cause | None, *, cut: bool = False) -> None:
         self.tell_peers(process)
-        process.now(state="ended", cause=cause, cut=cut)
+        process.now(state="ended")
+        process.ended = Ended(process.hello.round, cause, (), cut)
         process.stands = None
         self.say_ended(process)
 
     def say_ended(self, process: Process) -> None:
-        self.say(process, Ended(process.hello.round, process.hello.cause, (), process.hello.cut))
+        if process.ended is not None:
+            self.say(process, process.ended)
 
     def save(self, process: Process, message: Gather | Answer | AllSaved) -> None:
         if process.state != "running" or message.round != process.hello.round:

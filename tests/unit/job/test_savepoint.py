@@ -19,7 +19,7 @@ from flytekitplugins_safedist.job.messages import (
     Saved,
 )
 from flytekitplugins_safedist.job.savepoint import SavePoint
-from tests.unit.job.deciding import begun
+from tests.unit.job.coordination import begun
 
 
 class Round:

@@ -17,7 +17,7 @@ import pytest
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.errors import FencedError, FsIoError
 from flytekitplugins_safedist.job import messages
-from flytekitplugins_safedist.job.deciding import Coordinator
+from flytekitplugins_safedist.job.coordinator import Coordinator
 from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
 from flytekitplugins_safedist.job.messages import Go, Hello, Leaves, Message, Refused, Stop, Waits, Welcome
 from flytekitplugins_safedist.job.rules import Rules

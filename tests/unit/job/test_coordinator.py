@@ -27,7 +27,7 @@ from flytekitplugins_safedist.job.messages import (
     Waits,
     Welcome,
 )
-from tests.unit.job.deciding import FIXED, RANGE, STEP, Job, begun, cause, stopped
+from tests.unit.job.coordination import FIXED, RANGE, STEP, Job, begun, cause, stopped
 
 ENDED = "ended"
 
@@ -181,6 +181,24 @@ def test_a_range_takes_no_more_processes_than_it_may_lose_and_counts_none_twice(
     assert job.heard(Refused)["y"].why == "too many"
 
 
+@pytest.mark.parametrize("left", [1, 2], ids=["too few are left", "enough are left"])
+def test_a_range_that_may_take_nobody_any_more_and_has_too_few_nodes_ends_and_does_not_wait_for_more(left):
+    job = begun(replace(RANGE, max_replacements=1), "ab")
+    for number in range(6):
+        job.hello(f"x{number}")
+    for process in ("b", *(f"x{number}" for number in range(6)))[left - 1 :]:
+        job.say(process, Leaves("told to stop"))
+    job.say("a", Ended(0))
+    job.sent.clear()
+    job.hello("y")
+    assert job.sent[-1] == ("y", Refused("too many", job.sent[-1][1].text))
+    assert (job.it.end is None) == (left == 2)
+    if left == 1:
+        end = job.heard(TheEnd)["a"].end
+        assert end == End("replacements", end.text)
+        assert end.text.startswith("1 of at least 2 nodes are left, and 8 processes have joined this job")
+
+
 # --- who is there -----------------------------------------------------------------------------------------------------
 def test_a_connection_that_comes_back_in_time_costs_nothing_and_ends_no_round():
     job = begun()
@@ -235,11 +253,11 @@ def test_that_node_0_was_cut_off_from_all_others_is_one_loss_however_many_they_a
         if how == "while the round ends":
             job.say("a", Ended(0, cause(echo=4)))
         job.lose(*others) if how == "disconnected" else job.silent.update(others)
-        job.wait(FIXED.heartbeat)
+        job.wait(FIXED.grace if how == "disconnected" else FIXED.heartbeat)
         assert job.budgets == (0, 0)
         job.wait(STEP)
         for process in others:
-            job.hello(process, state=ENDED, round=0, cut=True)
+            job.hello(process, state=ENDED, round=0)
     job.say("a", Ended(0))
     assert job.budgets == (0, 1)
     job.silent.clear()
@@ -251,7 +269,7 @@ def test_where_all_others_are_lost_one_after_the_other_nobody_is_judged_before_t
     for process in "bcd":
         job.lose(process)
         job.wait(1)
-    job.wait(RANGE.heartbeat - 1)
+    job.wait(RANGE.grace - 1)
     assert job.budgets == (0, 0)
     job.wait(STEP)
     assert job.budgets == (0, 1)
@@ -260,7 +278,7 @@ def test_where_all_others_are_lost_one_after_the_other_nobody_is_judged_before_t
 def test_where_all_others_were_cut_off_the_last_to_come_back_has_its_time_after_the_first():
     job = begun(RANGE, "abcd")
     job.lose("b", "c", "d")
-    job.wait(RANGE.heartbeat - STEP)
+    job.wait(RANGE.grace - STEP)
     job.hello("b", state="running", round=0)
     job.wait(STEP + RANGE.grace)
     assert job.budgets == (0, 0)
