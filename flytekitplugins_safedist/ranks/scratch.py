@@ -218,9 +218,11 @@ def remove(path: Path) -> str | None:
         return None
     # rmtree goes down by recursion in every Python before 3.13, by paths that may become too long, and stops at
     # directories whose permissions a user took away.
+    path = path.absolute()
     try:
         mode = ["-type", "d", "!", "-perm", "-u=rwx", "-exec", "chmod", "u+rwx", "{}", ";"]
-        subprocess.run(["find", path, *mode], capture_output=True, check=False)
+        # From "/": find does nothing where it may not come back to the directory that it is started in.
+        subprocess.run(["find", path, *mode], capture_output=True, check=False, cwd="/")
         english = {**os.environ, "LC_ALL": "C"}
         done = subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, env=english)
         said = done.stderr.decode(errors="replace").replace("rm: ", "").splitlines()

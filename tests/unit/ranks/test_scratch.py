@@ -245,6 +245,17 @@ def test_directories_without_permissions_are_removed_and_the_root_keeps_its_mode
     assert mode(unprivileged) == 0o755, "the root is not ours to open or close"
 
 
+def test_nor_does_it_matter_where_the_process_is(unprivileged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tree(unprivileged)
+    (job / "a").chmod(0o500)
+    closed = unprivileged / "closed"
+    closed.mkdir()
+    monkeypatch.chdir(closed)
+    closed.chmod(0)
+    assert scratch.remove(job) is None
+    assert not job.exists()
+
+
 def test_links_out_of_scratch_are_removed_without_following_them(unprivileged: Path) -> None:
     job = tree(unprivileged)
     outside = unprivileged / "outside"
