@@ -75,7 +75,7 @@ def test_the_package_and_its_commands_are_installed(run_in_image: Run) -> None:
         "print(*[n for n in ('safedist-execute', 'safedist', 'pyflyte-execute') if shutil.which(n) is None])"
     )
     done = run_in_image("python", "-c", code)
-    assert done.stdout.splitlines() == ["0.1.0 True", "['flytekitplugins_safedist.plugin.task']", ""], done.stderr
+    assert done.stdout.splitlines() == ["0.1.0 True", "['flytekitplugins_safedist']", ""], done.stderr
 
 
 def test_its_torch_is_a_cpu_build_that_knows_numpy_and_horovod_imports(run_in_image: Run) -> None:
