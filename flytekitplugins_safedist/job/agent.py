@@ -15,7 +15,7 @@ from typing import Any
 from .. import stopping
 from ..config.grace_period import END_SECONDS
 from ..errors import JobInterruptedError, SafedistError
-from ..ranks import scratch
+from ..ranks import scratch, stacks
 from ..ranks.backends import RankBackend
 from ..ranks.disk_limit import DiskWatch
 from ..ranks.forkserver_client import RankServer
@@ -45,7 +45,7 @@ from .node_plan import NodePlan, Report
 from .opening import Membership
 from .round_start import group_of, orders
 from .saving import RoundSaving
-from .signals import Signalled
+from .signals import Signalled, StacksWanted
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class NodeAgent:
         self._stays = stopping.within_grace(timeouts.preemption, then=timeouts.stop)
         self._handlers = self._table()
 
-    def _table(self) -> dict[type, Callable[[Any], None]]:
+    def _table(self) -> dict[type, Callable[[Any], object]]:
         return {
             Welcome: self._welcome,
             Refused: self._refused,
@@ -116,6 +116,7 @@ class NodeAgent:
             LinkLost: self._lost,
             GivenUp: self._given_up,
             Signalled: self._signalled,
+            StacksWanted: lambda _: self._say(stacks.of(self._ranks.standing() if self._ranks else ())),
         }
 
     def drive(self) -> Finish:

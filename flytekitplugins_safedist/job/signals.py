@@ -15,9 +15,14 @@ class Signalled(int):
     """In the inbox: the number of a signal that tells this process to stop."""
 
 
+class StacksWanted:
+    """In the inbox: somebody (SIGQUIT) wants to see where the ranks stand."""
+
+
 @contextmanager
 def into(inbox: Inbox, longest: Callable[[int], float]) -> Iterator[None]:
-    """Inside, the first SIGTERM, SIGINT or SIGHUP comes into the inbox; later ones do not disturb the clean-up.
+    """Inside, the first SIGTERM, SIGINT or SIGHUP comes into the inbox; later ones do not disturb the clean-up. And
+    each SIGQUIT (in a terminal: Ctrl-\\) as :class:`StacksWanted`.
 
     Only the main thread can; a task called from another thread leaves signals to whoever owns them.
 
@@ -38,6 +43,7 @@ def into(inbox: Inbox, longest: Callable[[int], float]) -> Iterator[None]:
         inbox.put(Signalled(number))
 
     before = {number: signal.signal(number, stop) for number in numbers}
+    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, lambda *_: inbox.put(StacksWanted()))
     if stopping.told():  # just before, where it was swallowed (a finalizer, a callback of the collector)
         inbox.put(Signalled(signal.SIGTERM))
     try:

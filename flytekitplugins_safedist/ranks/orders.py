@@ -35,6 +35,11 @@ class RankOrder(Record):
     result: Path
     terminal: str = ""
 
+    @property
+    def stacks(self) -> Path:
+        """Where the rank writes the stacks of its threads when it is asked to."""
+        return self.file.with_suffix(".stacks")
+
 
 def plan_orders(
     contexts: Sequence[RankContext],

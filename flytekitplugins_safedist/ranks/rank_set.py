@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.options import Resolved
+from ..diagnosis import evidence
+from ..diagnosis.picture import Standing
 from ..errors import LaunchError, SafedistError, ScratchError
 from . import log_lines, memory, payload, scratch, shared_page, stacks
 from .forkserver_client import EndedRank, RankServer
@@ -71,6 +73,7 @@ class Ranks:
         self.pages: list[AgentPage] = []
         """What the agent shares with each rank, by local rank, once they are started."""
         self._settings = settings
+        self._show = show
         self._warn = warn
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
@@ -193,9 +196,7 @@ class Ranks:
         waiting = [member for member in waiting if member.outcome is None]
         if not waiting:
             return None
-        # faulthandler writes every stack to the log; an interpreter that has not come so far is ended by it.
-        self._server.signal([member.pid for member in waiting], signal.SIGUSR1, whole_group=False)
-        self.poll(wait=stacks.WRITE_SECONDS)
+        self._note_stacks(waiting)
         seconds = f"{self._settings.timeouts.start:g} s"
         listed = ", ".join(str(member.order.context.rank) for member in waiting)
         error = LaunchError(
@@ -206,12 +207,21 @@ class Ranks:
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
         raised = Raised(type(error).__name__, str(error), "", Fault.RECOVERABLE, code="USER:RanksNotReady")
-        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised))
+        others = stacks.told(self._stacks, ())
+        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=others))
 
     def note_stacks(self) -> None:
         """Have the ranks that still run write where they are, before they are ended or lose the others."""
-        begun = [member for member in self._members if member.running and member.begun]
-        self._stacks = stacks.ask(self._server, {m.pid: m.order for m in begun if m.outcome is None})
+        self._note_stacks([member for member in self._members if member.running and member.begun])
+
+    def _note_stacks(self, members: Sequence[_Member]) -> None:
+        asked = {member.pid: member.order for member in members if member.outcome is None}
+        self._stacks = stacks.ask(self._server, asked, self._show)
+
+    def standing(self) -> list[Standing]:
+        """What the ranks that run do right now; takes a second or two."""
+        asked = {m.order.context.rank: (m.pid, m.order.stacks) for m in self._members if m.running}
+        return evidence.gather(asked, stacks.sender(self._server))
 
     def settle(self) -> None:
         """After a first failure: if all failures so far may be echoes of another, give that one time to show."""

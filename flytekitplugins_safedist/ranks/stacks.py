@@ -1,36 +1,44 @@
-"""Where ranks stand: each writes the stacks of all its threads to its log when it gets SIGUSR1 (faulthandler)."""
+"""Where ranks stand when a round fails or does not begin: for the node's log, and for the error."""
 
 from __future__ import annotations
 
-import itertools
-import signal
-import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ..diagnosis import picture, stacks
 from .forkserver_client import RankServer
 from .orders import RankOrder
 from .outcome import RankOutcome
 
-WRITE_SECONDS = 1.0
-"""For ranks to write where they are before they are ended."""
-
 _LINES = 12
-_OURS = f'File "{Path(__file__).parents[1]}'
 
 
-def ask(server: RankServer, running: Mapping[int, RankOrder]) -> dict[int, str]:
+def ask(server: RankServer, running: Mapping[int, RankOrder], show: Callable[[str], object]) -> dict[int, str]:
     """What the main thread of each rank does, by rank: innermost frame first, without safedist's own frames.
 
     Args:
         server: signals processes.
-        running: orders by process id. Ranks that have begun: an interpreter that has not would be ended by the signal.
+        running: orders by process id.
+        show: takes all threads' stacks, for the node's log.
     """
-    before = {pid: order.log.stat().st_size for pid, order in running.items()}
-    if running:
-        server.signal(list(running), signal.SIGUSR1, whole_group=False)
-        time.sleep(WRITE_SECONDS)
-    return {order.context.rank: _main_thread(order.log, before[pid]) for pid, order in running.items()}
+    found = stacks.ask(
+        {order.context.rank: (pid, order.stacks) for pid, order in running.items()},
+        sender(server),
+    )
+    for rank, threads in found.items():
+        for number, stack in enumerate(threads):
+            lines = [f"thread {number + 1} of {len(threads)}, innermost call first:", *map(picture.line_of, stack)]
+            show("".join(f"[rank {rank}] {line}\n" for line in lines))
+    return {rank: "\n".join(map(picture.line_of, threads[0][:_LINES])) for rank, threads in found.items()}
+
+
+def of(standing: Sequence[picture.Standing]) -> str:
+    """Where the ranks of this node stand, for its log."""
+    return "where the ranks of this node stand:\n" + picture.told(standing)
+
+
+def sender(server: RankServer) -> Callable[[int], object]:
+    """What signals one rank: its parent does, so that the number is nobody else's by then."""
+    return lambda pid: server.signal([pid], stacks.SIGNAL, whole_group=False)
 
 
 def told(stood: Mapping[int, str], ended: Iterable[RankOutcome | None]) -> str:
@@ -42,12 +50,3 @@ def told(stood: Mapping[int, str], ended: Iterable[RankOutcome | None]) -> str:
         if outcome.timed_out:
             where.pop(outcome.rank, None)
     return "\n".join(f"Where rank {rank} was then:\n{stack.rstrip()}" for rank, stack in where.items() if stack)
-
-
-def _main_thread(log: Path, since: int) -> str:
-    with log.open("rb") as file:
-        file.seek(since)
-        text = file.read(1 << 20).decode(errors="replace")
-    # The oldest thread comes last, after a line of its own.
-    frames = [line for line in text.rpartition("(most recent call first):\n")[2].splitlines() if "  File " in line]
-    return "\n".join(itertools.takewhile(lambda frame: _OURS not in frame, frames[:_LINES]))

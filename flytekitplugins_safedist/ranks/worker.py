@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..compat import flytekit as flytekit_inside
+from ..diagnosis import stacks
 from ..flyte import storage_clients, task_context, uploads
 from ..texts import encodable
 from . import (
@@ -86,7 +87,7 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
     log.install()
     # By number: sys.stderr may be an object of the user's.
     faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=2)
+    stacks.listen(order.stacks)
     context.enter(order.context, shared)
     debugger.Breakpoints(order.terminal, order.context, shared).install()
 

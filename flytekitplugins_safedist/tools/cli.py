@@ -1,4 +1,4 @@
-"""See a task's job before it is registered; examine an image or a machine."""
+"""See a task's job before it is registered; examine an image or a machine; see what a running job's ranks do."""
 
 # Parses, calls, prints; --help begins with the line above.
 
@@ -86,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
     render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
     _add_doctor(commands)
+    stacks = commands.add_parser("stacks", help="in a running pod: where each rank stands, and who stands elsewhere")
+    stacks.set_defaults(run=_stacks)
+    stacks.add_argument("--scratch", type=Path, default=Path("/"), help="only jobs with scratch below this directory")
     return parser
 
 
@@ -147,6 +150,19 @@ def _ordered(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_ordered(item) for item in value]
     return value
+
+
+def _stacks(options: argparse.Namespace) -> int:
+    from ..diagnosis import evidence, picture
+
+    jobs = evidence.running_below(options.scratch)
+    for directory, ranks in sorted(jobs.items()):
+        print(f"the job in {directory}")
+        print(picture.told(evidence.gather(ranks, evidence.by_ourselves)))
+    if not jobs:
+        hint = "call it in the pod, as the user that the task runs as"
+        print(f"safedist stacks: no rank runs here; {hint}", file=sys.stderr)
+    return 0 if jobs else 2
 
 
 def _doctor(options: argparse.Namespace) -> int:

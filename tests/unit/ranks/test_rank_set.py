@@ -12,8 +12,9 @@ import pytest
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
 from flytekitplugins_safedist.config.options import Requested, resolve
+from flytekitplugins_safedist.diagnosis import stacks
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.ranks import memory, shared_page, stacks
+from flytekitplugins_safedist.ranks import memory, shared_page, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank
@@ -91,6 +92,20 @@ def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str
     ranks.stop()
 
 
+def answering(monkeypatch: pytest.MonkeyPatch, frames: dict[int, str]) -> list[object]:
+    """Have ranks answer with these lines when they are asked where they are; what was asked. Real ones answer in
+    tests/unit/diagnosis."""
+    asked: list[object] = []
+
+    def ask(ranks: object, send: object) -> dict[int, object]:
+        asked.append(ranks)
+        head = "Current thread 1 (most recent call first):\n"
+        return {rank: stacks.parse(head + text) for rank, text in frames.items()}
+
+    monkeypatch.setattr(stacks, "ask", ask)
+    return asked
+
+
 def leave(order: RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
     at = order.context
     record = RankOutcome(at.rank, at.local_rank, at.node_rank, at.round, "host", 1, status, time_ns, raised)
@@ -157,16 +172,16 @@ def test_other_ends_say_nothing_of_memory(round_, code):
     assert [outcome.memory for outcome in ranks.outcomes()] == [""]
 
 
-def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job):
+def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeypatch):
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
     orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     open_page(orders[0].page).begin()
-    orders[1].log.write_text('File "users.py", line 7 in <module>\n')
+    asked = answering(monkeypatch, {5: '  File "users.py", line 7 in <module>\n'})
     late = ranks.late()
     assert late is not None
-    assert processes.signalled == [((101,), signal.SIGUSR1, False)]
+    assert asked == [{5: (101, orders[1].stacks)}]
     text = describe(late)
     assert "rank 5 " in text
     assert "ranks have not begun the task's function in time [ranks=5] (seen: still importing" in text
@@ -284,23 +299,18 @@ def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(
     ranks, processes, orders, _ = round_
     said = "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)"
     orders[0].log.write_text("\n".join([said, *["frame of its stack"] * 60]))
-    orders[1].log.write_text("Thread 1 (most recent call first):\n  what it printed before\n")
     open_page(orders[1].page).begin()
     processes.to_come = [EndedRank(100, -signal.SIGABRT, 1)]
-    stack = ['  File "train.py", line 7 in evaluate', f'  File "{module.__file__}", line 1 in run']
-
-    def stacks_are_written(_: float) -> None:
-        assert processes.signalled == [((101,), signal.SIGUSR1, False)]
-        with orders[1].log.open("a") as log:
-            log.write("\n".join(["Thread 1 (most recent call first):", *stack, ""]))
-
-    monkeypatch.setattr(stacks.time, "sleep", stacks_are_written)
+    stack = '  File "train.py", line 7 in evaluate'
+    ours = f'  File "{worker.__file__}", line 1 in run'
+    asked = answering(monkeypatch, {5: f"{stack}\n{ours}\n"})
     processes.later = lambda: processes.to_come.append(EndedRank(101, -signal.SIGABRT, 2))
     ranks.poll()
     ranks.settle()
+    assert asked == [{5: (101, orders[1].stacks)}]
     cause = root_cause(ranks.outcomes())
     assert (cause.rank, cause.timed_out) == (4, True)
-    assert cause.others == f"Where rank 5 was then:\n{stack[0]}"
+    assert cause.others == f"Where rank 5 was then:\n{stack}"
 
 
 def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_):

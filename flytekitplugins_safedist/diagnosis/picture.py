@@ -1,0 +1,120 @@
+"""Ranks side by side: which stand in the same place, which do not, and how that reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .processes import Process
+from .stacks import Frame, Stack
+
+_LINES = 12
+"""Of a stack, innermost first: the call that waits, and who made it."""
+
+_COLLECTIVES = ("/torch/distributed/", "/horovod/", "/flytekitplugins_safedist/fs/")
+_WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one rank does at one moment.
+
+    Attributes:
+        rank: of the job.
+        process: what the kernel says of it.
+        threads: their stacks, the main thread's first; () where the rank has not answered.
+        cpu: cores that it used meanwhile, with all that it has started.
+        moved: its main thread was in different calls within the short time that it was looked at.
+    """
+
+    rank: int
+    process: Process
+    threads: tuple[Stack, ...] = ()
+    cpu: float = 0.0
+    moved: bool = False
+
+    @property
+    def stack(self) -> Stack:
+        """The main thread's."""
+        return self.threads[0] if self.threads else ()
+
+    @property
+    def waits_in(self) -> str:
+        """The collective operation that its main thread is in, by Python's frames; "" where it is in none."""
+        return collective(self.stack)
+
+    @property
+    def where(self) -> str:
+        """One phrase: ``in all_reduce, called at train.py:33 in step``, ``at loader.py:88 in read``."""
+        if not self.stack:
+            return f"{self.process}; it has not answered"
+        if not self.waits_in:
+            return f"at {self.stack[0].short}"
+        caller = next((frame for frame in self.stack if not _is_collectives(frame.file)), None)
+        return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "")
+
+
+def collective(stack: Stack) -> str:
+    """The collective operation that a thread is in; "" where it is in none."""
+    for frame in stack:
+        if not _is_collectives(frame.file):
+            return ""
+        if frame.function not in _WRAPPERS:
+            return frame.function
+    return ""
+
+
+def line_of(frame: Frame) -> str:
+    """A line of a stack, as Python shows it."""
+    return f"  {frame}"
+
+
+def _is_collectives(file: str) -> bool:
+    return any(part in file for part in _COLLECTIVES)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """``0-4, 6``"""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def told(standing: Sequence[Standing]) -> str:
+    """The picture as text: those who stand in one place together, the many before the few."""
+    groups: dict[object, list[Standing]] = {}
+    for each in standing:
+        groups.setdefault((each.stack, each.process.state == "T"), []).append(each)
+    ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
+    return "\n".join(line for group in ordered for line in _group(group, of=len(standing)))
+
+
+def _group(group: Sequence[Standing], *, of: int) -> list[str]:
+    first, count = group[0], len(group)
+    who = f"rank {first.rank}" if count == 1 else f"ranks {listed([each.rank for each in group])}"
+    stands = "stands" if count == 1 else "stand"
+    lines = [f"{who} ({count} of {of}) {stands} {first.where}"]
+    states: dict[str, list[int]] = {}
+    for each in group:
+        moved = "; it moves: the stack below was its last one" if each.moved else ""
+        states.setdefault(f"{each.process}{moved}", []).append(each.rank)
+    lines.append(f"    process {', '.join(str(each.process.pid) for each in group)}")
+    lines += [f"    {state}" + (f": {listed(ranks)}" if len(states) > 1 else "") for state, ranks in states.items()]
+    used = [each.cpu for each in group]
+    lines.append(f"    CPU: {_cores(min(used))}" + (f" to {_cores(max(used))}" if len(used) > 1 else ""))
+    for each in group:
+        lines += [
+            f"    rank {each.rank}'s child process {pid} has ended or is stopped" for pid in each.process.children
+        ]
+    lines += [f"    {line_of(frame)}" for frame in first.stack[:_LINES]]
+    further = [stack for stack in first.threads[1:] if stack]
+    lines += [f"    another thread: at {stack[0].short}" for stack in further[:_LINES]]
+    return lines
+
+
+def _cores(used: float) -> str:
+    return f"{used:.2f} core(s)"

@@ -1,0 +1,112 @@
+"""What is read from faulthandler's text, and how ranks side by side read; and from /proc, of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from flytekitplugins_safedist.diagnosis import evidence, picture, processes, stacks
+from flytekitplugins_safedist.diagnosis.picture import Standing
+from flytekitplugins_safedist.diagnosis.processes import Process
+from flytekitplugins_safedist.diagnosis.stacks import Frame
+from flytekitplugins_safedist.ranks import worker
+from tests.harness.procs import until
+
+TORCH = "/site-packages/torch/distributed/"
+DUMP = f"""Thread 0x00007f01 [pin] (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 415 in select
+
+Current thread 0x00007f02 (most recent call first):
+  File "{TORCH}distributed_c10d.py", line 2501 in all_reduce
+  File "{TORCH}c10d_logger.py", line 81 in wrapper
+  File "/app/a file.py", line 33 in step
+  File "{worker.__file__}", line 123 in _work
+  File "/app/start.py", line 1 in <module>
+"""
+
+
+def test_the_main_thread_comes_first_and_ends_where_the_users_code_begins() -> None:
+    main, other = stacks.parse(DUMP)
+    assert [frame.short for frame in main][-1] == "a file.py:33 in step"
+    assert str(main[0]) == f'File "{TORCH}distributed_c10d.py", line 2501 in all_reduce'
+    assert other == (Frame("/usr/lib/python3.11/selectors.py", 415, "select"),)
+    assert stacks.parse("a rank's own last words\n") == ()
+
+
+def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None:
+    waits = Standing(0, Process(7, "S"), stacks.parse(DUMP))
+    assert (waits.waits_in, waits.where) == ("all_reduce", "in all_reduce, called at a file.py:33 in step")
+    elsewhere = Standing(1, Process(8, "S"), stacks.parse(DUMP)[1:])
+    assert (elsewhere.waits_in, elsewhere.where) == ("", "at selectors.py:415 in select")
+    assert picture.collective((Frame(f"{TORCH}c10d_logger.py", 1, "wrapper"),)) == ""
+
+
+def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> None:
+    many = [Standing(rank, Process(rank, "S", "futex_wait"), stacks.parse(DUMP)[:1]) for rank in (1, 2, 3, 6)]
+    few = Standing(0, Process(9, "T", children=(77,)), cpu=0.5)
+    text = picture.told([few, *many])
+    first, *_ = text.splitlines()
+    assert first == "ranks 1-3, 6 (4 of 5) stand in all_reduce, called at a file.py:33 in step"
+    assert text.count("in all_reduce\n") == 1
+    assert "    sleeping (futex_wait)\n" in text
+    assert "rank 0 (1 of 5) stands stopped (SIGSTOP); it has not answered" in text
+    assert "rank 0's child process 77 has ended or is stopped" in text
+
+
+LISTENS = """
+import sys, time
+from pathlib import Path
+from flytekitplugins_safedist.diagnosis import stacks
+stacks.listen(Path(sys.argv[1]))
+print("ready", flush=True)
+def spins():
+    while True: pass
+def waits():
+    sys.stdin.read()
+(spins if sys.argv[2] == "spins" else waits)()
+"""
+
+
+def started(file: Path, how: str, script: str = LISTENS) -> subprocess.Popen[str]:
+    """A process that writes its stacks; it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(file), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_are_told_apart_by_what_they_do(tmp_path: Path) -> None:
+    directory = tmp_path / "safedist-x" / "orders"
+    directory.mkdir(parents=True)
+    files = {rank: directory / f"round-0-rank-{rank}.stacks" for rank in range(4)}
+    running = {rank: started(files[rank], "spins" if rank == 0 else "waits") for rank in range(3)}
+    # It has no handler: the signal would end it.
+    running[3] = started(files[3], "", "import sys; print('ready', flush=True); sys.stdin.read()")
+    os.kill(running[2].pid, signal.SIGSTOP)
+    try:
+        until(lambda: processes.look(running[2].pid).state == "T", "it is stopped")
+        asked = {rank: (process.pid, files[rank]) for rank, process in running.items()}
+        found = {each.rank: each for each in evidence.gather(asked, evidence.by_ourselves)}
+        assert found[0].stack[0].function == "spins"
+        assert found[1].stack[0].function == "waits"
+        assert not any(each.moved for each in found.values())
+        assert found[0].cpu > 10 * found[1].cpu
+        assert (found[2].stack, found[2].process.state) == ((), "T")
+        assert (found[3].stack, found[3].process.state) == ((), "S")
+        below = {tmp_path / "safedist-x": {rank: asked[rank] for rank in range(3)}}
+        assert evidence.running_below(tmp_path) == below
+        assert evidence.running_below(tmp_path / "elsewhere") == {}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+    assert processes.look(running[0].pid) == Process(running[0].pid)
