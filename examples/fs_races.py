@@ -139,7 +139,7 @@ def race_of_the_master(shared: Path) -> tuple[list[str], list[str]]:
         init_process_group(rank, shared / ".run-1")  # under torchrun or Flyte this line is not needed
         return f"has {once_per_job('out', lambda: ensure_dir(shared / 'out'))}"
 
-    return on_ranks(theirs, patience_s=3), on_ranks(ours, patience_s=20)
+    return on_ranks(theirs, patience_s=1), on_ranks(ours, patience_s=20)
 
 
 def barrier_that_names_who_is_missing(shared: Path) -> list[str]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import aiobotocore.session  # noqa: F401  (these once, and not in every rank)
+import flytekit.types.directory
+import flytekit.types.file  # noqa: F401
 import pytest
+import s3fs  # noqa: F401
 
 from flytekitplugins_safedist.errors import WorkFailedError
 from flytekitplugins_safedist.fs import download_once

@@ -10,10 +10,11 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError, NoSpaceError
 from flytekitplugins_safedist.fs import ensure_dir
-from tests.fs.ranks import together
+from tests.fs.ranks import size, together
 from tests.harness.fusefs import FuseMount, require
 
-PROCESSES, DIRECTORIES = 64, 200
+PROCESSES, DIRECTORIES = size(16, 64), size(60, 200)
+LATE = size(4, 60)
 
 
 def _names(seed: int) -> list[str]:
@@ -46,13 +47,13 @@ def _assert_all_there(backing: Path) -> None:
         assert sorted(os.listdir(backing / name)) == everyone
 
 
-def test_64_processes_make_200_directories_at_once_on_a_local_disk(tmp_path):
+def test_many_processes_make_many_directories_at_once_on_a_local_disk(tmp_path):
     outcomes = together(PROCESSES, _make_all, [tmp_path], "ours")
     assert [outcome.get() for outcome in outcomes] == [[]] * PROCESSES
     _assert_all_there(tmp_path)
 
 
-def test_64_processes_on_4_clients_that_see_late_and_fail_now_and_then(tmp_path):
+def test_many_processes_on_4_clients_that_see_late_and_fail_now_and_then(tmp_path):
     require()
     # ESTALE twice in a row on half of the strikes: the kernel retries the first one by itself.
     faults = [
@@ -62,7 +63,7 @@ def test_64_processes_on_4_clients_that_see_late_and_fail_now_and_then(tmp_path)
         for when in ("before", "after")
     ]
     mounts = [
-        FuseMount(tmp_path / "server", tmp_path / f"client{index}", late=[0, 3], seed=index, locks="dropped")
+        FuseMount(tmp_path / "server", tmp_path / f"client{index}", late=[0, size(1, 3)], seed=index, locks="dropped")
         for index in range(4)
     ]
     try:
@@ -89,11 +90,11 @@ def test_linguas_pattern_fails_where_ours_does_not(tmp_path):
         assert ensure_dir(slow.path / "dump").is_dir()
 
 
-def test_a_client_that_is_60_seconds_behind(tmp_path):
-    """The issue's worst case at full scale: every client up to 60 s late, each by another amount."""
+def test_clients_that_are_behind_each_by_another_amount(tmp_path):
+    """At length by up to a minute. That patience with *failures* is no bound for it, a unit test shows at once."""
     require()
     mounts = [
-        FuseMount(tmp_path / "server", tmp_path / f"client{index}", late=[0, 60], seed=index) for index in range(3)
+        FuseMount(tmp_path / "server", tmp_path / f"client{index}", late=[0, LATE], seed=index) for index in range(3)
     ]
     try:
         outcomes = together(6, _make_some, [mount.path for mount in mounts])

@@ -405,7 +405,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
 def web(monkeypatch):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr(_Server, "silent", threading.Event())
     monkeypatch.setattr(_Server, "half_is_sent", threading.Event())
     yield f"http://127.0.0.1:{server.server_port}"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.fs import torchrun_ranks
-from tests.fs.ranks import launched
+from tests.fs.ranks import launched, size
 
-RUNS = int(os.environ.get("SAFEDIST_TEST_TORCHRUN_RUNS", "2"))
+RUNS, LIVES = size(2, 10), size(2, 50)
 """Launches in a row, and lives of the ranks in one launch."""
 RANKS = 2
 # The same for each run, as a port written into a script is; below the ports that the kernel hands out.
@@ -21,7 +21,7 @@ PORT = 20_000 + os.getpid() % 10_000
 
 def _torchrun(*options: str, arguments: tuple[object, ...], **variables: str) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    launcher = [torchrun, "--rdzv-id=nightly3", f"--max-restarts={RUNS}", *options]
+    launcher = [torchrun, "--rdzv-id=nightly3", f"--max-restarts={LIVES - 1}", *options]
     launched(Path(torchrun_ranks.__file__), launcher, *map(str, arguments), SAFEDIST_FS_TIMEOUT="120", **variables)
 
 
@@ -54,12 +54,11 @@ def test_lives_of_the_ranks_of_two_agents_take_no_answers_from_each_other(tmp_pa
     """Of two agents, only the one whose worker has failed counts the restart."""
     # torch's own init finds the addresses of the life before in a store that the agent shares, and fails.
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if when == "after" else {}
-    lives = RUNS + 1
     options = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{PORT}")
     with ThreadPoolExecutor(2) as pool:
         agents = [
-            pool.submit(_torchrun, *options, arguments=(tmp_path, "run", lives, when), **variables) for _ in range(2)
+            pool.submit(_torchrun, *options, arguments=(tmp_path, "run", LIVES, when), **variables) for _ in range(2)
         ]
         for agent in agents:
             agent.result()
-    assert len(_answers(tmp_path, "run")) == lives
+    assert len(_answers(tmp_path, "run")) == LIVES

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,6 +20,7 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.fs import ensure_dir, oserrors
 from flytekitplugins_safedist.fs.mount_info import Mount
 from tests.harness.fusefs import FuseMount, require
+from tests.harness.procs import DEADLINE, until
 
 
 def test_it_makes_parents_and_is_content_with_what_is_there(tmp_path):
@@ -173,6 +175,21 @@ def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch)
         client.set(faults=[{"op": "mkdir", "errno": "ESTALE"}])
         with pytest.raises(StaleHandleError):
             ensure_dir(client.path / "new")
+
+
+def test_a_directory_is_waited_for_long_after_the_patience_with_failures_is_at_its_end(tmp_path, monkeypatch):
+    require()
+    monkeypatch.setattr(oserrors.Backoff.__init__, "__defaults__", (0.0,))
+    with (
+        FuseMount(tmp_path / "server", tmp_path / "client", hidden=["made"]) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        (tmp_path / "server" / "made").mkdir()
+        waits = pool.submit(ensure_dir, client.path / "made")
+        until(lambda: client.counts()["mkdir"] > 3, "tries, each told that it exists")
+        assert not waits.done()
+        client.set(hidden=[])
+        assert waits.result(DEADLINE).is_dir()
 
 
 def test_what_a_broken_disk_says_too_is_tried_a_few_times_and_no_more(monkeypatch):
