@@ -10,15 +10,15 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import stopping
 from ..config.grace_period import END_SECONDS
 from ..errors import JobInterruptedError, SafedistError
 from ..ranks import scratch, stacks
-from ..ranks.backends import RankBackend
 from ..ranks.disk_limit import DiskWatch
-from ..ranks.forkserver_client import RankServer
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks
 from . import reports, signals
@@ -41,11 +41,12 @@ from .messages import (
     Waits,
     Welcome,
 )
-from .node_plan import NodePlan, Report
 from .opening import Membership
+from .prepare import NodePlan
 from .round_start import group_of, orders
 from .saving import RoundSaving
 from .signals import Signalled, StacksWanted
+from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +59,25 @@ GRACE_SECONDS = 3.0
 _BUG = "report this as a bug of safedist, with the log"
 
 
+@dataclass
+class Report:
+    """What the agent has learned: for the end line and for the caller."""
+
+    rounds: int = 0
+    node_rank: int = -1
+    """In the latest round; -1 before the first."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    result: Path | None = None
+    verdict: Verdict | None = None
+    decks: tuple[dict[str, str], ...] = ()
+    """Of a rank that failed."""
+
+
 class NodeAgent:
     """Drives the ranks of one node until the job has ended, or this process is told to stop.
 
     Args:
         plan: what to do.
-        server: starts processes.
-        backend: how ranks meet.
         job: this process in its job.
         show: takes the ranks' output, in blocks of whole lines.
         say: takes one sentence of the agent's own.
@@ -73,17 +86,13 @@ class NodeAgent:
     def __init__(
         self,
         plan: NodePlan,
-        *,
-        server: RankServer,
-        backend: RankBackend,
         job: Membership,
+        *,
         show: Callable[[str], object],
         say: Callable[[str], object],
     ) -> None:
         self.plan = plan
         self.report = Report()
-        self._server = server
-        self._backend = backend
         self._job = job
         self._show = show
         self._say = say
@@ -218,9 +227,7 @@ class NodeAgent:
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
-        ranks = Ranks(
-            self._server, orders(group, plan, self._backend), plan.settings, show=self._show, warn=logger.warning
-        )
+        ranks = Ranks(plan.server, orders(group, plan), plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         ranks.start(fork=plan.fork)
         self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)
@@ -236,8 +243,8 @@ class NodeAgent:
         for node, why in stop.left.items():
             self._say(f"{node} has left: {why}")
         if ranks is None:
-            if self._become is not None:
-                self._job.tell(self._become)
+            # Where they had returned, the round is over all the same: they are to run again.
+            self._becomes("ended", self._become if isinstance(self._become, Ended) else Ended(stop.round))
             return
         if stop.timed_out and not ranks.failed:
             ranks.note_stacks()  # for this node's log: a rank here may be the one that others have waited for
@@ -314,7 +321,7 @@ class NodeAgent:
             if ranks is not None:
                 ranks.stop(number)
         finally:
-            self._backend.close_round()
+            self.plan.job.backend.close_round()
 
     # --- signals -----------------------------------------------------------------------------------------------------
     def _longest(self, number: int) -> float:

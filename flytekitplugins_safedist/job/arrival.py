@@ -6,60 +6,83 @@ known without the task's own code: registration has pinned it into the pod.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from .. import envvars, lastwords, topology
 from ..config.options import Resolved, Timeouts
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
-from ..ranks import recording
+from ..ranks import memory, recording, scratch
 from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
 from ..texts import ask, named
 from ..topology import Topology
 from . import ending, reports
 from .link import GivenUp
 from .messages import CannotBegin, Refused, TheEnd, Welcome
-from .opening import Membership, rules_of
+from .opening import Membership
+from .rules import Rules
 from .verdict import Verdict, is_infrastructure, judge
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
-
 _EXIT_INFRASTRUCTURE = 1
+
+_LAST_CALL = 30.0
+"""Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
 
 NOT_STARTED = "no rank was started"
 """Why there is no restart after an error that keeps a node from beginning."""
 
 
 @dataclass(frozen=True)
-class JobPlace:
-    """Where a node belongs, as far as it takes to tell the others.
+class Attempt:
+    """One attempt of a job, and where this node belongs in it: as far as it takes to meet the others.
 
     Attributes:
-        topology: its place in the job.
+        topology: this node's place.
         timeouts: how long nodes wait for each other.
-        run_id: names the job; the same on every node.
-        max_replacements: how often nodes may be lost, in the whole job.
+        max_restarts, max_replacements: the budgets of the whole job.
+        flyte: what flytekit knows of it.
+        run_id: names it; the same on every node.
     """
 
     topology: Topology
     timeouts: Timeouts
-    run_id: str
+    max_restarts: int
     max_replacements: int
+    flyte: task_context.FlyteSnapshot
+    run_id: str
+
+    def rules(self) -> Rules:
+        """What the coordinator of this job goes by."""
+        place, timeouts, group = self.topology, self.timeouts, memory.cgroup()
+        limit = None if group is None else group.limit
+        return Rules(
+            run=self.run_id,
+            min_nodes=place.min_nodes,
+            max_nodes=place.max_nodes,
+            fixed=not place.is_elastic,
+            max_restarts=self.max_restarts,
+            max_replacements=self.max_replacements,
+            timeout=timeouts.rendezvous,
+            heartbeat=timeouts.heartbeat,
+            stop=timeouts.stop,
+            last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
+            about="" if limit is None else f"Its container's memory is limited to {scratch.human(limit)}.",
+        )
+
+    def verdict_is_there(self) -> bool:
+        """Whether its outputs, or its one error, are in the store. Asks it."""
+        return task_context.uploaded(self.flyte)
 
 
 def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
@@ -82,17 +105,16 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resol
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
-    flyte = task_context.take()
-    place = _place(environment, settings, run_id(flyte, environment))
-    if place is None:
+    attempt = _attempt(environment, settings)
+    if attempt is None:
         return None
-    verdict = judge(_outcome(error, place), NOT_STARTED, disk="", limit=None)
-    if place.topology.max_nodes == 1:
+    verdict = judge(_outcome(error, attempt.topology), NOT_STARTED, disk="", limit=None)
+    if attempt.topology.max_nodes == 1:
         return verdict
     try:
-        uploads = arrive_with(error, place, flyte)
+        uploads = arrive_with(error, attempt)
     except SafedistError as trouble:
-        if place.topology.node_rank == 0:
+        if attempt.topology.node_rank == 0:
             return verdict  # it is node 0's to upload, whether or not the others could be told
         lastwords.keep(error)
         logger.info(f"this node cannot begin: {named(error)}; and the others cannot be told: {trouble}")
@@ -102,17 +124,45 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resol
     return verdict
 
 
-def _place(environment: Mapping[str, str], settings: Resolved | None, name: str) -> JobPlace | None:
+def _attempt(environment: Mapping[str, str], settings: Resolved | None) -> Attempt | None:
     """Where this node belongs, as it was registered; or, where its operator contradicts that, as the code says."""
     as_coded = environment if settings is None else {**environment, **topology.pins(settings)}
+    flyte = task_context.take()
     for variables, job in ((environment, Registered.from_env(environment)), (as_coded, settings)):
         if job is not None:
             with suppress(TopologyError):
-                return JobPlace(topology.from_env(variables, job), job.timeouts, name, job.max_replacements)
+                place = topology.from_env(variables, job)
+                return Attempt(place, job.timeouts, 0, job.max_replacements, flyte, run_id(flyte, environment))
     return None
 
 
-def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnapshot) -> bool:
+def is_told(error: SafedistError, attempt: Attempt) -> bool:
+    """Tell the others what keeps this node from beginning, which ends the job.
+
+    Returns:
+        Whether it has been uploaded by another node; if not, it is for this one to raise.
+
+    Raises:
+        NodeLostError: nobody has, and this is not the node to do it.
+    """
+    if attempt.topology.max_nodes == 1 or is_infrastructure(error):
+        return False
+    try:
+        return not arrive_with(error, attempt)
+    except SafedistError as trouble:
+        if attempt.topology.node_rank == 0:
+            return False
+        raise cannot_do_its_part(error, attempt.topology, f"the others cannot be told: {trouble}") from error
+
+
+def cannot_do_its_part(error: SafedistError, place: Topology, seen: str | None = None) -> NodeLostError:
+    """What such an error comes to on a node that uploads nothing: it is told in its log and by its exit code."""
+    name = "this node" if place.node_rank is None else f"node {place.node_rank}"
+    what = f"{name} cannot do its part: {type(error).__name__}: {error}"
+    return NodeLostError(what, seen=seen, hint="repair that on this node")
+
+
+def arrive_with(error: Exception, attempt: Attempt) -> bool:
     """End the job of several nodes with this node's error.
 
     Returns:
@@ -121,28 +171,22 @@ def arrive_with(error: Exception, place: JobPlace, flyte: task_context.FlyteSnap
     Raises:
         RendezvousError: the others cannot be told, or go on without this node, or nothing is uploaded.
     """
-    rules = rules_of(
-        place.topology, place.timeouts, place.run_id, max_restarts=0, max_replacements=place.max_replacements
-    )
-    job = Membership(rules, place.topology, state="cannot", open_round=lambda _: {}, local=None, say=logger.info)
+    place = attempt.topology
+    job = Membership(attempt.rules(), place, state="cannot", open_round=lambda _: {}, local=None, say=logger.info)
     shown, uploads = named(error), False
     try:
         uploads = _told(job, CannotBegin(reports.fitting(_outcome(error, place)), NOT_STARTED))
         if uploads:
             logger.info(f"this node cannot begin, which ends the job: {shown}")
             ending.stay(job)
-        else:
-            logger.info(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
-            _follow(job, place, flyte)
+            return True
+        logger.info(f"this node cannot begin, which ends the job; waiting until that is uploaded: {shown}")
+        if not ending.follow(job, timeout=attempt.timeouts.upload, exists=attempt.verdict_is_there):
+            raise NodeLostError("node 0 was lost before it could upload why this node cannot begin")
+        return False
     finally:
         if not uploads:
             job.close(ended=False)
-    return uploads
-
-
-def _follow(job: Membership, place: JobPlace, flyte: task_context.FlyteSnapshot) -> None:
-    if not ending.follow(job, timeout=place.timeouts.upload, exists=lambda: task_context.uploaded(flyte)):
-        raise NodeLostError("node 0 was lost before it could upload why this node cannot begin")
 
 
 def _told(job: Membership, message: CannotBegin) -> bool:
@@ -162,82 +206,14 @@ def _told(job: Membership, message: CannotBegin) -> bool:
             raise item.error
 
 
-class ToldError(Exception):
-    """This node's error has been told to the others, and uploaded by the one that uploads."""
-
-
-class Voice:
-    """A job's node speaks with one voice: one error is uploaded, not two. A context manager, to be entered again and
-    again.
-
-    What keeps a node from beginning is told to the others, and ends the job. Once its agent stands, the errors of a
-    node other than node 0 are told in its log and by its exit code.
-
-    Attributes:
-        is_agents: whether the agent stands.
-    """
-
-    def __init__(self, place: JobPlace, flyte: task_context.FlyteSnapshot) -> None:
-        self._place = place
-        self._flyte = flyte
-        self.is_agents = False
-
-    def __enter__(self) -> Voice:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """
-        Raises:
-            ToldError: another node has uploaded this error.
-            NodeLostError: nobody has, and this is not the node to do it.
-        """
-        topology = self._place.topology
-        if not isinstance(error, SafedistError) or topology.max_nodes == 1 or is_infrastructure(error):
-            return
-        untold = None
-        if not self.is_agents:
-            try:
-                if arrive_with(error, self._place, self._flyte):
-                    return
-            except SafedistError as trouble:
-                untold = trouble
-            else:
-                raise ToldError from error
-        if topology.node_rank == 0 or (topology.node_rank is None and self.is_agents):
-            return
-        name = "this node" if topology.node_rank is None else f"node {topology.node_rank}"
-        raise NodeLostError(
-            f"{name} cannot do its part: {type(error).__name__}: {error}",
-            seen=None if untold is None else f"the others cannot be told: {untold}",
-            hint="repair that on this node",
-        ) from error
-
-
-def elsewhere_if_told(elsewhere: T) -> Callable[[Callable[P, R]], Callable[P, R | T]]:
-    """Decorate what uses a :class:`Voice`: it returns *elsewhere* where another node has uploaded."""
-
-    def decorated(function: Callable[P, R]) -> Callable[P, R | T]:
-        @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | T:
-            try:
-                return function(*args, **kwargs)
-            except ToldError:
-                return elsewhere
-
-        return wrapper
-
-    return decorated
-
-
-def _outcome(error: Exception, place: JobPlace) -> RankOutcome:
-    node_rank = place.topology.node_rank
+def _outcome(error: Exception, place: Topology) -> RankOutcome:
     raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
     if isinstance(error, SafedistError):
         raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
     return RankOutcome(
         rank=NO_RANK,
         local_rank=NO_RANK,
-        node_rank=-1 if node_rank is None else node_rank,
+        node_rank=-1 if place.node_rank is None else place.node_rank,
         round=-1,
         host=socket.gethostname(),
         pid=os.getpid(),

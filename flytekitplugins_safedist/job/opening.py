@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from .. import envvars
-from ..config.options import Timeouts
 from ..errors import RendezvousError, TopologyError
-from ..ranks import memory
 from ..ranks.backends.base import LOOPBACK
-from ..ranks.scratch import human
 from ..topology import Endpoint, Topology
 from . import ports
 from .coordinator import Coordinator
@@ -29,33 +26,11 @@ from .server import SHUTDOWN_SECONDS, Server
 
 logger = logging.getLogger(__name__)
 
-_LAST_CALL = 30.0
-"""Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
-
 _PAUSE = 0.25
 """Seconds between two tries to listen."""
 
 OpenRound = Callable[[int], Mapping[str, str]]
 """Called on node 0 before each round with its number of nodes; what ranks need to meet."""
-
-
-def rules_of(place: Topology, timeouts: Timeouts, run: str, *, max_restarts: int, max_replacements: int) -> Rules:
-    """What the coordinator of this job goes by."""
-    group = memory.cgroup()
-    limit = None if group is None else group.limit
-    return Rules(
-        run=run,
-        min_nodes=place.min_nodes,
-        max_nodes=place.max_nodes,
-        fixed=not place.is_elastic,
-        max_restarts=max_restarts,
-        max_replacements=max_replacements,
-        timeout=timeouts.rendezvous,
-        heartbeat=timeouts.heartbeat,
-        stop=timeouts.stop,
-        last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
-        about="" if limit is None else f"Its container's memory is limited to {human(limit)}.",
-    )
 
 
 class Membership:

@@ -20,12 +20,11 @@ from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..flyte.output_limits import OutputLimits, limits_from
 from ..ranks import backends, disk_limit, main_module, memory, payload, scratch
+from ..ranks.disk_limit import DiskLimit
 from ..ranks.forkserver_client import RankServer
 from ..ranks.payload import JobOrder
 from ..ranks.scratch import JobScratch
-from ..topology import Topology
-from . import arrival, ending
-from .node_plan import NodePlan
+from . import arrival
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -45,20 +44,14 @@ class Job:
         settings: its configuration, with the number of ranks that this pod has room for.
         environment: this process's variables.
         backend: how its ranks meet.
-        place: which node of how many this is.
-        flyte: what flytekit knows of this attempt.
-        run_id: names the job; the same on every node.
-        voice: says what keeps this node from beginning.
+        attempt: Flyte's, and this node's place in it.
     """
 
     task: PythonFunctionTask[Any]
     settings: Resolved
     environment: Mapping[str, str]
     backend: backends.RankBackend
-    place: Topology
-    flyte: task_context.FlyteSnapshot
-    run_id: str
-    voice: arrival.Voice
+    attempt: arrival.Attempt
 
     @classmethod
     def of(cls, task: PythonFunctionTask[Any], settings: Resolved, environment: Mapping[str, str]) -> Job:
@@ -74,25 +67,21 @@ class Job:
             # Uploaded by this node alone it would end, for Flyte, a job that goes on.
             arrival.of_no_task(error, environment, settings)
             raise
-        flyte = task_context.take()
-        run_id = arrival.run_id(flyte, environment)
-        voice = arrival.Voice(arrival.JobPlace(place, settings.timeouts, run_id, settings.max_replacements), flyte)
+        flyte, budgets = task_context.take(), (settings.max_restarts, settings.max_replacements)
+        attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, environment))
         settings = replace(settings, nproc_per_node=place.nproc_per_node)
-        return cls(task, settings, environment, backend, place, flyte, run_id, voice)
+        return cls(task, settings, environment, backend, attempt)
 
     @property
-    def attempt(self) -> int:
-        """Flyte's, from 0."""
+    def number(self) -> int:
+        """Of Flyte's attempt, from 0."""
         return int(self.environment.get(envvars.FLYTE_ATTEMPT, "0"))
 
     @property
     def version(self) -> str:
         """Of the task as it is registered; "" in a local run."""
-        return self.flyte.task_id[3] if self.flyte.task_id else ""
-
-    def verdict_is_there(self) -> bool:
-        """Whether this attempt's outputs, or its one error, are in the store. Asks it."""
-        return task_context.uploaded(self.flyte)
+        flyte = self.attempt.flyte
+        return flyte.task_id[3] if flyte.task_id else ""
 
 
 @dataclass
@@ -104,28 +93,44 @@ class Scratched:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class NodePlan:
     """What a node's agent begins with.
 
     Attributes:
-        plan: what to do.
+        job: what it is to run.
         server: starts ranks.
-        scratch: the job's directory.
+        scratched: the job's directory on this node.
+        job_order: file with what all ranks share.
+        fork: whether ranks may be forked from the server.
+        limit: how much they may write to disk.
         seconds: that preparing took.
     """
 
-    plan: NodePlan
+    job: Job
     server: RankServer
-    scratch: Scratched
+    scratched: Scratched
+    job_order: Path
+    fork: bool
+    limit: DiskLimit | None
     seconds: float
+
+    @property
+    def settings(self) -> Resolved:
+        """The job's."""
+        return self.job.settings
+
+    @property
+    def scratch(self) -> JobScratch:
+        """The job's directory on this node."""
+        return self.scratched.job
 
     def shortage(self) -> str | None:
         """What to warn of where the container's memory is less than its ranks will most likely need."""
-        imported = max(self.server.imported(), 0 if self.plan.fork else memory.anonymous())
-        return memory.shortage(memory.cgroup(), ranks=self.plan.settings.nproc_per_node, imported=imported)
+        imported = max(self.server.imported(), 0 if self.fork else memory.anonymous())
+        return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=imported)
 
 
-def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | None) -> Prepared:
+def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | None) -> NodePlan:
     """Start what the ranks need; *held* ends it all, in the right order.
 
     Args:
@@ -135,40 +140,31 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
         server: one that was started earlier, or None to start one.
     """
     settings = job.settings
+    job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
     running = server or RankServer.spawn(_server_environment(settings, job.environment))
     volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
     root = _scratch_root(settings, job.environment, volume)
-    held.enter_context(ending.replaced_when_undecided(job.place, logger.info))
-    held.enter_context(job.voice)
     held.enter_context(running)
     scratched = held.enter_context(_scratch(root, settings))
     # Orders hold every rank's environment, and with it the task's secrets: they never stay. Nor does a link.
     made = scratched.job
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
     goes = goes if made.short == made.path else [made.short, *goes]
-    remote = job.flyte.mode == "TASK_EXECUTION"
+    remote = job.attempt.flyte.mode == "TASK_EXECUTION"
     limits = limits_from({**job.environment, **dict(settings.environment)}) if remote else None
-    order = _job_order(job.task, made.orders / "inputs.pb", job.flyte, settings.timeouts.upload, limits=limits)
+    order = _job_order(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits=limits)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes
     fork = _prepared(running, job, order, goes, scratch.make_preload(made, settings.scratch.shared_caches))
     payload.write_literals(inputs, order.inputs)
     order_file = made.orders / "job.json"
     order_file.write_text(order.to_json())
-    plan = NodePlan(
-        settings=settings,
-        topology=job.place,
-        scratch=scratched.job,
-        job_order=order_file,
-        environment=job.environment,
-        run_id=job.run_id,
-        attempt=job.attempt,
-        fork=fork,
-        limit=disk_limit.limit_of(settings, job.environment, volume),
-    )
-    return Prepared(plan, running, scratched, time.monotonic() - started)
+    if not fork:
+        job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
+    limit = disk_limit.limit_of(settings, job.environment, volume)
+    return NodePlan(job, running, scratched, order_file, fork, limit, time.monotonic() - started)
 
 
 def _prepared(server: RankServer, job: Job, order: JobOrder, guard: Sequence[Path], caches: Mapping[str, str]) -> bool:

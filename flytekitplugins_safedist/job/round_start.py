@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .. import envvars
 from ..ranks import debugger, scratch
-from ..ranks.backends import RankBackend, RoundGroup
+from ..ranks.backends import RoundGroup
 from ..ranks.context import RankContext
 from ..ranks.orders import RankOrder, plan_orders
 from .messages import Go
-from .node_plan import NodePlan
+from .prepare import NodePlan
 
 
 def group_of(go: Go, plan: NodePlan) -> RoundGroup:
@@ -20,20 +20,20 @@ def group_of(go: Go, plan: NodePlan) -> RoundGroup:
         nproc_per_node=plan.settings.nproc_per_node,
         address=go.values[envvars.MASTER_ADDR],
         port=int(go.values[envvars.MASTER_PORT]),
-        run_id=plan.run_id,
+        run_id=plan.job.attempt.run_id,
         timeout=plan.settings.timeouts.rendezvous,
         offered=go.values,
     )
 
 
-def orders(group: RoundGroup, plan: NodePlan, backend: RankBackend) -> list[RankOrder]:
+def orders(group: RoundGroup, plan: NodePlan) -> list[RankOrder]:
     """One for each rank of this node, by local rank; makes their directories.
 
     Raises:
         ScratchError: these cannot be made.
     """
     contexts = [_context(group, plan, local_rank) for local_rank in range(group.nproc_per_node)]
-    environments = [_environment(group, plan, backend, context) for context in contexts]
+    environments = [_environment(group, plan, context) for context in contexts]
     return plan_orders(contexts, environments, plan.scratch, plan.job_order, terminal=debugger.terminal())
 
 
@@ -47,17 +47,17 @@ def _context(group: RoundGroup, plan: NodePlan, local_rank: int) -> RankContext:
         local_world_size=group.nproc_per_node,
         nnodes=group.nnodes,
         round=group.round,
-        attempt=plan.attempt,
+        attempt=plan.job.number,
         scratch=scratch.make_rank(plan.scratch, group.round, rank).path,
     )
 
 
-def _environment(group: RoundGroup, plan: NodePlan, backend: RankBackend, context: RankContext) -> dict[str, str]:
+def _environment(group: RoundGroup, plan: NodePlan, context: RankContext) -> dict[str, str]:
     settings = plan.settings
     defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
     own = plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
-    place = {**backend.environment(group, context.local_rank), envvars.ROUND: str(context.round)}
+    place = {**plan.job.backend.environment(group, context.local_rank), envvars.ROUND: str(context.round)}
     if envvars.MEETING in group.offered:
         place[envvars.MEETING] = group.offered[envvars.MEETING]
     # The user's word beats everything but a rank's identity, which config has refused already.
-    return {**defaults, **plan.environment, **own, **place, **dict(settings.environment)}
+    return {**defaults, **plan.job.environment, **own, **place, **dict(settings.environment)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,12 @@ from ..flyte import uploads
 from ..ranks import payload
 from ..ranks.forkserver_client import RankServer
 from . import arrival, comeback, ending, prepare
-from .agent import NodeAgent
+from .agent import NodeAgent, Report
+from .arrival import Attempt
 from .ending import Finish
-from .node_plan import NodePlan, Report
-from .opening import Membership, rules_of
-from .prepare import Job, Prepared
-from .verdict import Verdict
+from .opening import Membership
+from .prepare import Job, NodePlan
+from .verdict import Verdict, is_infrastructure
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -45,16 +45,6 @@ class Elsewhere:
     """The job has ended, and node 0 has uploaded how."""
 
 
-@dataclass(frozen=True)
-class _Attended:
-    """How the job ended, as this node knows it: the report, whether it is the one to upload, and both as a line."""
-
-    report: Report
-    uploads: bool
-    summary: str
-
-
-@arrival.elsewhere_if_told(Elsewhere())
 def run(
     task: PythonFunctionTask[Any],
     settings: Resolved,
@@ -82,94 +72,77 @@ def run(
     """
     log.install()
     job = Job.of(task, settings, environment)
+    place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
-    if not job.place.alone and comeback.is_decided(job.verdict_is_there, say):
+    if not place.alone and comeback.is_decided(job.attempt.verdict_is_there, say):
         with server or contextlib.nullcontext():
             say(comeback.LEAVES)
         return Elsewhere()
-    with ending.replaced_when_undecided(job.place, say), job.voice:
-        job.backend.find()
-    for note in job.place.notes:
+    for note in place.notes:
         logger.warning(note)
     uploads.be_patient(settings.timeouts.upload)
-    with contextlib.ExitStack() as held:
-        prepared = prepare.prepare(job, inputs, held, server)
-        if not prepared.plan.fork:
-            job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
-        say(_start_line(prepared.plan, version=job.version))
-        short = prepared.shortage()
+    with ending.replaced_when_undecided(place, say), contextlib.ExitStack() as held:
+        try:
+            plan = prepare.prepare(job, inputs, held, server)
+        except SafedistError as error:
+            held.close()  # nothing of it is left when the others hear of it
+            if arrival.is_told(error, job.attempt):
+                return Elsewhere()
+            raise
+        say(_start_line(plan))
+        short = plan.shortage()
         if short is not None:
             logger.warning(short)
-        attended = _attend(job, prepared)
-        prepared.scratch.succeeded = attended.report.verdict is None
-        result = _result(attended)
+        report, is_ours = _attend(plan)
+        plan.scratched.succeeded = report.verdict is None
+        result = _result(report) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
-    say(attended.summary)
-    if attended.report.verdict is not None:
-        lastwords.keep(attended.report.verdict.error)
+    say(_end_line(report, plan.seconds))
+    if report.verdict is not None:
+        lastwords.keep(report.verdict.error)
     return result
 
 
-def _attend(job: Job, prepared: Prepared) -> _Attended:
-    """Meet the other nodes, drive this one's ranks, and leave in order."""
-    job.voice.is_agents = True
-    plan = prepared.plan
-    with _left_on_errors(_joined(plan, job)) as joined:
-        agent = NodeAgent(plan, server=prepared.server, backend=job.backend, job=joined, show=to_stdout, say=say)
-        while True:
-            with _leaving_when_decided(job, agent, joined):
-                finish = agent.drive()
-            uploads = _in_order(job, finish, joined)
-            if uploads is not None:
-                break
-            say("node 0 was lost before its upload: the job goes on")
-        summary = _end_line(agent.report, prepared.seconds)
-    return _Attended(agent.report, uploads, summary)
-
-
-def _joined(plan: NodePlan, job: Job) -> Membership:
-    settings, place = plan.settings, plan.topology
-    rules = rules_of(
-        place,
-        settings.timeouts,
-        plan.run_id,
-        max_restarts=settings.max_restarts,
-        max_replacements=settings.max_replacements,
-    )
-    nproc = settings.nproc_per_node
-    return Membership(
-        rules,
+def _attend(plan: NodePlan) -> tuple[Report, bool]:
+    """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
+    one to upload that."""
+    job, attempt, place = plan.job, plan.job.attempt, plan.job.attempt.topology
+    nproc = plan.settings.nproc_per_node
+    joined = Membership(
+        attempt.rules(),
         place,
         open_round=lambda nnodes: job.backend.open_round(nnodes=nnodes, nproc_per_node=nproc),
         local=plan.scratch.short / plan.scratch.orders.name / "meeting" if nproc > 1 else None,
         say=say,
     )
+    agent = NodeAgent(plan, joined, show=to_stdout, say=say)
 
+    def has_begun() -> bool:
+        return place.max_nodes == 1 or (agent.report.rounds > 0 and not joined.searching)
 
-@contextlib.contextmanager
-def _left_on_errors(joined: Membership) -> Iterator[Membership]:
-    """Where a job ends in order, it has left, or stays until the upload is done (:mod:`.ending`)."""
     try:
-        yield joined
-    except BaseException:
-        # This place stays free for the pod that takes it.
+        while True:
+            with comeback.leaving_when_decided(attempt.verdict_is_there, say, begun=has_begun):
+                finish = agent.drive()
+            is_ours = _in_order(attempt, finish, joined)
+            if is_ours is not None:
+                return agent.report, is_ours
+            say("node 0 was lost before its upload: the job goes on")
+    except BaseException as error:
+        # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
+        # upload is done (:mod:`.ending`).
         joined.close(ended=False)
-        raise
+        uploads_here = place.max_nodes == 1 or not place.node_rank
+        if uploads_here or not isinstance(error, SafedistError) or is_infrastructure(error):
+            raise
+        raise arrival.cannot_do_its_part(error, place) from error
 
 
-def _leaving_when_decided(job: Job, agent: NodeAgent, joined: Membership) -> contextlib.AbstractContextManager[None]:
-    if job.place.max_nodes == 1:
-        return contextlib.nullcontext()
-    return comeback.leaving_when_decided(
-        job.verdict_is_there, say, begun=lambda: agent.report.rounds > 0 and not joined.searching
-    )
-
-
-def _in_order(job: Job, finish: Finish, joined: Membership) -> bool | None:
+def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | None:
     """Leave when the verdict is uploaded. Whether this node is the one to do it; None where the job goes on."""
     if finish.uploads:
         stopping.finish()
-    if job.place.max_nodes == 1:
+    if attempt.topology.max_nodes == 1:
         joined.close(ended=True)
         return True
     if finish.uploads:
@@ -177,18 +150,15 @@ def _in_order(job: Job, finish: Finish, joined: Membership) -> bool | None:
         return True
     if finish.end is None:
         joined.close(ended=False)
-        return not ending.is_reported_by_another(max(1, joined.me.node or 0), job.verdict_is_there)
+        return not ending.is_reported_by_another(max(1, joined.me.node or 0), attempt.verdict_is_there)
     say("done here; waiting until node 0 has uploaded")
-    if not ending.follow(joined, timeout=job.settings.timeouts.upload, exists=job.verdict_is_there):
+    if not ending.follow(joined, timeout=attempt.timeouts.upload, exists=attempt.verdict_is_there):
         return None
     joined.close(ended=False)
     return False
 
 
-def _result(attended: _Attended) -> Done | Elsewhere | Verdict:
-    report = attended.report
-    if not attended.uploads:
-        return Elsewhere()
+def _result(report: Report) -> Done | Verdict:
     if report.verdict is not None:
         return replace(report.verdict, decks=report.decks)
     if report.result is None:
@@ -196,13 +166,13 @@ def _result(attended: _Attended) -> Done | Elsewhere | Verdict:
     return Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))
 
 
-def _start_line(plan: NodePlan, *, version: str) -> str:
-    settings, place = plan.settings, plan.topology
+def _start_line(plan: NodePlan) -> str:
+    job, settings, place = plan.job, plan.settings, plan.job.attempt.topology
     return (
         f"start: {settings.backend}, node {place.node_rank if place.node_rank is not None else '?'} of {place.nnodes} "
         f"({place.source}), {settings.nproc_per_node} rank(s) per node, world_size {place.world_size}, "
         f"start_method {'preload' if plan.fork else 'spawn'}, max_restarts {settings.max_restarts}, "
-        f"attempt {plan.attempt}, code {version or 'local'}, scratch {plan.scratch.path}"
+        f"attempt {job.number}, code {job.version or 'local'}, scratch {plan.scratch.path}"
     )
 
 

@@ -44,7 +44,7 @@ def test_an_error_at_import_that_never_says_what_it_is_holds_nobody(monkeypatch)
     monkeypatch.setattr(texts, "TELL_SECONDS", 0.1)
     with pytest.raises(Endless) as caught:
         raise Endless
-    raised = arrival._outcome(caught.value, SimpleNamespace(topology=SimpleNamespace(node_rank=1))).raised
+    raised = arrival._outcome(caught.value, SimpleNamespace(node_rank=1)).raised
     assert raised.message == "<no message: str() of it did not return within 0.1 s>"
     assert raised.traceback.startswith("Traceback")
     assert "raise Endless" in raised.traceback
