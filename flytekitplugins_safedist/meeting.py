@@ -46,22 +46,10 @@ class Meeting:
         """
         self._call({"op": "set", "key": key}, value)
 
-    def get(self, key: str) -> bytes | None:
-        """The value, or None; raises as :meth:`set` does."""
-        found, value = self._call({"op": "wait", "key": key, "seconds": 0.0})
-        return value if found["there"] else None
-
-    def wait(self, key: str, seconds: float) -> bytes:
-        """Wait until the key is set; its value.
-
-        Raises:
-            TimeoutError: it was not set within ``seconds``.
-            FsIoError, FsTimeoutError: as for :meth:`set`.
-        """
+    def wait(self, key: str, seconds: float) -> bytes | None:
+        """Wait until the key is set; its value, or None where it was not within ``seconds``. Raises as :meth:`set`."""
         found, value = self._call({"op": "wait", "key": key, "seconds": seconds}, seconds=seconds)
-        if not found["there"]:
-            raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
-        return value
+        return value if found["there"] else None
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which begins at 0; what it is then. Raises as :meth:`set` does."""

@@ -47,27 +47,20 @@ def atomic_write(
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
     """
     target = Path(path)
-    draft = aside(target)
-    kept = (
-        None if permissions is not None else retry_os_call(lambda: _mode_of(target), target, "look at what is replaced")
-    )
-    raw = _Raw(retry_os_call(lambda: _create(draft, permissions, kept), draft, "create the file"), draft)
-    buffered = io.BufferedWriter(raw, _BUFFER)
-    file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
-    try:
+    kept = None if permissions is not None else retry_os_call(lambda: _mode_of(target), target, "look at it")
+    with atomic_path(target, durable=False) as draft:
+        handle = retry_os_call(lambda: _create(draft, permissions, kept), draft, "create the file")
+        raw = _Raw(handle, draft, durable=durable)
+        buffered = io.BufferedWriter(raw, _BUFFER)
+        file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
         try:
             yield file
-            if not file.closed:  # else by the block's own code, which flushed it
-                file.flush()
-            inode = raw.finish(durable=durable)
-        finally:
-            # The raw file first: once it is closed, the buffer does not try again to write what could not be written.
-            raw.abandon()
-        _rename(draft, target, inode)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+            file.close()
+        except BaseException:
+            raw.durable = False  # and raw first: what could not be written is not tried again by the buffer's close
+            with contextlib.suppress(FsError):
+                raw.close()
+            raise
     if durable:
         fsync_dir(target.parent)
 
@@ -114,54 +107,40 @@ def discard(place: Path) -> None:
     """Remove a file or a directory, as far as that can be done; read-only directories in it too."""
     with contextlib.suppress(OSError):
         place.unlink()
+    # Top-down: a directory is made readable before os.walk looks into it. Links are not followed.
+    for parent, names, _ in os.walk(place):
+        for inside in (Path(parent), *(Path(parent, name) for name in names)):
+            with contextlib.suppress(OSError):
+                if not inside.is_symlink():
+                    inside.chmod(0o700)
     with contextlib.suppress(OSError):  # ignore_errors leaves some out, such as ESTALE from a handle it has just opened
-        shutil.rmtree(place, ignore_errors=True)
-        if place.is_symlink() or not place.is_dir():
-            return
-        # Top-down: a directory is opened before os.walk looks into it. Links are not followed.
-        for parent, names, _ in os.walk(place):
-            for name in (".", *names):
-                inside = os.path.join(parent, name)  # noqa: PTH118
-                with contextlib.suppress(OSError):
-                    if not os.path.islink(inside):  # noqa: PTH114
-                        os.chmod(inside, 0o700)  # noqa: PTH101
         shutil.rmtree(place, ignore_errors=True)
 
 
 class _Raw(io.FileIO):
-    """A file whose errors say what they mean, and that can be made durable after its user has closed it."""
+    """A file whose errors say what they mean, and that is on stable storage, if ``durable``, when it is closed."""
 
-    def __init__(self, handle: int, path: Path) -> None:
-        super().__init__(os.dup(handle), "wb")
-        self._handle, self._path = handle, path
-
-    def finish(self, *, durable: bool) -> int:
-        """Close, after fsync if ``durable``; return the inode number."""
-        if durable:
-            _fsync(self._handle, self._path)
-        handle, self._handle = self._handle, -1
-        try:
-            try:
-                inode = retry_os_call(lambda: os.fstat(handle).st_ino, self._path, "look at what was written")
-                super().close()  # NFS reports on close what it could not write before
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise explain(error, self._path, "write") from error
-        return inode
-
-    def abandon(self) -> None:
-        """Close, whatever that says."""
-        for close in (super().close, lambda: os.close(self._handle) if self._handle >= 0 else None):
-            with contextlib.suppress(OSError):
-                close()
-        self._handle = -1
+    def __init__(self, handle: int, path: Path, *, durable: bool) -> None:
+        super().__init__(handle, "wb")
+        self._path, self.durable = path, durable
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data) or 0
         except OSError as error:
             raise explain(error, self._path, "write") from error
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            if self.durable:
+                _fsync(self.fileno(), self._path)
+        finally:
+            try:
+                super().close()  # NFS reports on close what it could not write before
+            except OSError as error:
+                raise explain(error, self._path, "write") from error
 
 
 def _mode_of(path: Path) -> int | None:

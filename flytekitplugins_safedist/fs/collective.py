@@ -1,20 +1,25 @@
-"""``barrier`` and ``rank_zero_first``: all ranks pass, or all learn who did not come, or why the first one failed."""
+"""What ranks do together: all pass, or all learn who did not come, or why the one that works has failed."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import json
+import os
+import secrets
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkFailedError
 from .identity import timeout_s
 from .store import Group, ranks
+
+T = TypeVar("T")
 
 WORK_SECONDS = 3600.0
 """For work that one rank does for others, where nobody has said how long."""
@@ -40,33 +45,29 @@ def barrier(name: str = "", *, timeout: float | None = None) -> None:
     group = ranks(timeout)
     if group is None:
         return
-    turn = group.turn(f"barrier/{name}")
-    place, met = f"barrier/{name}/{turn}", group.meeting
-    met.set(f"{place}/{group.rank}", b"1")
+    turn, met = group.turn(f"barrier/{name}"), group.meeting
+    place = f"barrier/{name}/{turn}"
+    met.set(f"barrier/{name}/came/{group.rank}", str(turn).encode())
     # Who sees that all have come, and who runs out of patience, leave one verdict, and the first wins: so it cannot be
     # that some pass and others fail.
     if met.add(place, 1) >= group.size:
-        verdict = met.compare_set(f"{place}/end", b"", b"{}")
+        verdict: bytes | None = met.compare_set(f"{place}/end", b"", b"{}")
     else:
-        try:
-            verdict = met.wait(f"{place}/end", max(0.0, began + limit - time.monotonic()))
-        except FsError:
-            raise
-        except TimeoutError:
-            missing = [rank for rank in range(group.size) if met.get(f"{place}/{rank}") is None]
-            said = {"missing": missing, "waited": f"{limit:.1f} s by {group}"}
-            verdict = met.compare_set(f"{place}/end", b"", json.dumps(said).encode())
+        verdict = met.wait(f"{place}/end", max(0.0, began + limit - time.monotonic()))
+    if verdict is None:
+        at = [int(met.wait(f"barrier/{name}/came/{rank}", 0) or -1) for rank in range(group.size)]
+        missing = [rank for rank, its_turn in enumerate(at) if its_turn < turn]
+        said = {"missing": missing, "waited": f"{limit:.1f} s by {group}"}
+        verdict = met.compare_set(f"{place}/end", b"", json.dumps(said).encode())
     outcome = json.loads(verdict)
     if group.ends_with_rank_0:
         _see_off(group, place, group.size - len(outcome.get("missing", ())))
     if outcome:
         raise _gave_up(group, place, outcome)
-    if turn > 0:  # whoever is here has left the turn before: nobody will ask for it again
-        before = f"barrier/{name}/{turn - 1}"
-        gone = [f"{before}/{group.rank}", *([before, f"{before}/end", f"{before}/read"] if group.rank == 0 else [])]
-        with contextlib.suppress(FsError):  # rank 0 may have ended, and the store with it
-            for key in gone:
-                met.delete(key)
+    if turn > 0 and group.rank == 0:  # whoever is here has left the turn before: nobody will ask for it again
+        with contextlib.suppress(FsError):
+            for what in ("", "/end", "/read"):
+                met.delete(f"barrier/{name}/{turn - 1}{what}")
 
 
 def _see_off(group: Group, place: str, came: int) -> None:
@@ -121,30 +122,89 @@ def rank_zero_first(per: Literal["job", "node"] = "job", *, timeout: float | Non
             raise
         tell(group, place)
         return
-    try:
-        leader = group.meeting.wait(f"{place}/begun", timeout_s(timeout)).decode()
-    except FsError:
-        raise
-    except TimeoutError:
+    leader = group.meeting.wait(f"{place}/begun", timeout_s(timeout))
+    if leader is None:
         raise FsTimeoutError(
             f"the first rank of the {per} did not come",
             where={"point": what, "rank": str(group), "store": group.meeting.where},
             seen=f"waited {timeout_s(timeout):.1f} s",
             hint="every rank must come here, the first of them too: see what it does instead",
-        ) from None
-    heed(group, place, what, leader, timeout_s(timeout, WORK_SECONDS))
+        )
+    heed(group, place, what, leader.decode(), timeout_s(timeout, WORK_SECONDS))
     yield
 
 
+def once_per_job(key: str, work: Callable[[], T], *, timeout: float | None = None) -> T:
+    """Have ``work`` done by exactly one rank of the job; return its result in every rank that calls this.
+
+    The first to come works. A later call with the same key, from any rank or thread, returns the same result: it is
+    once per job (once per round, after a restart of the ranks). After a failure, a rank that has had the error and
+    calls again begins another try, which all ranks that call again take part in. In a job of one process, ``work`` is
+    called, and that is all.
+
+    A worker that is killed ends the job's round: by safedist's agents, torchrun or horovodrun, which watch their ranks.
+    Nothing in the ranks watches a second time; who waits gives up at the deadline.
+
+    Args:
+        key: names the work; the same in all ranks.
+        work: makes a small value that can be written down (numbers, text, bytes, paths, lists, dicts).
+        timeout: seconds to wait for another's work; without it SAFEDIST_FS_TIMEOUT, without that an hour.
+
+    Raises:
+        WorkFailedError: the work raised. Every caller gets this, with type, message and traceback of the one error.
+        FsTimeoutError: it was not done in time; names the rank that works.
+        FsError: the ranks have nothing to meet over yet.
+    """
+    group = ranks(timeout)
+    return work() if group is None else once(group, f"job/{key}", work, timeout)
+
+
+def once_per_node(key: str, work: Callable[[], T], *, timeout: float | None = None) -> T:
+    """As ``once_per_job``, but on every node one of its ranks works and the others of that node have its result."""
+    group = ranks(timeout)
+    return work() if group is None else once(group, f"{group.node}/{key}", work, timeout)
+
+
+def once(group: Group, key: str, work: Callable[[], T], timeout: float | None) -> T:
+    """As ``once_per_job``, among the ranks that name the same ``key``."""
+    tried, met = group.failed[key], group.meeting
+    place = f"once/{key}/{tried}"
+    me = f"{group} (pid {os.getpid()}, thread {threading.get_ident()})"
+    mine = f"{me} {secrets.token_hex(8)}"
+    worker = met.compare_set(f"{place}/worker", b"", mine.encode()).decode()
+    try:
+        if worker == mine:
+            done: T = again(_work(group, place, key, work))
+            return done
+        if worker.startswith(me) and met.wait(f"{place}/end", 0) is None:
+            raise FsError("this work waits for itself", where={"key": key}, hint="use another key inside the work")
+        result: T = heed(group, place, key, worker.rpartition(" ")[0], timeout_s(timeout, WORK_SECONDS))
+    except WorkFailedError:
+        group.failed[key] = max(group.failed[key], tried + 1)
+        raise
+    return result
+
+
+def _work(group: Group, place: str, key: str, work: Callable[[], Any]) -> str:
+    try:
+        result = plain(work())
+    except BaseException as error:
+        said = tell(group, place, failure=error)
+        group.failed[key] += 1
+        if not isinstance(error, Exception):
+            raise  # KeyboardInterrupt and SystemExit stay what they are where they happened
+        raise _failed(key, said) from error
+    tell(group, place, result)
+    return result
+
+
 # --- what one rank tells the others ----------------------------------------------------------------------------------
-def tell(group: Group, place: str, value: Any = None, *, failure: BaseException | None = None) -> dict[str, Any]:
+def tell(group: Group, place: str, result: str = "null", *, failure: BaseException | None = None) -> dict[str, str]:
     """Leave the result of work that others wait for, as :func:`plain` makes it, or its error; what they are told."""
-    if failure is None:
-        said = {"value": value, "by": str(group)}
-    else:
+    said = {"by": str(group), "result": result}
+    if failure is not None:
         text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
-        error = f"{type(failure).__name__}: {failure}"
-        said = {"error": error[:_LIMIT], "traceback": text[-_LIMIT:], "by": str(group)}
+        said.update(error=f"{type(failure).__name__}: {failure}"[:_LIMIT], traceback=text[-_LIMIT:])
     # An error says more than that the place to tell it is gone.
     with contextlib.suppress(*([] if failure is None else [FsError])):
         group.meeting.set(f"{place}/end", json.dumps(said).encode())
@@ -158,24 +218,21 @@ def heed(group: Group, place: str, what: str, worker: str, seconds: float) -> An
         WorkFailedError: its error.
         FsTimeoutError: it was not done in ``seconds``.
     """
-    try:
-        said = json.loads(group.meeting.wait(f"{place}/end", seconds))
-    except FsError:
-        raise
-    except TimeoutError:
+    told = group.meeting.wait(f"{place}/end", seconds)
+    if told is None:
         raise FsTimeoutError(
             "the work that one rank does for the others was not done in time",
             where={"work": what, "worker": worker, "rank": str(group), "store": group.meeting.where},
             seen=f"no result within {seconds:.1f} s",
             hint="give long work a longer timeout=, or see what the worker is waiting for",
-        ) from None
+        )
+    said = json.loads(told)
     if "error" in said:
-        raise failed(what, said).echoing()
-    return again(said["value"])
+        raise _failed(what, said).echoing()
+    return again(said["result"])
 
 
-def failed(what: str, said: dict[str, str]) -> WorkFailedError:
-    """What every caller of work that failed is told."""
+def _failed(what: str, said: dict[str, str]) -> WorkFailedError:
     return WorkFailedError(
         "the work that one rank does for the others has failed",
         where={"work": what, "worker": said["by"]},
@@ -183,30 +240,26 @@ def failed(what: str, said: dict[str, str]) -> WorkFailedError:
     )
 
 
-def plain(value: Any) -> Any:
-    """``value`` as JSON can say it, with paths, bytes and tuples marked. Never a pickle.
+def plain(value: Any) -> str:
+    """``value`` as JSON, with paths, bytes and tuples marked. Never a pickle.
 
     Raises:
         FsError: it holds something else, or is too large.
     """
     try:
-        marked = _marked(value)
-        size = len(json.dumps(marked))
+        text = json.dumps(_marked(value))
+        wrong = f"too large: {len(text)} characters of JSON" if len(text) > RESULT_BYTES else ""
     except (TypeError, ValueError, RecursionError) as error:
+        text, wrong = "", f"{type(value).__name__}: {error}"
+    if wrong:
         raise FsError(
             "this result cannot be handed to the other ranks",
-            seen=f"{type(value).__name__}: {error}",
-            expected="None, numbers, text, bytes, paths, and lists, tuples or dicts (with text keys) of these",
-            hint="write it to a file and return the path",
-        ) from error
-    if size > RESULT_BYTES:
-        raise FsError(
-            "this result is too large to be handed to the other ranks",
-            seen=f"{size} characters",
-            expected=f"at most {RESULT_BYTES}",
+            seen=wrong,
+            expected="None, numbers, text, bytes, paths, and lists, tuples or dicts (with text keys) of these, "
+            f"in all at most {RESULT_BYTES} characters of JSON",
             hint="write it to a file and return the path",
         )
-    return marked
+    return text
 
 
 def _marked(value: Any) -> Any:
@@ -225,13 +278,9 @@ def _marked(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not one of the types that can be handed over")
 
 
-def again(value: Any) -> Any:
+_OF_MARK: dict[str, Callable[[Any], Any]] = {"path": Path, "bytes": base64.b64decode, "tuple": tuple}
+
+
+def again(text: str) -> Any:
     """What :func:`plain` was given."""
-    if isinstance(value, list):
-        return [again(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _MARK not in value:
-        return {key: again(item) for key, item in value.items()}
-    kind, of = value[_MARK], value["of"]
-    return Path(of) if kind == "path" else base64.b64decode(of) if kind == "bytes" else tuple(map(again, of))
+    return json.loads(text, object_hook=lambda found: _OF_MARK[found[_MARK]](found["of"]) if _MARK in found else found)

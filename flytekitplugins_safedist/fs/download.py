@@ -15,9 +15,9 @@ from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
 from .atomic import aside, atomic_path, atomic_write, discard, fsync_dir, fsync_tree
+from .collective import once
 from .identity import timeout_s
 from .mount_info import host, mount_of
-from .once import once
 from .oserrors import retry_os_call
 from .paths import ensure_dir, wait_for
 from .store import Group, bounded, ranks
@@ -101,16 +101,14 @@ def _stated(group: Group, key: str, target: Path, seconds: float) -> bool:
     """Whether all nodes share the place, as rank 0 says: two that judge for themselves may judge differently."""
     if group.rank == 0:
         group.meeting.set(f"download/{key}/shared", b"" if mount_of(target).is_local else b"1")
-    try:
-        return bool(group.meeting.wait(f"download/{key}/shared", seconds))
-    except FsError:
-        raise
-    except TimeoutError:
+    stated = group.meeting.wait(f"download/{key}/shared", seconds)
+    if stated is None:
         raise FsTimeoutError(
             "rank 0 did not come to the download",
             where={"to": target, "rank": str(group)},
             seen=f"waited {seconds:.1f} s",
-        ) from None
+        )
+    return bool(stated)
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from .. import envvars, meeting
+from .. import envvars
+from .. import meeting as meetings
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError
 from .identity import current_identity, timeout_s
@@ -30,19 +31,8 @@ from .mount_info import host
 from .torch_store import TorchStore, agree
 
 T = TypeVar("T")
-
-
-class KeyValues(Protocol):
-    """Keys and values that all ranks see. Thread-safe; see :class:`..meeting.Meeting` for what each call raises."""
-
-    where: str
-
-    def set(self, key: str, value: bytes) -> None: ...
-    def get(self, key: str) -> bytes | None: ...
-    def wait(self, key: str, seconds: float) -> bytes: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
-    def delete(self, key: str) -> None: ...
+Meeting = meetings.Meeting | TorchStore
+"""Keys and values that all ranks see. Thread-safe; see the former's calls for what each raises."""
 
 
 class Group:
@@ -55,7 +45,7 @@ class Group:
         ends_with_rank_0: whether the place is gone as soon as rank 0's process has ended.
     """
 
-    def __init__(self, meeting: KeyValues, rank: int, size: int, *, ends_with_rank_0: bool = False) -> None:
+    def __init__(self, meeting: Meeting, rank: int, size: int, *, ends_with_rank_0: bool = False) -> None:
         self.meeting, self.rank, self.size, self.ends_with_rank_0 = meeting, rank, size, ends_with_rank_0
         self.failed: Counter[str] = Counter()
         self._turns: Counter[str] = Counter()
@@ -119,7 +109,7 @@ def ranks(timeout: float | None = None) -> Group | None:
 
 
 def _found(limit: float) -> tuple[tuple[Any, ...], Callable[[], Group]] | None:
-    corner = meeting.of_rank(os.environ)
+    corner = meetings.of_rank(os.environ)
     dist = _initialised("torch.distributed", "get_rank", "get_world_size")
     hvd = _initialised("horovod.torch", "rank", "size")
     if corner is not None:

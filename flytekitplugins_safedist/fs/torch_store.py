@@ -41,9 +41,6 @@ class TorchStore:
     def set(self, key: str, value: bytes) -> None:
         self._call(lambda: self._store.set(self._key(key), value.decode()))
 
-    def get(self, key: str) -> bytes | None:
-        return self.get_all([key])[0]
-
     def get_all(self, keys: list[str]) -> list[bytes | None]:
         names = [self._key(key) for key in keys]
         found: list[bytes | None] = self._call(
@@ -51,18 +48,15 @@ class TorchStore:
         )
         return found
 
-    def wait(self, key: str, seconds: float) -> bytes:
+    def wait(self, key: str, seconds: float) -> bytes | None:
         # Polling, not store.wait: each of its time-outs prints two warnings, and it holds the connection meanwhile.
         deadline = time.monotonic() + seconds
-        for pause in _brisk_pauses(self._ranks):
-            value = self.get(key)
-            if value is not None:
+        pause = _brisk_pauses(self._ranks)
+        while True:
+            (value,), left = self.get_all([key]), deadline - time.monotonic()
+            if value is not None or left <= 0:
                 return value
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            time.sleep(min(pause, left))
-        raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
+            time.sleep(min(next(pause), left))
 
     def add(self, key: str, amount: int) -> int:
         return int(self._call(lambda: self._store.add(self._key(key), amount)))
@@ -148,10 +142,10 @@ def agree(store: TorchStore, rank: int, size: int, limit: float) -> str:
             if name and store.get_all([f"taken/{other}" for other in others]) == [name.encode()] * len(others):
                 store.set(f"go/{name}", b"1")
                 return name
-        elif name and store.get(f"go/{name}") is not None:
+        elif name and store.wait(f"go/{name}", 0) is not None:
             return name
         else:
-            of, _, given = (store.get(f"given/{rank}") or b"").decode().partition(" ")
+            of, _, given = (store.wait(f"given/{rank}", 0) or b"").decode().partition(" ")
             if of == mine and given != name:
                 name = given
                 store.set(f"taken/{rank}", name.encode())

@@ -38,7 +38,7 @@ def test_one_late_answer_poisons_nothing(monkeypatch):
             store.add("never begun", 1)
     frozen.thawed.set()
     store.set("key", b"value")
-    assert store.get("key") == b"value"
+    assert store.wait("key", 0) == b"value"
     assert store.add("count", 0) == 1, "it was begun, and its answer was late"
     assert store.add("never begun", 0) == 0, "who asked has gone"
 
@@ -57,7 +57,7 @@ def test_a_store_that_is_gone_is_named():
             raise RuntimeError("Connection reset by peer\nand a stack")
 
     with pytest.raises(FsIoError, match=r"is gone \[store=a store.*seen: Connection reset by peer\)"):
-        TorchStore(Gone(), "a store", 2).get("key")
+        TorchStore(Gone(), "a store", 2).wait("key", 0)
 
 
 def test_what_earlier_lives_have_left_is_no_answer_in_this_one():

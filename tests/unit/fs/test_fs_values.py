@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_small_values_come_back_as_they_were(value):
-    assert again(json.loads(json.dumps(plain(value)))) == value
+    assert again(plain(value)) == value
 
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, lambda: 0, {"__safedist__": "path"}])
