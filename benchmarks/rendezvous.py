@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection
 
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.job import messages
-from flytekitplugins_safedist.job.coordinator import Coordinator
 from flytekitplugins_safedist.job.facts import Cause
 from flytekitplugins_safedist.job.messages import Ended, Go, Hello, Leaves, Message, Stop, Welcome
 from flytekitplugins_safedist.job.rules import Rules
@@ -34,11 +33,10 @@ PHASES = ("first round", "after a failure", f"after {DEPARTURES} departures")
 def serve(nodes: int, pipe: Connection) -> None:
     """Node 0: the coordinator, its server, and a node without ranks."""
     rules = Rules("bench", nodes, nodes, fixed=True, max_restarts=9, max_replacements=99, timeout=600)
-    coordinator = Coordinator(rules, "node-0", time.monotonic())
-    server = Server(coordinator, process="node-0", run="bench", heartbeat=60, prepare=lambda *_: {}, expected=nodes)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    say = server.attach(inbox)
-    pipe.send(server.listen(Endpoint("127.0.0.1", 0), nodes))
+    server = Server(rules, "node-0", inbox, lambda _: {})
+    say = server.say
+    pipe.send(server.listen(Endpoint("127.0.0.1", 0)))
     say(Hello("bench", "node-0", 0, 1, "host"))
     while not pipe.poll():
         try:

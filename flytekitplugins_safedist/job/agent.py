@@ -32,6 +32,7 @@ from .messages import (
     Gather,
     Go,
     Greet,
+    Leaves,
     Refused,
     Returned,
     Stop,
@@ -141,8 +142,9 @@ class NodeAgent:
         started = time.monotonic()
         with signals.into(self._job.inbox, self._longest):
             try:
-                self._job.come()
-                finish = self._driven()
+                finish = None
+                while finish is None:
+                    finish = self._step()
             finally:
                 self._end_round(signal.SIGTERM)
                 self.report.seconds["total"] = time.monotonic() - started
@@ -151,21 +153,17 @@ class NodeAgent:
             self.report.result = None
         return finish
 
-    def _driven(self) -> Finish:
-        while self._finish is None:
-            self._step()
-        return self._finish
-
     # --- the loop --------------------------------------------------------------------------------------------------
-    def _step(self) -> None:
+    def _step(self) -> Finish | None:
         item = self._job.heard(LOOK_SECONDS)
         while item is not None:
             self._take(item)
             if self._finish is not None:
-                return  # what comes after the end is for whoever waits for the upload
+                return self._finish  # what comes after the end is for whoever waits for the upload
             item = self._job.heard(0)
         if self._ranks is not None:
             self._watch(self._ranks)
+        return None
 
     def _take(self, item: object) -> None:
         handler = self._handlers.get(type(item))
@@ -222,7 +220,6 @@ class NodeAgent:
                 scratch.remove_rounds_before(plan.scratch, group.round)
             self._say(f"round {go.round}: {go.nnodes} node(s) are there, {group.world_size} rank(s) start")
         self._told = self._become = None
-        self._job.settle()
         self._job.now(round=go.round, state="running", history=go.history)
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
@@ -267,14 +264,14 @@ class NodeAgent:
 
     def _end(self, end: TheEnd) -> None:
         self._job.now(history=end.history)
-        self._finish = Finish(end.end, uploads=end.uploads)
+        self._finish = end
 
     def _lost(self, lost: LinkLost) -> None:
         self._cut_since = self._cut_since or time.monotonic()
         self._say(f"node 0 cannot be heard ({lost.seen}); waiting for its replacement")
 
     def _given_up(self, given_up: GivenUp) -> None:
-        self._finish = Finish(None, uploads=False, error=given_up.error)
+        self._finish = given_up
 
     # --- what becomes of the ranks -----------------------------------------------------------------------------------
     def _done(self, ranks: Ranks) -> None:
@@ -347,7 +344,7 @@ class NodeAgent:
     def _leave(self, number: int) -> None:
         name = signal.Signals(number).name
         # Ending the ranks may take a while; the others need not learn it from their echo.
-        self._job.leave(f"told to stop by {name}")
+        self._job.tell(Leaves(f"told to stop by {name}"))
         self._leaves = None
         self._end_round(number)
         raise JobInterruptedError(

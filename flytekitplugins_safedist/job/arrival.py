@@ -191,12 +191,9 @@ def arrive_with(error: Exception, attempt: Attempt) -> bool:
 
 def _told(job: Membership, message: CannotBegin) -> bool:
     """Tell the coordinator; whether this node is the one to upload the end that comes of it."""
-    job.come()
-    if job.hosts:
-        job.tell(message)
     while True:
         item = job.heard(1.0)
-        if isinstance(item, Welcome) and not job.hosts:
+        if isinstance(item, Welcome):
             job.tell(message)
         elif isinstance(item, TheEnd):
             return item.uploads

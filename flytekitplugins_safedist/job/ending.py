@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import lastwords, stopping
@@ -30,7 +29,7 @@ from ..handoff import HERE
 from ..ranks.outcome import RankOutcome
 from .facts import End
 from .link import GivenUp, LinkLost
-from .messages import Go, Hello, Leave, Refused, Uploaded, Welcome
+from .messages import Go, Hello, Leave, Refused, TheEnd, Uploaded, Welcome
 from .verdict import Verdict, is_infrastructure, judge, of_error
 
 if TYPE_CHECKING:
@@ -45,20 +44,8 @@ LAST_TURN_SECONDS = 60.0
 """The longest that a node waits for its turn, however many are before it."""
 
 
-@dataclass(frozen=True)
-class Finish:
-    """How the job ended, as this node knows it.
-
-    Attributes:
-        end: what the coordinator says; None where there is none to say it.
-        uploads: whether it falls to this node to upload it.
-        error: why there is no coordinator: nodes then look for the verdict in turn, and the first that finds none
-            uploads.
-    """
-
-    end: End | None
-    uploads: bool
-    error: RendezvousError | None = None
+Finish = TheEnd | GivenUp
+"""How the job ended, as this node knows it: as the coordinator says; or there is none to say it."""
 
 
 def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
@@ -68,9 +55,9 @@ def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
         finish: how it ended.
         limit: how much ranks may write, or None.
     """
+    if isinstance(finish, GivenUp):
+        return of_error(finish.error)
     end = finish.end
-    if end is None:
-        return None if finish.error is None else of_error(finish.error)
     if end.kind == "done":
         return None
     if end.kind == "failed":
@@ -186,13 +173,7 @@ def _looked(exists: Callable[[], bool]) -> tuple[bool, str]:
         return False, f"; storage cannot be asked: {one_line(unreachable)}"
 
 
-def is_reported_by_another(
-    turn: int,
-    exists: Callable[[], bool],
-    *,
-    wait: Callable[[float], object] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> bool:
+def is_reported_by_another(turn: int, exists: Callable[[], bool]) -> bool:
     """Where nobody could end the job for all: wait for this node's turn, and look meanwhile whether the verdict is in
     the store; False: it is to upload it.
 
@@ -201,17 +182,16 @@ def is_reported_by_another(
     Args:
         turn: 0 for the first.
         exists: asks the store.
-        wait, clock: how to wait, and for how long that was.
     """
-    until = clock() + min(LAST_TURN_SECONDS, turn * TURN_SECONDS)
+    until = time.monotonic() + min(LAST_TURN_SECONDS, turn * TURN_SECONDS)
     while True:
         with suppress(Exception):  # whatever the store's client raises: the upload will show whether the store is down
             if exists():
                 return True
-        left = until - clock()
+        left = until - time.monotonic()
         if left <= 0:
             return False
-        wait(min(TURN_SECONDS / 2, left))
+        time.sleep(min(TURN_SECONDS / 2, left))
 
 
 # --- processes that leave their job undecided -----------------------------------------------------------------------

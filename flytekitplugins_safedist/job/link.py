@@ -21,7 +21,7 @@ from .. import frames
 from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..topology import Endpoint
 from . import messages
-from .messages import Beat, Hello, Message, Refused, Waits, Welcome
+from .messages import Beat, Go, Hello, Leaves, Message, Refused, Waits, Welcome
 from .nodes import wait_line
 
 WAIT_LINE_SECONDS = 30.0
@@ -105,7 +105,9 @@ class Link:
         self._sending = threading.Lock()
         self._closed = threading.Event()
         self._since = self._told = time.monotonic()
-        self._lost_before = self._met_stranger = False
+        self._met_stranger = False
+        self.is_searching = False
+        """Whether the coordinator was lost, and no round has come together since: one search, with one time."""
         self.coordinator = self._address = ""
         self.lost: tuple[str, ...] = ()
         """Ids of coordinators that this node has left."""
@@ -113,24 +115,14 @@ class Link:
             threading.Thread(target=work, name=f"safedist {name}", daemon=True).start()
 
     def say(self, message: Message) -> None:
-        """Send; while the coordinator is looked for, nothing: the next hello says how this node is then."""
+        """Send; while the coordinator is looked for, nothing: the next hello says how this node is then. Who says that
+        it leaves makes no other connection when this one is lost."""
+        if isinstance(message, Leaves):
+            self._closed.set()
         frame = frames.packed(message.dump())
         with self._sending, suppress(OSError):
             if self._sock is not None:
                 self._sock.sendall(frame)
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the coordinator was lost, and no round has come together since."""
-        return self._lost_before
-
-    def settle(self) -> None:
-        """A round has come together: the next search has its own time."""
-        self._lost_before = False
-
-    def stay_lost(self) -> None:
-        """This process leaves its job: when the connection is lost, no other is made."""
-        self._closed.set()
 
     def close(self) -> None:
         """Let go."""
@@ -152,9 +144,9 @@ class Link:
             self._drop()
             if seen is None:
                 return
-            if not self._lost_before:
+            if not self.is_searching:
                 self._since = self._told = time.monotonic()
-                self._lost_before = True
+                self.is_searching = True
             self._inbox.put(LinkLost(seen))
 
     def _supersede(self, older: Endpoint, process: str) -> None:
@@ -188,6 +180,8 @@ class Link:
                 message = messages.parse(frames.receive(sock, frames.NODE_BYTES))
                 if isinstance(message, Beat):
                     continue
+                if isinstance(message, Go):
+                    self.is_searching = False
                 self._inbox.put(message)
                 if isinstance(message, Refused):
                     return None

@@ -18,19 +18,15 @@ from ..errors import RendezvousError, TopologyError
 from ..ranks.backends.base import LOOPBACK
 from ..topology import Endpoint, Topology
 from . import ports
-from .coordinator import Coordinator
 from .link import Inbox, Link
-from .messages import Hello, Leaves, Message
+from .messages import Hello, Message
 from .rules import Rules
-from .server import SHUTDOWN_SECONDS, Server
+from .server import SHUTDOWN_SECONDS, Prepare, Server
 
 logger = logging.getLogger(__name__)
 
 _PAUSE = 0.25
 """Seconds between two tries to listen."""
-
-OpenRound = Callable[[int], Mapping[str, str]]
-"""Called on node 0 before each round with its number of nodes; what ranks need to meet."""
 
 
 class Membership:
@@ -54,7 +50,7 @@ class Membership:
         rules: Rules,
         place: Topology,
         *,
-        open_round: OpenRound,
+        open_round: Prepare,
         local: Path | None,
         say: Callable[[str], object],
         state: Literal["new", "cannot"] = "new",
@@ -95,14 +91,9 @@ class Membership:
         )
 
     @property
-    def hosts(self) -> bool:
-        """Whether the coordinator is in this process: this is node 0."""
-        return self._server is not None
-
-    @property
-    def searching(self) -> bool:
+    def is_searching(self) -> bool:
         """Whether the coordinator was lost, and no round has come together since."""
-        return self._link is not None and self._link.unsettled
+        return self._link is not None and self._link.is_searching
 
     def heard(self, seconds: float) -> object | None:
         """What comes into the inbox within some seconds, or None.
@@ -121,30 +112,13 @@ class Membership:
 
     def tell(self, message: Message) -> None:
         """Say something to the coordinator."""
-        if self._link is not None:
-            self._link.say(message)
-        else:
-            self._say(message)
-
-    def leave(self, why: str) -> None:
-        """Tell the others that this process takes part in no further round."""
-        self.tell(Leaves(why))
-        if self._link is not None:
-            self._link.stay_lost()
-
-    def come(self) -> None:
-        """To a coordinator in this process: say hello. A link has said it by itself."""
-        if self._server is not None:
-            self._say(self.me)
+        way = self._link or self._server
+        assert way is not None  # noqa: S101  (it is the one or the other)
+        way.say(message)
 
     def now(self, **changes: object) -> None:
         """This node is otherwise than it was: what its next hello says."""
         self.me = replace(self.me, **changes)  # type: ignore[arg-type]
-
-    def settle(self) -> None:
-        """A round has come together."""
-        if self._link is not None:
-            self._link.settle()
 
     def close(self, *, ended: bool) -> None:
         """Leave. Where the coordinator is here and the job has *ended*, stay until the others have heard it."""
@@ -161,25 +135,15 @@ class Membership:
         is_at_home = place.is_elastic and endpoint is not None and ports.is_here(endpoint.host)
         if not alone and place.node_rank != 0 and not is_at_home:
             return False
-        coordinator = Coordinator(self.rules, self.me.process, time.monotonic())
-        server = Server(
-            coordinator,
-            process=self.me.process,
-            run=self.rules.run,
-            heartbeat=self.rules.heartbeat,
-            prepare=self._prepare,
-            expected=self.rules.min_nodes,
-        )
+        server = Server(self.rules, self.me.process, self.inbox, self._prepare)
         try:
-            listens = self._listens(server, local)
-        except RendezvousError:
-            server.close()
-            raise
-        if not listens:
-            server.close()
-            return False
-        self._server, self._say = server, server.attach(self.inbox)
-        return True
+            if self._listens(server, local):
+                self._server = server
+                server.say(self.me)
+        finally:
+            if self._server is None:
+                server.close()
+        return self._server is not None
 
     def _listens(self, server: Server, local: Path | None) -> bool:
         """Listen; False where another agent of a range does: of several on one machine the kernel chooses one."""
@@ -200,13 +164,13 @@ class Membership:
     def _listen(self, server: Server, local: Path | None) -> None:
         endpoint = self._place.endpoint
         if self._place.max_nodes > 1 and endpoint is not None:
-            port = server.listen(endpoint, self._place.max_nodes)
+            port = server.listen(endpoint)
             self._meeting = f"{{address}}:{port}"
         elif local is not None:
             server.listen_at(local)
             self._meeting = f"unix:{local}"
 
-    def _prepare(self, _round: int, nnodes: int) -> Mapping[str, str]:
+    def _prepare(self, nnodes: int) -> Mapping[str, str]:
         """What node 0 offers to a round: a port that is kept free for its ranks, and what its backend opens."""
         self._let_go()
         self._reserved = ports.ReservedPort()

@@ -19,6 +19,8 @@ from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent, Report
 from .arrival import Attempt
 from .ending import Finish
+from .link import GivenUp
+from .messages import TheEnd
 from .opening import Membership
 from .prepare import Job, NodePlan
 from .verdict import Verdict, is_infrastructure
@@ -118,7 +120,7 @@ def _attend(plan: NodePlan) -> tuple[Report, bool]:
     agent = NodeAgent(plan, joined, show=to_stdout, say=say)
 
     def has_begun() -> bool:
-        return place.max_nodes == 1 or (agent.report.rounds > 0 and not joined.searching)
+        return place.max_nodes == 1 or (agent.report.rounds > 0 and not joined.is_searching)
 
     try:
         while True:
@@ -140,15 +142,16 @@ def _attend(plan: NodePlan) -> tuple[Report, bool]:
 
 def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | None:
     """Leave when the verdict is uploaded. Whether this node is the one to do it; None where the job goes on."""
-    if finish.uploads:
+    uploads_here = isinstance(finish, TheEnd) and finish.uploads
+    if uploads_here:
         stopping.finish()
     if attempt.topology.max_nodes == 1:
         joined.close(ended=True)
         return True
-    if finish.uploads:
+    if uploads_here:
         ending.stay(joined)
         return True
-    if finish.end is None:
+    if isinstance(finish, GivenUp):
         joined.close(ended=False)
         return not ending.is_reported_by_another(max(1, joined.me.node or 0), attempt.verdict_is_there)
     say("done here; waiting until node 0 has uploaded")

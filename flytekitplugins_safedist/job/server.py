@@ -27,6 +27,7 @@ from .corner import Corner
 from .link import Inbox, who_coordinates
 from .messages import Beat, Go, Hello, Message, Refused, Welcome
 from .ports import listener
+from .rules import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -51,38 +52,28 @@ _LOOK_SECONDS = 2.0
 _OWN_FILES = 256
 """Open files that node 0's agent needs besides."""
 
-Prepare = Callable[[int, int], Mapping[str, str]]
-"""Called before a round with its number and its number of nodes; what every node finds in its :class:`.messages.Go`."""
+Prepare = Callable[[int], Mapping[str, str]]
+"""Called before each round with its number of nodes; what every node finds in its :class:`.messages.Go`."""
 
 
 class Server:
     """Holds the coordinator, and brings it what nodes say.
 
     Args:
-        coordinator: takes every decision.
-        process: the id of this process, where the coordinator is.
-        run: names the job.
-        heartbeat: seconds of silence after which a node is lost.
+        rules: of the job.
+        process: the id of this process.
+        inbox: takes what the node of this very process is told, and any error of this server.
         prepare: opens what ranks meet at, for each round.
-        expected: how many nodes are to hear of the end, this one included.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        *,
-        process: str,
-        run: str,
-        heartbeat: float,
-        prepare: Prepare,
-        expected: int,
-    ) -> None:
-        self._coordinator = coordinator
-        self._expected = expected
+    def __init__(self, rules: Rules, process: str, inbox: Inbox, prepare: Prepare) -> None:
+        self._rules = rules
+        self._coordinator = Coordinator(rules, process, time.monotonic())
         self._came: set[int | str] = set()
         self._process = process
-        self._run = run
-        self._beat = max(0.05, min(5.0, heartbeat / _BEATS))
+        self._inbox = inbox
+        self._own = Way(inbox.put, lambda: None)
+        self._beat = max(0.05, min(5.0, rules.heartbeat / _BEATS))
         self._prepare = prepare
         self._ways: dict[str, Way] = {}
         self._corner = Corner()
@@ -90,9 +81,7 @@ class Server:
         self._round = -1
         self._values: Mapping[str, str] = {}
         self._strangers: set[str] = set()
-        self._inbox: Inbox | None = None
         self._endpoint: Endpoint | None = None
-        self._had_others = False
         self._looking = False
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.base_events.Server] = []
@@ -102,13 +91,13 @@ class Server:
         self._loop.call_soon_threadsafe(self._tick)
 
     # --- from this process's other threads -------------------------------------------------------------------------
-    def listen(self, endpoint: Endpoint, nodes: int) -> int:
+    def listen(self, endpoint: Endpoint) -> int:
         """Listen for nodes and ranks, on every interface; the port.
 
         Raises:
             RendezvousError: the port is taken, or this process may not open enough connections.
         """
-        allow_open_files(nodes + _OWN_FILES)
+        allow_open_files(self._rules.max_nodes + _OWN_FILES)
         try:
             sock = listener(endpoint.host, endpoint.port)
         except OSError as error:
@@ -132,17 +121,10 @@ class Server:
         """
         self._serve(asyncio.start_unix_server(self._connected, path=path, limit=1 << 16))
 
-    def attach(self, inbox: Inbox) -> Callable[[Message], None]:
-        """The node of this very process, which finds in its inbox what it is told, and any error of this server;
-        returns what takes its messages."""
-        self._inbox = inbox
-        way = Way(inbox.put, lambda: None)
-
-        def say(message: Message) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the job is over here
-                self._loop.call_soon_threadsafe(self._hear, self._process, message, way)
-
-        return say
+    def say(self, message: Message) -> None:
+        """Take a message of the node of this very process."""
+        with suppress(RuntimeError):  # the loop is closed: the job is over here
+            self._loop.call_soon_threadsafe(self._hear, self._process, message, self._own)
 
     @property
     def others(self) -> int:
@@ -196,7 +178,6 @@ class Server:
         if isinstance(message, Hello):
             self._ways[process] = way
             self._came.add(process if message.node is None else message.node)
-            self._had_others = self._had_others or process != self._process
             if before is not None and before is not way:
                 before.drop()
         elif before is not way:
@@ -213,13 +194,7 @@ class Server:
                 if isinstance(message, Refused):
                     del self._ways[process]
         except Exception as error:  # of what opens a round; or a defect of ours, which must not pass in silence
-            self._tell_agent(error)
-
-    def _tell_agent(self, error: Exception) -> None:
-        if self._inbox is not None:
             self._inbox.put(error)
-        else:
-            logger.error("the job's coordinator has failed", exc_info=error)
 
     def _filled(self, go: Go) -> Go:
         if go.round != self._round:
@@ -227,12 +202,12 @@ class Server:
             # What ranks agreed on is void when they start again; those of older rounds that still wait are let go.
             self._corner.close()
             self._corner = Corner()
-            self._values = dict(self._prepare(go.round, go.nnodes))
+            self._values = dict(self._prepare(go.nnodes))
         return replace(go, values=self._values)
 
     def _note_departure(self) -> None:
         """Those who have not come yet are waited for as well: they are to find the end, not a node 0 that never was."""
-        if not self.others and len(self._came) >= self._expected:
+        if not self.others and len(self._came) >= self._rules.min_nodes:
             self._others_gone.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -261,7 +236,7 @@ class Server:
         if refused is not None:
             self._stranger(peer, f"host {hello.host[:100]!r}: {refused.text}", "a node of another job")
         if hello.state == "looks" and self._process in hello.lost:
-            self._tell_agent(superseded(hello.host))
+            self._inbox.put(superseded(hello.host))
         if refused is not None or hello.state == "looks":
             answer = refused or Welcome(self._process, self._coordinator.history)
             writer.write(frames.packed(answer.dump()))
@@ -280,15 +255,15 @@ class Server:
 
     def _look_for_a_newer_one(self) -> None:
         """A coordinator that has lost its peers asks who answers to its name: it may be another one by now."""
-        if self._endpoint is None or self.others or not self._had_others or self._looking:
+        if self._endpoint is None or self.others or len(self._came) < 2 or self._looking:
             return
         self._looking, endpoint = True, self._endpoint
 
         def look() -> None:
             try:
-                found = who_coordinates(endpoint, self._run)
+                found = who_coordinates(endpoint, self._rules.run)
                 if found is not None and found != self._process:
-                    self._tell_agent(superseded("this node itself"))
+                    self._inbox.put(superseded("this node itself"))
             finally:
                 time.sleep(_LOOK_SECONDS)
                 self._looking = False
@@ -296,8 +271,8 @@ class Server:
         threading.Thread(target=look, name="safedist own name", daemon=True).start()
 
     def _refusal(self, hello: Hello) -> Refused | None:
-        if hello.run != self._run:
-            return Refused("stranger", f"it is of run id {hello.run!r}, and this is run id {self._run!r}")
+        if hello.run != self._rules.run:
+            return Refused("stranger", f"it is of run id {hello.run!r}, and this is run id {self._rules.run!r}")
         if hello.protocol != messages.PROTOCOL:
             text = f"it speaks version {hello.protocol} of the protocol, and node 0 {messages.PROTOCOL}: other images"
             return Refused("version", text)
@@ -306,8 +281,8 @@ class Server:
     async def _meet(
         self, head: Mapping[str, object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
     ) -> None:
-        if head.get("run") != self._run:
-            self._stranger(peer, f"a rank of run id {head.get('run')!r} came to run id {self._run!r}")
+        if head.get("run") != self._rules.run:
+            self._stranger(peer, f"a rank of run id {head.get('run')!r} came to run id {self._rules.run!r}")
             return
         if head.get("round") != self._round:
             gone = {"refused": f"round {head.get('round')} is over: the job is in round {self._round}"}

@@ -8,7 +8,6 @@ import queue
 import signal
 import socket
 import subprocess
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -150,11 +149,10 @@ def corner() -> Iterator[dict[str, str]]:
         from tests.harness import product
 
         rules = product.Rules("job", min_nodes=1, max_nodes=1, fixed=True)
-        coordinator = product.Coordinator(rules, "here", time.monotonic())
-        server = product.Server(coordinator, process="here", run="job", heartbeat=60, prepare=lambda *_: {}, expected=1)
-        port = server.listen(product.Endpoint("127.0.0.1", 0), 1)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        server.attach(inbox)(product.Hello("job", "here", 0, 1, "host"))
+        server = product.Server(rules, "here", inbox, lambda _: {})
+        port = server.listen(product.Endpoint("127.0.0.1", 0))
+        server.say(product.Hello("job", "here", 0, 1, "host"))
         while not isinstance(inbox.get(timeout=30), product.Go):
             pass
         pause(str(port))

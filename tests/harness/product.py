@@ -32,7 +32,6 @@ PRIVATE = {
     "refresh": "fs.paths:refresh",
     "ranks_met": "fs.store:ranks",
     "TorchStore": "fs.torch_store:TorchStore",
-    "Coordinator": "job.coordinator:Coordinator",
     "Go": "job.messages:Go",
     "Hello": "job.messages:Hello",
     "Rules": "job.rules:Rules",

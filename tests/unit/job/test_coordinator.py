@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.job.ending import Finish, verdict_of
+from flytekitplugins_safedist.job.ending import verdict_of
 from flytekitplugins_safedist.job.facts import End, History, Spent
 from flytekitplugins_safedist.job.messages import (
     Again,
@@ -461,7 +461,7 @@ def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_sa
         job.all_end("a", "c", round_no=number)
     assert job.it.end.text.startswith("node 1 was lost 3 times, and lived less than 600 s each time it was back")
     assert job.it.end.text.endswith("memory is limited to 2.0 GiB.")
-    assert verdict_of(Finish(job.it.end, uploads=True), None).code == "SYSTEM:NodeLost"
+    assert verdict_of(TheEnd(job.it.end, uploads=True), None).code == "SYSTEM:NodeLost"
 
 
 def test_a_process_that_was_there_before_this_coordinator_has_lived_nobody_knows_how_long():

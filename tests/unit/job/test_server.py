@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,6 @@ import pytest
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.errors import FencedError, FsIoError
 from flytekitplugins_safedist.job import messages
-from flytekitplugins_safedist.job.coordinator import Coordinator
 from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
 from flytekitplugins_safedist.job.messages import Go, Hello, Leaves, Message, Refused, Stop, Waits, Welcome
 from flytekitplugins_safedist.job.rules import Rules
@@ -29,13 +27,12 @@ from flytekitplugins_safedist.topology import Endpoint
 class Node0:
     """Node 0 of two or more, with its server."""
 
-    def __init__(self, process: str = "0a", port: int = 0, prepare=lambda *_: {}, nodes: int = 2) -> None:
+    def __init__(self, process: str = "0a", port: int = 0, prepare=lambda _: {}, nodes: int = 2) -> None:
         rules = Rules("job", nodes, nodes, fixed=True, heartbeat=6)
-        coordinator = Coordinator(rules, process, time.monotonic())
-        self.server = Server(coordinator, process=process, run="job", heartbeat=6, prepare=prepare, expected=nodes)
-        self.port = self.server.listen(Endpoint("127.0.0.1", port), nodes)
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.say = self.server.attach(self.inbox)
+        self.server = Server(rules, process, self.inbox, prepare)
+        self.port = self.server.listen(Endpoint("127.0.0.1", port))
+        self.say = self.server.say
         self.say(Hello("job", process, 0, 1, "host0"))
 
     def hears(self, kind: type) -> object:
@@ -138,7 +135,6 @@ def test_a_process_that_leaves_says_so_and_does_not_come_back_when_its_connectio
     link, inbox = linked(node_0.port)
     heard(inbox, Go)
     link.say(Leaves("told to stop"))
-    link.stay_lost()
     assert node_0.hears(Stop).left == {"node 1": "told to stop"}  # type: ignore[attr-defined]
     link._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
     heard(inbox, LinkLost)
