@@ -5,15 +5,18 @@ S3 has ``If-None-Match: *`` for it, GCS ``ifGenerationMatch=0``; a file system h
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 from pathlib import Path
 from typing import Any
 
 from ..fs.atomic import aside, fsync_dir
-from ..fs.oserrors import NO_LINKS
 from ..texts import chain
 from .storage_errors import one_line
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What link(2) says where there are no hard links, or not enough of them."""
 
 
 class NoConditionError(Exception):
@@ -73,7 +76,7 @@ def _link_new(path: Path, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno in NO_LINKS:
+            if error.errno in _NO_LINKS:
                 raise NoConditionError(one_line(error)) from error
             raise
     finally:

@@ -47,9 +47,8 @@ def atomic_write(
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
     """
     target = Path(path)
-    kept = None if permissions is not None else retry_os_call(lambda: _mode_of(target), target, "look at it")
     with atomic_path(target, durable=False) as draft:
-        handle = retry_os_call(lambda: _create(draft, permissions, kept), draft, "create the file")
+        handle = retry_os_call(lambda: _create(draft, target, permissions), draft, "create the file")
         raw = _Raw(handle, draft, durable=durable)
         buffered = io.BufferedWriter(raw, _BUFFER)
         file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
@@ -143,23 +142,19 @@ class _Raw(io.FileIO):
                 raise explain(error, self._path, "write") from error
 
 
-def _mode_of(path: Path) -> int | None:
-    """The permission bits of a regular file; None where there is none."""
+def _create(draft: Path, target: Path, permissions: int | None) -> int:
+    """Open a new file with ``permissions`` less the umask; without them with those of the file that it replaces."""
+    kept = None
+    if permissions is None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            there = target.lstat().st_mode
+            kept = stat.S_IMODE(there) if stat.S_ISREG(there) else None
+    bits = 0o600 if kept is not None else 0o666 if permissions is None else permissions
     try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
-
-
-def _create(path: Path, permissions: int | None, kept: int | None) -> int:
-    """Open a new file; its bits are ``kept`` whatever the umask, or ``permissions`` less the umask."""
-    bits = permissions if permissions is not None else 0o666
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, bits if kept is None else 0o600)
+        handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, bits)
     except FileExistsError:
         # The name is random and ours: an earlier try of this same call has made it, and the reply was lost.
-        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        handle = os.open(draft, os.O_WRONLY | os.O_TRUNC)
     if kept is not None:
         try:
             os.fchmod(handle, kept)
@@ -184,7 +179,7 @@ def fsync_dir(path: Path) -> None:
     """Bring the names in a directory to stable storage. File systems that cannot (EINVAL) promise nothing there."""
 
     def sync() -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         except OSError as error:
@@ -200,7 +195,7 @@ def fsync_tree(root: Path) -> None:
     """Bring a file, or every file and directory below a directory, to stable storage; what else is there has none."""
     mode = retry_os_call(root.lstat, root, "look at what is to be durable").st_mode
     if stat.S_ISREG(mode):
-        handle = retry_os_call(lambda: os.open(root, os.O_RDONLY | os.O_CLOEXEC), root, "open the file")
+        handle = retry_os_call(lambda: os.open(root, os.O_RDONLY), root, "open the file")
         try:
             _fsync(handle, root)
         finally:

@@ -15,16 +15,14 @@ from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
 from .atomic import aside, atomic_path, atomic_write, discard, fsync_dir, fsync_tree
-from .collective import once
+from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
-from .mount_info import host, mount_of
-from .oserrors import retry_os_call
+from .oserrors import host, mount_of, retry_os_call
 from .paths import ensure_dir, wait_for
 from .store import Group, bounded, ranks
 
 log = logging.getLogger("flytekitplugins_safedist.fs")
 
-_LONG_SECONDS = 3600.0
 _TRIES = 3
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, ValueError, NotImplementedError, ImportError)
 """What fails again if it is tried again."""
@@ -61,7 +59,7 @@ def download_once(
         FsTimeoutError: it took longer than ``timeout``.
         DownloadError: the source is nothing that can be fetched.
     """
-    deadline = time.monotonic() + timeout_s(timeout, _LONG_SECONDS)
+    deadline = time.monotonic() + timeout_s(timeout, WORK_SECONDS)
 
     def left() -> float:
         return max(0.001, deadline - time.monotonic())
@@ -99,16 +97,10 @@ def _address(source: Any) -> str:
 
 def _stated(group: Group, key: str, target: Path, seconds: float) -> bool:
     """Whether all nodes share the place, as rank 0 says: two that judge for themselves may judge differently."""
+    place = f"download/{key}/shared"
     if group.rank == 0:
-        group.meeting.set(f"download/{key}/shared", b"" if mount_of(target).is_local else b"1")
-    stated = group.meeting.wait(f"download/{key}/shared", seconds)
-    if stated is None:
-        raise FsTimeoutError(
-            "rank 0 did not come to the download",
-            where={"to": target, "rank": str(group)},
-            seen=f"waited {seconds:.1f} s",
-        )
-    return bool(stated)
+        tell(group, place, plain(not mount_of(target).is_local))
+    return bool(heed(group, place, f"to say whether all nodes share {target.parent}", "rank 0", seconds))
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------
@@ -126,7 +118,7 @@ def _is_there(target: Path, name: str, sha256: str | None) -> bool:
     if recorded != name:
         log.warning("%s was fetched from %s; it is fetched anew from %s", target, recorded, name)
         return False
-    if sha256 is None or (not target.is_dir() and _digest(target) == sha256.lower()):
+    if sha256 is None or _digest(target) == sha256.lower():
         return True
     log.warning("%s is there with another digest than asked for; it is fetched anew", target)
     return False
@@ -148,6 +140,8 @@ def _make_way(target: Path, name: str, sha256: str | None) -> None:
 
 
 def _digest(path: Path) -> str:
+    if path.is_dir():
+        return "of a directory, which has none"
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -194,9 +188,15 @@ class _Fetch:
             ) from (None if secret else error)
 
     def _tried(self, draft: Path) -> None:
+        """Fetch before the deadline, which not every store's client has."""
+        late = FsTimeoutError(
+            "the download was not done in time",
+            where={"source": self._name, "host": host()},
+            hint="give it a longer timeout=, or see whether the source answers",
+        )
         for tried in range(1, _TRIES + 1):
             try:
-                self._bounded(draft)
+                bounded(lambda: self._get(draft), max(0.0, self._deadline - time.monotonic()), late)
                 break
             except (FsTimeoutError, *_FINAL):
                 raise
@@ -207,15 +207,6 @@ class _Fetch:
                 log.warning("%s is fetched again in %.1f s: %s", self._name, pause, type(error).__name__)
                 discard(draft)
                 time.sleep(pause)
-
-    def _bounded(self, draft: Path) -> None:
-        """Fetch before the deadline: not every store's client has one."""
-        late = FsTimeoutError(
-            "the download was not done in time",
-            where={"source": self._name, "host": host()},
-            hint="give it a longer timeout=, or see whether the source answers",
-        )
-        bounded(lambda: self._get(draft), max(0.0, self._deadline - time.monotonic()), late)
 
     def _get(self, draft: Path) -> None:
         from fsspec.asyn import AsyncFileSystem
@@ -239,20 +230,11 @@ class _Fetch:
             filesystem.get_file(path, str(draft), **options)
 
     def _verify(self, draft: Path) -> None:
-        if self._sha256 is None:
-            return
-        if draft.is_dir():
-            raise DownloadError(
-                "a directory has no digest of its own",
-                where={"source": self._name},
-                seen=f"sha256={self._sha256}",
-                hint="fetch an archive or a file, or compare the files' digests yourself",
-            )
-        digest = _digest(draft)
-        if digest != self._sha256.lower():
+        if self._sha256 is not None and (digest := _digest(draft)) != self._sha256.lower():
             raise DownloadError(
                 "the download is not what was expected",
                 where={"source": self._name},
                 seen=f"sha256 {digest}, {draft.stat().st_size} bytes",
                 expected=f"sha256 {self._sha256.lower()}",
+                hint="fetch an archive or a file, or compare the files' digests yourself" if draft.is_dir() else "",
             )

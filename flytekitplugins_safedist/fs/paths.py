@@ -19,8 +19,7 @@ from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
 from .identity import current_identity, timeout_s
-from .mount_info import describe, mount_of
-from .oserrors import AGAIN, FAILED, STALE, Backoff, explain
+from .oserrors import AGAIN, FAILED, STALE, Backoff, describe, explain, mount_of
 
 Kind = Literal["any", "file", "dir"]
 Content = bytes | Callable[[Path], bool] | None
@@ -95,25 +94,24 @@ def _is_dir_now(target: str, error: OSError) -> bool:
     try:
         status = os.stat(target)  # noqa: PTH116
     except FileNotFoundError:
-        if error.errno == errno.EEXIST and _is_link_to_nothing(target):
-            raise PathBlockedError(
-                "a symbolic link to nothing is in the way of a directory",
-                where={"path": target},
-                seen=f"-> {os.readlink(target)}",  # noqa: PTH115
-                hint="make what it points to, or remove the link",
-            ) from None
-        return False
+        if error.errno != errno.EEXIST or not _is_link_to_nothing(target):
+            return False
+        what, seen = "a symbolic link to nothing", f"-> {os.readlink(target)}"  # noqa: PTH115
+        hint = "make what it points to, or remove the link"
     except OSError:
         return False
-    if not stat.S_ISDIR(status.st_mode) and error.errno == errno.EEXIST:
-        raise PathBlockedError(
-            "a file is in the way of a directory",
-            where={"path": target, "file_system": str(mount_of(target))},
-            seen=f"mode {stat.filemode(status.st_mode)}, {status.st_size} bytes",
-            expected="a directory, or nothing",
-            hint="move it away, or choose another path",
-        ) from None
-    return stat.S_ISDIR(status.st_mode)
+    else:
+        if stat.S_ISDIR(status.st_mode) or error.errno != errno.EEXIST:
+            return stat.S_ISDIR(status.st_mode)
+        what, seen = "a file", f"mode {stat.filemode(status.st_mode)}, {status.st_size} bytes"
+        hint = "move it away, or choose another path"
+    raise PathBlockedError(
+        f"{what} is in the way of a directory",
+        where={"path": target, "file_system": str(mount_of(target))},
+        seen=seen,
+        expected="a directory, or nothing",
+        hint=hint,
+    )
 
 
 def _is_link_to_nothing(target: str) -> bool:
@@ -182,35 +180,19 @@ def _missing(path: Path, kind: Kind, size: int | None, content: Content, expecte
 
 
 def _look(path: Path, kind: Kind, size: int | None, content: Content) -> str:
-    if kind == "any" and content is None:
-        path.stat()  # a link is there when what it points to is
-        return ""
     # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    handle = os.open(path, flags | (os.O_DIRECTORY if kind == "dir" else 0))
-    try:
-        status = os.fstat(handle)
-        if kind == "file" and stat.S_ISDIR(status.st_mode):
-            raise PathBlockedError("a directory is where a file was expected", where={"path": str(path)})
-        if size is not None and status.st_size != size:
-            return f"{status.st_size} bytes"
-        if isinstance(content, bytes) and not _holds(handle, content):
-            return "other content"
-    finally:
-        os.close(handle)
-    if callable(content) and not content(path):
-        return "content that is not as expected yet"
-    return ""
-
-
-def _holds(handle: int, content: bytes) -> bool:
-    at = 0
-    while at < len(content):
-        block = os.read(handle, min(1 << 20, len(content) - at))
-        if not block or content[at : at + len(block)] != block:
-            return False
-        at += len(block)
-    return not os.read(handle, 1)
+    if kind == "file":
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno()).st_size
+            if size is not None and found != size:
+                return f"{found} bytes"
+            if isinstance(content, bytes) and file.read(len(content) + 1) != content:
+                return "other content"
+    elif kind == "dir" or content is not None:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_DIRECTORY if kind == "dir" else 0)))
+    else:
+        path.stat()  # a link is there when what it points to is
+    return "content that is not as expected yet" if callable(content) and not content(path) else ""
 
 
 def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", expected: str = "") -> FsTimeoutError:
@@ -237,7 +219,7 @@ def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", 
 def refresh(path: str | os.PathLike[str]) -> None:
     """Make this client ask the server about ``path`` again: open its parent and read one block of its entries."""
     try:
-        handle = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return
     try:
@@ -250,17 +232,19 @@ def refresh(path: str | os.PathLike[str]) -> None:
         os.close(handle)
 
 
-def pauses(world_size: int) -> Iterator[float]:
-    """Seconds to pause between looks: from milliseconds up to a bound that grows with the number of ranks. Jittered.
+def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: float = 0.25) -> Iterator[float]:
+    """Seconds to pause between looks: from ``first`` up to a bound that grows with the number of ranks. Jittered.
 
-    Steady state: ``world_size`` ranks pausing ``max(0.25, world_size / LOOKS_PER_S)`` seconds are at most LOOKS_PER_S
-    looks per second in all once there are 50 of them; and ranks that start together drift apart.
+    Steady state: ``ranks`` that pause ``max(least, ranks / per_s)`` seconds are at most ``per_s`` looks per second in
+    all once there are ``least * per_s`` of them; and ranks that start together drift apart. No bound is kept below a
+    thousandth of what was waited already: after that long, so little more does not matter.
     """
-    most = max(0.25, world_size / LOOKS_PER_S)
-    pause = min(most, max(0.001, world_size / 20_000))
+    began = time.monotonic()
+    pause = max(first, ranks / 20_000)
     while True:
+        pause = min(pause, max(least, ranks / per_s, (time.monotonic() - began) / 1_000))
         yield pause * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
-        pause = min(most, pause * 1.6)
+        pause *= 1.6
 
 
 def _world_size() -> int:

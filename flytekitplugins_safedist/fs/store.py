@@ -27,7 +27,7 @@ from .. import meeting as meetings
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError
 from .identity import current_identity, timeout_s
-from .mount_info import host
+from .oserrors import host
 from .torch_store import TorchStore, agree
 
 T = TypeVar("T")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import queue
-import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import FsIoError, FsTimeoutError
-from .mount_info import host
+from .oserrors import host
+from .paths import pauses
 
 _ANSWER_SECONDS = 30.0
 """For an answer that waits for nobody."""
+
+_BRISKLY = {"per_s": 5_000, "first": 0.0003, "least": 0.004}
+"""How ranks look at a store, which costs less than a look at a file system: see :func:`pauses`."""
 
 
 class TorchStore:
@@ -51,7 +54,7 @@ class TorchStore:
     def wait(self, key: str, seconds: float) -> bytes | None:
         # Polling, not store.wait: each of its time-outs prints two warnings, and it holds the connection meanwhile.
         deadline = time.monotonic() + seconds
-        pause = _brisk_pauses(self._ranks)
+        pause = pauses(self._ranks, **_BRISKLY)
         while True:
             (value,), left = self.get_all([key]), deadline - time.monotonic()
             if value is not None or left <= 0:
@@ -103,20 +106,6 @@ class TorchStore:
                 answer.set_exception(error)
 
 
-def _brisk_pauses(ranks: int) -> Iterator[float]:
-    """Seconds to pause between looks at a store: at most 4 ms at first for few ranks.
-
-    ``ranks`` together look no more often than 5,000 times per second, and one rank never more often than it takes to
-    keep the delay below a thousandth of what was waited already.
-    """
-    began = time.monotonic()
-    pause = 0.0003
-    while True:
-        yield pause * random.uniform(0.7, 1.0)  # noqa: S311  (jitter, not a secret)
-        most = min(0.5, max(0.004, ranks / 5_000, (time.monotonic() - began) / 1_000))
-        pause = min(most, pause * 1.5)
-
-
 def agree(store: TorchStore, rank: int, size: int, limit: float) -> str:
     """A name for this life of the ranks, in a store in which earlier ones have left theirs.
 
@@ -132,7 +121,7 @@ def agree(store: TorchStore, rank: int, size: int, limit: float) -> str:
     shown: list[bytes | None] = []
     store.set(f"shown/{rank}", mine.encode())
     deadline = time.monotonic() + limit
-    for pause in _brisk_pauses(size):
+    for pause in pauses(size, **_BRISKLY):
         if rank == 0:
             now = store.get_all([f"shown/{other}" for other in others])
             if None not in now and now != shown:  # somebody's is new: the one before was an earlier life's

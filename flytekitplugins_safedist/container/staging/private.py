@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ...fs.mount_info import mount_of
+from ...fs.oserrors import mount_of
 
 _PREFIX = ".safedist-"
 _NAME = re.compile(r"\.safedist-[0-9a-f]{8}-[0-9a-f]{12}")

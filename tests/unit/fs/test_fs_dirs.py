@@ -18,7 +18,7 @@ from flytekitplugins_safedist.errors import (
     StaleHandleError,
 )
 from flytekitplugins_safedist.fs import ensure_dir, oserrors
-from flytekitplugins_safedist.fs.mount_info import Mount
+from flytekitplugins_safedist.fs.oserrors import Mount
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.procs import DEADLINE, until
 

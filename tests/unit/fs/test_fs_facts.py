@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import os
 
-from flytekitplugins_safedist.fs import mount_info
-from flytekitplugins_safedist.fs.mount_info import UNKNOWN, clock_skew, describe, entries, mount_of, parse_mountinfo
+from flytekitplugins_safedist.fs import oserrors
+from flytekitplugins_safedist.fs.oserrors import UNKNOWN, clock_skew, describe, entries, mount_of, parse_mountinfo
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
@@ -60,6 +60,6 @@ def test_entries_are_counted_and_cut(tmp_path):
 def test_the_name_of_another_mount_may_be_any_bytes(monkeypatch, tmp_path):
     table = tmp_path / "mountinfo"
     table.write_bytes(b"22 1 0:21 / / rw - ext4 /dev/a rw\n23 22 0:22 / /tmp/\xff\x85 rw - fuse.x x rw\n")
-    monkeypatch.setattr(mount_info, "MOUNTS", table)
-    assert mount_info.mount_of("/").fstype == "ext4"
-    assert mount_info.mount_of(os.fsdecode(b"/tmp/\xff\x85/file")).fstype == "fuse.x"
+    monkeypatch.setattr(oserrors, "MOUNTS", table)
+    assert oserrors.mount_of("/").fstype == "ext4"
+    assert oserrors.mount_of(os.fsdecode(b"/tmp/\xff\x85/file")).fstype == "fuse.x"
