@@ -20,9 +20,8 @@ from multiprocessing.connection import Connection
 
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.job import messages
-from flytekitplugins_safedist.job.facts import Cause
+from flytekitplugins_safedist.job.facts import Cause, Rules
 from flytekitplugins_safedist.job.messages import Ended, Go, Hello, Leaves, Message, Stop, Welcome
-from flytekitplugins_safedist.job.rules import Rules
 from flytekitplugins_safedist.job.server import Server
 from flytekitplugins_safedist.topology import Endpoint
 

@@ -26,10 +26,10 @@ from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
 from ..texts import ask, named
 from ..topology import Topology
 from . import ending, reports
+from .facts import Rules
 from .link import GivenUp
 from .messages import CannotBegin, Refused, TheEnd, Welcome
 from .opening import Membership
-from .rules import Rules
 from .verdict import Verdict, is_infrastructure, judge
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 from . import messages as m
-from .facts import End, Spent
+from .facts import End, Rules, Spent
 from .nodes import Key, Node
 from .rounds import Rounds
-from .rules import Rules
 
 _HAS_LEFT = "it has said that it leaves"
 _WAIT_LINE_SECONDS = 30.0

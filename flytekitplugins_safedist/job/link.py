@@ -16,11 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import frames
 from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..topology import Endpoint
 from . import messages
+from .facts import Rules
 from .messages import Beat, Go, Hello, Leaves, Message, Refused, Waits, Welcome
 from .nodes import wait_line
 
@@ -42,10 +44,18 @@ _TURN = 5.0
 _SLICE = 0.5
 """Seconds between two looks at the name while a coordinator is slow to answer."""
 
-NO_ADDRESS = "its name has no address", "a machine with room for the pod, or the end of the pod before it"
-REFUSED = "nothing listens there", "the container's image; or its agent still fetches the code, or imports"
-NO_ANSWER = "no answer from there", "its machine to be given up: the process there is frozen, or cut off"
-LEFT = "an older coordinator answers, which this node has left", "the end of the pod before it"
+
+class Missing(NamedTuple):
+    """No coordinator is found: what was seen instead, and what Kubernetes may be waiting for."""
+
+    seen: str
+    awaits: str
+
+
+NO_ADDRESS = Missing("its name has no address", "a machine with room for the pod, or the end of the pod before it")
+REFUSED = Missing("nothing listens there", "the container's image; or its agent still fetches the code, or imports")
+NO_ANSWER = Missing("no answer from there", "its machine to be given up: the process there is frozen, or cut off")
+LEFT = Missing("an older coordinator answers, which this node has left", "the end of the pod before it")
 _STRANGER_LEAVES = "the end of that job's pod, or this job's name to lead to its own"
 
 
@@ -73,32 +83,28 @@ class Link:
     """One node's connection to a coordinator in another process.
 
     Args:
+        rules: of the job: for ``timeout`` seconds, at most, node 0 is looked for, at first, and when it was lost until
+            a round has come together again; after ``heartbeat`` seconds of silence it is lost.
         endpoint: where node 0 is.
-        who: it is, for messages.
         hello: this node as it is now; called at each connection.
-        timeout: seconds, at most, for which node 0 is looked for: at first, and when it was lost until a round has come
-            together again.
-        heartbeat: seconds of silence after which the coordinator is lost.
         inbox: takes what is heard.
         say: takes a sentence for the node's log.
     """
 
     def __init__(
         self,
+        rules: Rules,
         endpoint: Endpoint,
         *,
-        who: str,
         hello: Callable[[], Hello],
-        timeout: float,
-        heartbeat: float,
         inbox: Inbox,
         say: Callable[[str], object],
     ) -> None:
         self._endpoint = endpoint
-        self._who = who
+        self._who = "node 0" if rules.fixed else f"the pod at {endpoint.host}, which leads the job,"
         self._hello = hello
-        self._timeout = timeout
-        self._heartbeat = heartbeat
+        self._timeout = rules.timeout
+        self._heartbeat = rules.heartbeat
         self._inbox = inbox
         self._log = say
         self._sock: socket.socket | None = None
@@ -213,52 +219,48 @@ class Link:
             RendezvousTimeoutError: none did in time.
         """
         while not self._closed.is_set():
-            seen, awaits = NO_ADDRESS
+            missing = NO_ADDRESS
             for address in whereabouts(self._endpoint):
-                found, (seen, awaits) = self._look(address)
+                found = self._look(address)
                 if isinstance(found, Refused):
                     self._inbox.put(found)
                     return None
-                if found is not None:
+                if not isinstance(found, Missing):
                     return found
-            self._say_who_is_missing(seen, awaits)
+                missing = found
+            self._say_who_is_missing(missing)
             if time.monotonic() >= self._since + self._timeout:
-                raise self._not_found(seen, awaits)
+                raise self._not_found(missing)
             self._closed.wait(_PAUSE)
         return None
 
-    def _look(self, address: str) -> tuple[tuple[socket.socket, Welcome] | Refused | None, tuple[str, str]]:
+    def _look(self, address: str) -> tuple[socket.socket, Welcome] | Refused | Missing:
         try:
             sock = socket.create_connection((address, self._endpoint.port), timeout=_PROBE)
         except ConnectionRefusedError:
-            return None, REFUSED
+            return REFUSED
         except OSError:
-            return None, NO_ANSWER
-        kept = False
+            return NO_ANSWER
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answer = self._greeted(sock, address)
-            if not isinstance(answer, Welcome) or answer.coordinator in self.lost:
-                return self._turned_away(answer)
-            kept = True
         except (OSError, ValueError):
-            return None, NO_ANSWER
-        else:
-            return (sock, answer), REFUSED
-        finally:
-            if not kept:
-                sock.close()
-
-    def _turned_away(self, answer: Welcome | Refused | None) -> tuple[Refused | None, tuple[str, str]]:
+            answer = None
+        if isinstance(answer, Welcome) and answer.coordinator not in self.lost:
+            return sock, answer
+        sock.close()
         if isinstance(answer, Welcome):
-            return None, LEFT
-        if answer is None or answer.why != "stranger":
-            return answer, NO_ANSWER
-        found = f"another job's node answers at this job's address: {answer.text}", _STRANGER_LEAVES
+            return LEFT
+        if isinstance(answer, Refused) and answer.why == "stranger":
+            return self._stranger(answer.text)
+        return answer or NO_ANSWER
+
+    def _stranger(self, text: str) -> Missing:
+        found = Missing(f"another job's node answers at this job's address: {text}", _STRANGER_LEAVES)
         if not self._met_stranger:
             self._met_stranger = True
-            self._log(f"{found[0]}; waiting for {found[1]}")
-        return None, found
+            self._log(f"{found.seen}; waiting for {found.awaits}")
+        return found
 
     def _greeted(self, sock: socket.socket, address: str) -> Welcome | Refused | None:
         """Say hello, and wait for an answer while the name leads there; None where there is none."""
@@ -272,7 +274,7 @@ class Link:
                 sock.recv(1, socket.MSG_PEEK)
                 break
             except TimeoutError:
-                self._say_who_is_missing(*NO_ANSWER)
+                self._say_who_is_missing(NO_ANSWER)
                 there, now = whereabouts(self._endpoint), time.monotonic()
                 turn = _TURN if len(there) > 1 else self._heartbeat
                 if now > started + turn or address not in there or self._closed.is_set():
@@ -281,15 +283,16 @@ class Link:
         answer = messages.parse(frames.receive(sock, frames.NODE_BYTES))
         return answer if isinstance(answer, Welcome | Refused) else None
 
-    def _say_who_is_missing(self, seen: str, awaits: str) -> None:
+    def _say_who_is_missing(self, missing: Missing) -> None:
         now = time.monotonic()
         if now - self._told < WAIT_LINE_SECONDS:
             return
         self._told = now
-        self._log(wait_line(self._who, waited=now - self._since, limit=self._timeout, seen=seen, awaits=awaits))
+        waited = now - self._since
+        self._log(wait_line(self._who, waited=waited, limit=self._timeout, seen=missing.seen, awaits=missing.awaits))
 
-    def _not_found(self, seen: str, awaits: str) -> RendezvousTimeoutError:
-        if awaits == _STRANGER_LEAVES:
+    def _not_found(self, missing: Missing) -> RendezvousTimeoutError:
+        if missing.awaits == _STRANGER_LEAVES:
             what = f"another job's node is at this job's address, and {self._who} did not come there"
         elif self.coordinator:
             what = f"{self._who} was lost, and none took its place"
@@ -299,7 +302,7 @@ class Link:
         return kind(
             f"{what} within {self._timeout:g} s",
             where={"node 0": str(self._endpoint), "host": socket.gethostname()},
-            seen=seen,
+            seen=missing.seen,
             expected="node 0's agent to answer under that name",
             hint="see what Kubernetes waits for: kubectl describe the pod of that name, its service, a network policy "
             "that blocks the port; or raise timeouts.rendezvous",

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .facts import Rules
 from .messages import Hello
-from .rules import Rules
 
 NAMED_AT_MOST = 16
 """Missing nodes named one by one in a message; the rest are counted."""

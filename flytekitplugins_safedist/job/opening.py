@@ -16,11 +16,11 @@ from typing import Literal
 from .. import envvars
 from ..errors import RendezvousError, TopologyError
 from ..ranks.backends.base import LOOPBACK
-from ..topology import Endpoint, Topology
+from ..topology import Topology
 from . import ports
+from .facts import Rules
 from .link import Inbox, Link
 from .messages import Hello, Message
-from .rules import Rules
 from .server import SHUTDOWN_SECONDS, Prepare, Server
 
 logger = logging.getLogger(__name__)
@@ -74,21 +74,8 @@ class Membership:
         if place.endpoint is None and place.max_nodes > 1:
             what = "the address where the nodes of this job meet is not set"
             raise TopologyError(what, where={"source": place.source})
-        if not self._host(local):
-            self._link = self._linked(place.endpoint, say)
-
-    def _linked(self, endpoint: Endpoint | None, say: Callable[[str], object]) -> Link:
-        assert endpoint is not None  # noqa: S101  (a job of one node is hosted by it)
-        rules = self.rules
-        return Link(
-            endpoint,
-            who="node 0" if rules.fixed else f"the pod at {endpoint.host}, which leads the job,",
-            hello=lambda: self.me,
-            timeout=rules.timeout,
-            heartbeat=rules.heartbeat,
-            inbox=self.inbox,
-            say=say,
-        )
+        if not self._host(local) and place.endpoint is not None:
+            self._link = Link(rules, place.endpoint, hello=lambda: self.me, inbox=self.inbox, say=say)
 
     @property
     def is_searching(self) -> bool:

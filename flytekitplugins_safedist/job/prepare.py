@@ -73,6 +73,12 @@ class Job:
         return cls(task, settings, environment, backend, attempt)
 
     @property
+    def ranks_environment(self) -> dict[str, str]:
+        """What ranks inherit. Modules are imported under it in the rank server: what they read then every rank has."""
+        defaults = {envvars.OMP_NUM_THREADS: "1"} if self.settings.nproc_per_node > 1 else {}  # as torchrun does
+        return {**defaults, **self.environment, **dict(self.settings.environment)}
+
+    @property
     def number(self) -> int:
         """Of Flyte's attempt, from 0."""
         return int(self.environment.get(envvars.FLYTE_ATTEMPT, "0"))
@@ -143,7 +149,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
-    running = server or RankServer.spawn(_server_environment(settings, job.environment))
+    running = server or RankServer.spawn(job.ranks_environment)
     volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
     root = _scratch_root(settings, job.environment, volume)
     held.enter_context(running)
@@ -153,7 +159,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
     goes = goes if made.short == made.path else [made.short, *goes]
     remote = job.attempt.flyte.mode == "TASK_EXECUTION"
-    limits = limits_from({**job.environment, **dict(settings.environment)}) if remote else None
+    limits = limits_from(job.ranks_environment) if remote else None
     order = _job_order(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits=limits)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes
@@ -174,7 +180,7 @@ def _prepared(server: RankServer, job: Job, order: JobOrder, guard: Sequence[Pat
     unsafe = server.prepare(
         guard=guard,
         cwd=Path.cwd(),
-        environment=_server_environment(settings, {**job.environment, **caches}),
+        environment={**job.ranks_environment, **caches, **dict(settings.environment)},
         sys_path=order.sys_path,
         libraries=[*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"] if preloads else [],
         modules=[order.module] if order.module is not None else [],
@@ -209,12 +215,6 @@ def _job_order(
         limits=limits,
         main=main_module.of(task.task_function, sys.modules),
     )
-
-
-def _server_environment(settings: Resolved, environment: Mapping[str, str]) -> dict[str, str]:
-    """Under what modules are imported in the rank server: what they read then is what every rank has of it."""
-    defaults = {envvars.OMP_NUM_THREADS: "1"} if settings.nproc_per_node > 1 else {}
-    return {**defaults, **environment, **dict(settings.environment)}
 
 
 def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: ScratchVolume | None) -> Path:

@@ -54,10 +54,9 @@ def _context(group: RoundGroup, plan: NodePlan, local_rank: int) -> RankContext:
 
 def _environment(group: RoundGroup, plan: NodePlan, context: RankContext) -> dict[str, str]:
     settings = plan.settings
-    defaults = {} if group.nproc_per_node == 1 else {envvars.OMP_NUM_THREADS: "1"}  # as torchrun does
     own = plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
     place = {**plan.job.backend.environment(group, context.local_rank), envvars.ROUND: str(context.round)}
     if envvars.MEETING in group.offered:
         place[envvars.MEETING] = group.offered[envvars.MEETING]
     # The user's word beats everything but a rank's identity, which config has refused already.
-    return {**defaults, **plan.job.environment, **own, **place, **dict(settings.environment)}
+    return {**plan.job.ranks_environment, **own, **place, **dict(settings.environment)}

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import messages as m
-from .facts import Cause, End, History, Spent
+from .facts import Cause, End, History, Rules, Spent, with_loss, with_one_more
 from .nodes import Key, Node, Nodes, listed, wait_line
-from .rules import Rules, with_loss, with_one_more
-from .savepoint import SavePoint
+from .saving import SavePoint
 
 _DONE_LOST = "lost after its ranks had returned"
 

@@ -24,10 +24,10 @@ from . import messages
 from .connections import Way, allow_open_files, frame_of, peer_of, send, superseded
 from .coordinator import Coordinator, Disconnected, Said, Tick
 from .corner import Corner
+from .facts import Rules
 from .link import Inbox, who_coordinates
 from .messages import Beat, Go, Hello, Message, Refused, Welcome
 from .ports import listener
-from .rules import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -160,9 +160,6 @@ class Server:
         self._loop.stop()
 
     def _tick(self) -> None:
-        # This process is alive, whatever its agent's main thread is busy with.
-        if self._process in self._ways:
-            self._on(Said(self._process, Beat()))
         self._on(Tick())
         now = time.monotonic()
         if now - self._beaten >= self._beat:

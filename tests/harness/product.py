@@ -34,7 +34,7 @@ PRIVATE = {
     "TorchStore": "fs.torch_store:TorchStore",
     "Go": "job.messages:Go",
     "Hello": "job.messages:Hello",
-    "Rules": "job.rules:Rules",
+    "Rules": "job.facts:Rules",
     "Server": "job.server:Server",
     "Endpoint": "topology:Endpoint",
     "ending": "job.ending",

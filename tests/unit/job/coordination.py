@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from flytekitplugins_safedist.job.coordinator import Coordinator, Disconnected, Said, Tick
-from flytekitplugins_safedist.job.facts import Cause
+from flytekitplugins_safedist.job.facts import Cause, Rules
 from flytekitplugins_safedist.job.messages import Beat, Ended, Go, Hello, Message, Refused, Stop
-from flytekitplugins_safedist.job.rules import Rules
 
 M = TypeVar("M", bound=Message)
 

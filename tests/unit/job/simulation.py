@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from flytekitplugins_safedist.job.coordinator import Coordinator, Disconnected, Said, Tick
-from flytekitplugins_safedist.job.facts import Cause, End, Spent
+from flytekitplugins_safedist.job.facts import Cause, End, Rules, Spent, replacements
 from flytekitplugins_safedist.job.messages import (
     Again,
     AllSaved,
@@ -44,7 +44,6 @@ from flytekitplugins_safedist.job.messages import (
     Waits,
     Welcome,
 )
-from flytekitplugins_safedist.job.rules import Rules, replacements
 
 GRACE, HEARTBEAT, TICK, LOOK = 3.0, 6.0, 0.5, 0.3
 LATEST_FAULT = 25.0

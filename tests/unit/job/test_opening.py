@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from flytekitplugins_safedist.job.facts import Rules
 from flytekitplugins_safedist.job.opening import Membership
-from flytekitplugins_safedist.job.rules import Rules
 from flytekitplugins_safedist.topology import Endpoint, Topology
 
 

@@ -18,7 +18,7 @@ from flytekitplugins_safedist.job.messages import (
     Returned,
     Saved,
 )
-from flytekitplugins_safedist.job.savepoint import SavePoint
+from flytekitplugins_safedist.job.saving import SavePoint
 from tests.unit.job.coordination import begun
 
 

@@ -16,9 +16,9 @@ import pytest
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.errors import FencedError, FsIoError
 from flytekitplugins_safedist.job import messages
+from flytekitplugins_safedist.job.facts import Rules
 from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
 from flytekitplugins_safedist.job.messages import Go, Hello, Leaves, Message, Refused, Stop, Waits, Welcome
-from flytekitplugins_safedist.job.rules import Rules
 from flytekitplugins_safedist.job.server import Server
 from flytekitplugins_safedist.meeting import Meeting
 from flytekitplugins_safedist.topology import Endpoint
@@ -111,7 +111,8 @@ def linked(port: int, **facts: object) -> tuple[Link, queue.SimpleQueue[object]]
     at = Endpoint("127.0.0.1", port)
     say = lambda _: None  # noqa: E731
     me = hello(**facts)
-    return Link(at, who="node 0", hello=lambda: me, timeout=30, heartbeat=6, inbox=inbox, say=say), inbox
+    rules = Rules("job", 2, 2, fixed=True, timeout=30, heartbeat=6)
+    return Link(rules, at, hello=lambda: me, inbox=inbox, say=say), inbox
 
 
 def heard(inbox: queue.SimpleQueue[object], kind: type) -> object:
