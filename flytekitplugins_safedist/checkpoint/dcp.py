@@ -1,38 +1,36 @@
 """torch.distributed.checkpoint as we use it: its format and its planners, our files, and nothing is unpickled.
 
 Each item (a tensor's part, a value) has a CRC-32, taken as it is written and compared as it is read, so nothing is read
-twice.
+twice. Imports torch: imported by functions, when there is something to save or to restore.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
+
+import torch
+import torch.distributed.checkpoint as torchs
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
 from ..compat import torch as torch_inside
 from ..errors import CheckpointError
+from .group import JobRanks, failed_elsewhere
 from .metadata import read_metadata
-from .saves import DamagedError, Manifest
+from .saves import MANIFEST, DamagedError, Manifest, read_manifest
 from .store import Store, Written, crc32
-
-_FILES = 2
-"""Of one rank, at most, written side by side: on a disk 1 GB took half as long as in one file, and with 4 no less."""
-
-_FILE_BYTES = 32 << 20
-"""Of a file, before there is another one."""
 
 METADATA = ".metadata"
 Path = tuple[Any, ...]
 """Of a value in the tree that a state is: keys of dicts, indices of lists."""
-
-Commit = Callable[[dict[str, int], dict[str, list[list[int]]]], object]
-"""Takes the sizes of all files and the digests of their items; called in rank 0, last."""
 
 
 def flat(path: Path) -> str:
@@ -40,51 +38,75 @@ def flat(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-@dataclass(frozen=True)
-class Files:
-    """Where one rank writes.
+def is_part(value: Any) -> bool:
+    """Whether it is this rank's part of a tensor."""
+    return isinstance(value, (DTensor, ShardedTensor))
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor, or a part of one."""
+    return isinstance(value, (torch.Tensor, ShardedTensor))
+
+
+# --- save -------------------------------------------------------------------------------------------------------------
+class Buffers:
+    """The copies of one rank. What ``copy`` returned is overwritten by its next call."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, tuple[Any, ...]] = {}
+        self._copies: dict[str, Any] = {}
+
+    def copy(self, values: Mapping[Path, Any]) -> dict[Path, Any]:
+        """Copies on the CPU (pinned, where they come from a GPU), complete on return."""
+        tensors = {flat(path): value for path, value in values.items() if is_tensor(value)}
+        shapes = {name: (type(one), tuple(one.size()), one.dtype) for name, one in tensors.items()}
+        if shapes != self._shapes:
+            on_gpu = any(one.device.type != "cpu" for one in tensors.values() if isinstance(one, torch.Tensor))
+            self._shapes, self._copies = shapes, torch_inside.buffers_for(tensors, pinned=on_gpu)
+        copies = torch_inside.copy_state_dict(tensors, self._copies)
+        return {path: copies[flat(path)] if is_tensor(one) else copy.deepcopy(one) for path, one in values.items()}
+
+
+@dataclass
+class Share:
+    """What one rank writes of a save.
 
     Attributes:
-        store: where.
-        save: its name, the same in all ranks.
-        rank: this one.
-        commit: makes it a save.
+        values: of this rank alone: its parts of tensors, tensors that other ranks leave to it, plain values.
+        paths: of all values that this rank holds, in the order in which a restore gives them back.
+        layout: a number for what the ranks have shared out among them, the same in all that hold the same tensors.
+        failed: why this rank cannot do its part; it comes to the save all the same, so that none waits for it.
     """
 
-    store: Store
-    save: str
-    rank: int
-    commit: Commit
+    values: dict[Path, Any]
+    paths: list[Path]
+    layout: int = 0
+    failed: BaseException | None = None
 
 
-def save(values: Mapping[Path, Any], files: Files, group: Any, failed: BaseException | None = None) -> None:
-    """Write this rank's part, and in rank 0 the metadata; then commit. A collective, where there is a group.
+def save(share: Share, store: Store, name: str, group: JobRanks, made: Manifest) -> None:
+    """Write this rank's share, and in rank 0 the metadata; then commit. A collective, where torch joins the ranks.
 
     Args:
-        values: tensors, parts of them, and values that load without unpickling; in rank 0 also what all ranks share.
-        files: where.
-        group: torch's process group of all ranks; None: this rank writes alone.
-        failed: why this rank cannot do its part; then all ranks fail by that, and none waits for it.
+        share: of this rank.
+        store: where.
+        name: of the save, the same in all ranks.
+        group: all ranks.
+        made: the manifest, but for what is known when all is written.
 
     Raises:
         CheckpointError: a rank could not do its part, or the save was not committed.
     """
-    import torch.distributed.checkpoint as torch_dcp
-
-    _alone()
-    planner = _save_planner({flat(path): path for path in values}, failed)
-    state = {flat(path): value for path, value in values.items()}
     try:
-        torch_dcp.save(
-            state, storage_writer=_writer(files), planner=planner, process_group=group, no_dist=group is None
+        torch_inside.save_state_dict(
+            {flat(path): value for path, value in share.values.items()},
+            _Writer(store, name, group.rank, made),
+            planner=_SavePlanner(share),
+            process_group=group.writers,
+            no_dist=group.writers is None,
         )
-    except torch_dcp.CheckpointException as error:
-        raise _explained(error, files.rank if group is not None else 0) from None
-
-
-def _alone() -> None:
-    """Have torch not warn that it works alone: that is what it was asked for."""
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    except torchs.CheckpointException as error:
+        raise _explained(error, group.rank if group.writers is not None else 0) from None
 
 
 def _explained(error: Any, rank: int) -> BaseException:
@@ -93,139 +115,142 @@ def _explained(error: Any, rank: int) -> BaseException:
         own: BaseException = error.failures[rank][0]
         return own
     other, (cause, *_) = min(error.failures.items())
-    return CheckpointError(
-        "a rank could not do its part of a checkpoint", where={"rank": other}, seen=f"{type(cause).__name__}: {cause}"
-    ).echoing()
+    return failed_elsewhere(other, f"{type(cause).__name__}: {cause}")
 
 
-def _save_planner(paths: dict[str, Path], failed: BaseException | None) -> Any:
-    from torch.distributed.checkpoint import DefaultSavePlanner
+class _SavePlanner(torchs.DefaultSavePlanner):  # type: ignore[misc]  # torch is untyped to mypy here
+    """Of values that are flat already; the paths go into the metadata, as torch's own flattening has them."""
 
-    class Planner(DefaultSavePlanner):  # type: ignore[misc]  # torch is untyped to mypy here
-        """Of values that are flat already; the paths go into the metadata, as torch's own flattening has them."""
+    def __init__(self, share: Share) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._share = share
 
-        def create_local_plan(self) -> Any:
-            if failed is not None:
-                raise failed
-            return replace(super().create_local_plan(), planner_data=paths)
+    def create_local_plan(self) -> Any:
+        if self._share.failed is not None:
+            raise self._share.failed
+        paths = {flat(path): path for path in self._share.paths}
+        return replace(super().create_local_plan(), planner_data=(self._share.layout, paths))
 
-        def create_global_plan(self, all_plans: list[Any]) -> Any:
-            merged = {name: path for plan in all_plans for name, path in plan.planner_data.items()}
-            plans, metadata = super().create_global_plan(all_plans)
-            return plans, replace(metadata, planner_data=merged)
-
-    return Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-
-def _written(file: Written, item: Any, planner: Any, part: str) -> Any:
-    import torch
-    from torch.distributed.checkpoint.planner import WriteItemType
-    from torch.distributed.checkpoint.storage import WriteResult
-
-    data, begin = planner.resolve_data(item), file.size
-    file.begin()
-    if item.type == WriteItemType.BYTE_IO:
-        file.write(data.getbuffer())
-    else:
-        tensor = data.detach().cpu()
-        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-        torch.save(tensor if whole else tensor.clone(), file)  # torch.save writes all of a view's storage
-    info = torch_inside.storage_info(part, begin, file.size - begin)
-    return WriteResult(index=item.index, size_in_bytes=info.length, storage_data=(info, file.crc))
+    def create_global_plan(self, all_plans: list[Any]) -> Any:
+        layouts = [plan.planner_data[0] for plan in all_plans]
+        others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
+        if others:
+            raise CheckpointError(
+                "ranks hold different tensors under the names that are saved once: some would be lost",
+                seen=f"other than rank 0's on ranks {', '.join(map(str, others[:10]))}",
+                hint="give save() the same models and optimizers in every rank",
+            )
+        plans, metadata = super().create_global_plan(all_plans)
+        merged = {name: path for plan in all_plans for name, path in plan.planner_data[1].items()}
+        return plans, replace(metadata, planner_data=merged)
 
 
-def _write(files: Files, items: list[Any], planner: Any) -> list[Any]:
-    """Write this rank's part. The first file in this thread, another one beside it."""
+class _Writer(torchs.FileSystemWriter):  # type: ignore[misc]  # the same
+    """One file of each rank, in our store; the manifest last."""
 
-    def write(index: int, items: list[Any]) -> list[Any]:
-        part = f"__{files.rank}_{index}.distcp"
-        with files.store.part(f"{files.save}/{part}") as file:
-            return [_written(file, item, planner, part) for item in items]
+    def __init__(self, store: Store, name: str, rank: int, made: Manifest) -> None:
+        super().__init__(name)
+        self._store, self._name, self._part, self._made = store, name, f"__{rank}_0.distcp", made
 
-    if not items:
-        return []
-    files.store.make(files.save)  # rank 0 has made it, and this node may not see that yet
-    first, *rest = _shared_out(items)
-    with ThreadPoolExecutor() as threads:
-        beside = [threads.submit(write, index, items) for index, items in enumerate(rest, 1)]
-        return [*write(0, first), *(result for one in beside for result in one.result())]
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
 
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        self._store.make(self._name)
+        return plans
 
-def _shared_out(items: list[Any]) -> list[list[Any]]:
-    """What goes into each file of a rank."""
-    sizes = [_bytes_of(item) for item in items]
-    most = max(sum(sizes) / _FILES, _FILE_BYTES)
-    files: dict[int, list[Any]] = {}
-    for item, size, end in zip(items, sizes, accumulate(sizes), strict=True):
-        files.setdefault(min(int((end - size / 2) // most), _FILES - 1), []).append(item)
-    return list(files.values())
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        results = []
+        if plan.items:
+            self._store.make(self._name)  # rank 0 has made it, and this node may not see that yet
+            with self._store.part(f"{self._name}/{self._part}") as file:
+                results = [self._written(file, item, planner.resolve_data(item)) for item in plan.items]
+        done: Any = torch.futures.Future()
+        done.set_result(results)
+        return done
 
+    def _written(self, file: Written, item: Any, data: Any) -> Any:
+        begin = file.size
+        file.begin()
+        if item.type == WriteItemType.BYTE_IO:
+            file.write(data.getbuffer())
+        else:
+            tensor = data.detach().cpu()
+            whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+            torch.save(tensor if whole else tensor.clone(), file)  # torch.save writes all of a view's storage
+        info = torch_inside.storage_info(self._part, begin, file.size - begin)
+        return WriteResult(index=item.index, size_in_bytes=info.length, storage_data=(info, file.crc))
 
-def _bytes_of(item: Any) -> int:
-    tensor = item.tensor_data
-    return 0 if tensor is None else tensor.chunk.sizes.numel() * tensor.properties.dtype.itemsize
-
-
-def _finish(files: Files, metadata: Any, results: list[Any]) -> None:
-    sizes: dict[str, int] = {}
-    items: dict[str, list[list[int]]] = {}
-    for info, crc in (result.storage_data for result in results):
-        sizes[info.relative_path] = max(sizes.get(info.relative_path, 0), info.offset + info.length)
-        items.setdefault(info.relative_path, []).append([info.offset, info.length, crc])
-    held = {result.index: result.storage_data[0] for result in results}
-    data = pickle.dumps(replace(metadata, storage_data=held, storage_meta=None))
-    with files.store.part(f"{files.save}/{METADATA}") as file:
-        file.write(data)
-    sizes[METADATA], items[METADATA] = len(data), [[0, len(data), crc32(data)]]
-    files.commit(sizes, items)
-
-
-def _writer(files: Files) -> Any:
-    import torch
-    from torch.distributed.checkpoint import FileSystemWriter
-
-    class Writer(FileSystemWriter):  # type: ignore[misc]  # the same
-        def prepare_local_plan(self, plan: Any) -> Any:
-            return plan
-
-        def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-            files.store.make(files.save)
-            return plans
-
-        def write_data(self, plan: Any, planner: Any) -> Any:
-            done: Any = torch.futures.Future()
-            done.set_result(_write(files, plan.items, planner))
-            return done
-
-        def finish(self, metadata: Any, results: list[list[Any]]) -> None:
-            _finish(files, metadata, [one for of_rank in results for one in of_rank])
-
-    return Writer(files.save)
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        written = [one for of_rank in results for one in of_rank]
+        held = {one.index: one.storage_data[0] for one in written}
+        data = pickle.dumps(replace(metadata, storage_data=held, storage_meta=None))
+        with self._store.part(f"{self._name}/{METADATA}") as file:
+            file.write(data)
+        sizes, items = {METADATA: len(data)}, {METADATA: [[0, len(data), crc32(data)]]}
+        for info, crc in (one.storage_data for one in written):
+            sizes[info.relative_path] = max(sizes.get(info.relative_path, 0), info.offset + info.length)
+            items.setdefault(info.relative_path, []).append([info.offset, info.length, crc])
+        made = replace(self._made, sizes=sizes, items=items, versions={"torch": torch.__version__})
+        self._store.seal(self._name)
+        self._store.put(f"{self._name}/{MANIFEST}", made.to_bytes())
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
-class SavedFiles:
-    """The files of one save, each item compared with its digest as it is read."""
+class Saved(torchs.FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
+    """One save; each item is compared with its digest as it is read.
 
-    def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
-        self._store, self.name, self.manifest = store, name, manifest
+    Attributes:
+        manifest: its own.
+        metadata: as torch has it.
+
+    Raises:
+        DamagedError: it has no whole manifest or metadata.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        super().__init__(name)
+        self._store, self._name = store, name
+        self.manifest = read_manifest(store, name)
         self._digests = {
-            (part, offset, length): crc for part, items in manifest.items.items() for offset, length, crc in items
+            (part, offset, length): crc for part, items in self.manifest.items.items() for offset, length, crc in items
         }
-        (of_metadata,) = self.read(METADATA, [(0, manifest.sizes[METADATA])])
-        self.metadata = read_metadata(of_metadata)
-        self.paths: dict[str, Path] = self.metadata.planner_data
+        (data,) = self._read(METADATA, [(0, self.manifest.sizes[METADATA])])
+        self.metadata = read_metadata(data)
 
-    def read(self, part: str, items: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Items of one file, by offset and length.
+    def load(self, templates: dict[str, Any]) -> None:
+        """Read into ``templates``: tensors of any layout are overwritten, other values replaced. No collective.
 
         Raises:
-            DamagedError: the file is missing or cut, or an item is not as it was written.
+            DamagedError: a file is missing or cut, or an item is not as it was written.
         """
-        where = {"save": f"{self._store.url}/{self.name}", "part": part}
+        planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        try:
+            torch_inside.load_state_dict(templates, self, planner=planner, no_dist=True)
+        except torchs.CheckpointException as error:
+            raise _explained(error, 0) from None
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        return self.metadata
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        wanted: dict[str, dict[tuple[int, int], list[Any]]] = {}
+        for request in plan.items:
+            info = self.metadata.storage_data[request.storage_index]
+            of_part = wanted.setdefault(info.relative_path, {})
+            of_part.setdefault((info.offset, info.length), []).append(request)
+        for part, items in wanted.items():
+            for place, data in zip(sorted(items), self._read(part, sorted(items)), strict=True):
+                _take(data, items[place], planner)
+        done: Any = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, part: str, items: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        where = {"save": f"{self._store.url}/{self._name}", "part": part}
         try:
             ranges = list(items)
-            found = self._store.read(f"{self.name}/{part}", self.manifest.sizes[part], ranges)
+            found = self._store.read(f"{self._name}/{part}", self.manifest.sizes[part], ranges)
             for (offset, length), data in zip(ranges, found, strict=True):
                 if len(data) != length or crc32(data) != self._digests[part, offset, length]:
                     raise DamagedError("a part of a save is not as it was written", where={**where, "at": offset})
@@ -233,67 +258,31 @@ class SavedFiles:
         except (FileNotFoundError, KeyError) as error:
             raise DamagedError("a part of a save is missing or cut", where=where, seen=str(error)) from error
 
-    def load(self, templates: dict[str, Any]) -> None:
-        """Read into ``templates``: tensors of any layout are overwritten, other values replaced. No collective.
-
-        Raises:
-            DamagedError: as :meth:`read`.
-        """
-        import torch.distributed.checkpoint as torch_dcp
-
-        _alone()
-        try:
-            torch_dcp.load(templates, storage_reader=_reader(self), planner=_load_planner(), no_dist=True)
-        except torch_dcp.CheckpointException as error:
-            raise _explained(error, 0) from None
-
 
 def _take(data: bytes, requests: list[Any], planner: Any) -> None:
-    import torch
-    from torch.distributed._shard._utils import narrow_tensor_by_index
-    from torch.distributed.checkpoint.planner import LoadItemType
-
     if requests[0].type == LoadItemType.BYTE_IO:
         for request in requests:
             planner.load_bytes(request, io.BytesIO(data))
         return
-    tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    tensor = loads(data)
     for request in requests:
         target = planner.resolve_tensor(request).detach()
         target.copy_(narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths))
         planner.commit_tensor(request, target)
 
 
-def _reader(saved: SavedFiles) -> Any:
-    import torch
-    from torch.distributed.checkpoint import FileSystemReader
-
-    class Reader(FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            return saved.metadata
-
-        def read_data(self, plan: Any, planner: Any) -> Any:
-            wanted: dict[str, dict[tuple[int, int], list[Any]]] = {}
-            for request in plan.items:
-                info = saved.metadata.storage_data[request.storage_index]
-                of_part = wanted.setdefault(info.relative_path, {})
-                of_part.setdefault((info.offset, info.length), []).append(request)
-            for part, items in wanted.items():
-                for place, data in zip(sorted(items), saved.read(part, sorted(items)), strict=True):
-                    _take(data, items[place], planner)
-            done: Any = torch.futures.Future()
-            done.set_result(None)
-            return done
-
-    return Reader(saved.name)
+class _LoadPlanner(torchs.DefaultLoadPlanner):  # type: ignore[misc]  # torch is untyped to mypy here
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        self.state_dict[read_item.dest_index.fqn] = loads(value.getvalue())
 
 
-def _load_planner() -> Any:
-    import torch
-    from torch.distributed.checkpoint import DefaultLoadPlanner
+def dumps(value: Any) -> bytes:
+    """A plain value, with the tensors in it, as bytes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
 
-    class Planner(DefaultLoadPlanner):  # type: ignore[misc]  # torch is untyped to mypy here
-        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-            self.state_dict[read_item.dest_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)
 
-    return Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
+def loads(data: bytes) -> Any:
+    """The inverse of :func:`dumps`; nothing is unpickled."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

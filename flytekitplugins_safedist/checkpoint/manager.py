@@ -8,20 +8,20 @@ import time
 from collections.abc import MutableMapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, NotInTaskError
 from ..fs.identity import current_identity
 from ..ranks import context
 from ..ranks.shared_page import AgreedSave
-from . import due, places, preemption, restoring, saves, saving
-from . import state as states
-from .group import JobRanks, assemble, dumps, failure_of, loads, together
-from .saves import DamagedError
-from .saving import Order
-from .staging import Buffers
+from . import due, places, preemption, saves
+from .group import JobRanks, assemble, failure_of, per_rank
+from .saves import DamagedError, Manifest
 from .store import Store
 from .writer import Writer
+
+if TYPE_CHECKING:
+    from .dcp import Buffers, Share
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,11 @@ class Checkpoints:
             rank = current_identity()
         self._facts = places.gather(where, attempt=rank.attempt)
         self._keep, self._resume_from = keep, resume_from
-        self._by_steps = due.EverySteps(every) if isinstance(every, int) else None
+        self._every = every
         self._by_time = due.EverySeconds(every.total_seconds()) if isinstance(every, timedelta) else None
-        self._progress, self._buffers, self._writer = due.StepProgress(), Buffers(), Writer()
+        self._last = -1  # the step that training has told last, or resumed
+        self._writer = Writer()
+        self._buffers: Buffers | None = None
         self._ranks: JobRanks | None = None
         self._place: Store | None = None
         self._pointed = not self._facts.given
@@ -96,7 +98,8 @@ class Checkpoints:
         for source, name in self._found(step):
             damage = self._loaded(source, name, state)
             if damage is None:
-                self._resumed(saves.step_of(name))
+                self.latest = self._last = saves.step_of(name)
+                self._begun()
                 if group.rank == 0:
                     seconds = time.monotonic() - began
                     logger.info(f"resumed from {source.url}/{name} in {seconds:.1f} s; saves go to {store.url}")
@@ -122,12 +125,20 @@ class Checkpoints:
         at few steps where saves are due by time.
 
         Raises:
-            CheckpointError: ``step`` falls.
+            CheckpointError: ``step`` falls. The highest one is resumed: steps that begin again with each epoch would
+                bring back the end of the first one.
         """
-        self._progress.reach(step)
+        if type(step) is not int or step < max(self._last, 0):
+            raise CheckpointError(
+                "a step is a number from 0 that never falls",
+                where={"step": repr(step)},
+                seen=f"the one before was {self._last}" if self._last >= 0 else type(step).__name__,
+                hint="count steps over all epochs, and begin with what restore() returns",
+            )
+        before, self._last = self._last, step
         if self._asked is None or self._asked[0] != step:
             self._agreed = self._point.at(step)
-            self._asked = step, self._due(step) or self._agreed is not None
+            self._asked = step, self._due(before, step) or self._agreed is not None
         return self._asked[1]
 
     def save(self, step: int, state: MutableMapping[str, Any], force: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -199,7 +210,7 @@ class Checkpoints:
         return self._ranks
 
     def _together(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        told = together(self._group(), {**mine, "latest": self.latest})
+        told = self._group().together({**mine, "latest": self.latest})
         self.latest = told[0]["latest"]  # rank 0 commits
         return told
 
@@ -216,12 +227,14 @@ class Checkpoints:
 
     # --- save ---------------------------------------------------------------------------------------------------------
     def _check(self, state: MutableMapping[str, Any]) -> None:
+        from . import state as states
+
         states.check(state)
         self._checked = True
 
-    def _due(self, step: int) -> bool:
-        if self._by_steps is not None:
-            return self._by_steps.due(step)
+    def _due(self, before: int, step: int) -> bool:
+        if isinstance(self._every, int):
+            return (step + 1) // self._every > (before + 1) // self._every
         if self._by_time is None or (self._by_time.look is not None and step < self._by_time.look):
             return False
         mine: dict[str, Any] = {}
@@ -231,46 +244,62 @@ class Checkpoints:
         self._by_time.look = first["look"]
         return bool(first["now"])
 
+    def _begun(self) -> None:
+        if self._by_time is not None:
+            self._by_time.begun = self._by_time.clock()
+
     def _begin(self, step: int, state: MutableMapping[str, Any]) -> None:
         """Copy the state, and have it written. A collective; an error in one rank is an error in all."""
-        group, store = self._settled()
+        from . import dcp
+        from . import state as states
+
+        group, _ = self._settled()
         self._writer.drain(f"step {step}")  # the buffers are of the save in flight until it has ended
-        mine: dict[str, Any] = {"step": step}
+        mine: dict[str, Any] = {"step": step, "name": saves.new_name(step)}
 
         def tell() -> None:
             states.check(state)
-            mine.update(own=dumps(states.of_this_rank(state)), marks=states.marks(state), name=saves.new_name(step))
+            mine.update(states.told(state))
 
         mine["error"] = failure_of(tell)
         told = self._together(mine)
-        _refuse_other_steps(told)
+        if len({one["step"] for one in told}) > 1:
+            raise CheckpointError(
+                "the ranks save different steps together",
+                seen=", ".join(f"rank {rank}: {one['step']}" for rank, one in enumerate(told)),
+                hint="call save() with the same numbers in every rank",
+            )
         states.refuse_different([one["marks"] for one in told])
         if self.latest == step:
             return
-        own = [loads(one["own"]) for one in told] if group.rank == 0 else []
-        order = Order(store, told[0]["name"], step, group, states.is_sharded(state))
-        picked = saving.Picked(state, own, order, self._buffers)
-        if not order.joint:
-            self._together({"error": picked.failed})  # in a joint save the writing threads meet anyway
-        self._begun(step)
-        if order.joint or group.rank == 0:
-            self._writer.start(f"step {step}", lambda: self._write(picked))
+        began = time.monotonic()
+        self._buffers = self._buffers or dcp.Buffers()
+        share = states.share_of(state, [one["own"] for one in told], group, self._buffers)
+        still = time.monotonic() - began
+        own = [name for name, value in state.items() if isinstance(value, per_rank)]
+        made = Manifest(step, group.world_size, names=list(state), per_rank=own)
+        self._begun()
+        if group.writers is not None or group.rank == 0:
+            self._writer.start(f"step {step}", lambda: self._write(share, told[0]["name"], made, still))
 
-    def _begun(self, step: int) -> None:
-        for policy in (self._by_steps, self._by_time):
-            if policy is not None:
-                policy.saved(step)
+    def _write(self, share: Share, name: str, made: Manifest, still: float) -> None:
+        from . import dcp
 
-    def _write(self, picked: saving.Picked) -> None:
+        began = time.monotonic()
         group, store = self._settled()
         if group.rank == 0 and not self._pointed:
             failed = failure_of(lambda: places.leave_pointer(self._facts, store.url))
             self._pointed = failed is None
-            picked.failed = picked.failed or failed  # told in the save: else the others would wait for this rank there
-        picked.write()
-        self.latest = picked.order.step
-        if group.rank == 0 and self._keep is not None:
-            saves.prune(store, picked.order.name, self._keep)
+            share.failed = share.failed or failed  # told in the save: else the others would wait for this rank there
+        dcp.save(share, store, name, group, made)
+        self.latest = made.step
+        if group.rank == 0:
+            logger.info(
+                f"step {made.step} in {store.url}/{name} is committed; training stood still for {still:.3f} s, "
+                f"written in {time.monotonic() - began:.1f} s"
+            )
+            if self._keep is not None:
+                saves.prune(store, name, self._keep)
 
     # --- restore ------------------------------------------------------------------------------------------------------
     def _found(self, step: int | None) -> list[tuple[Store, str]]:
@@ -303,25 +332,15 @@ class Checkpoints:
         Raises:
             CheckpointError: it is whole, and cannot be loaded here.
         """
+        from . import dcp
+        from . import state as states
+
         trees: dict[str, Any] = {}
-        error = failure_of(lambda: trees.update(restoring.read(store, name, state, self._group())))
+        group = self._group()
+        error = failure_of(lambda: trees.update(states.read(dcp.Saved(store, name), state, group)))
         damage = f"{error}" if isinstance(error, DamagedError) else None
         told = self._together({"error": None if damage else error, "damage": damage})
-        damages = [one["damage"] for one in told if one["damage"] is not None]
-        if damages:
-            return str(damages[0])
-        restoring.distribute(state, trees)
-        return None
-
-    def _resumed(self, step: int) -> None:
-        self.latest = self._progress.last = step
-        self._begun(step)
-
-
-def _refuse_other_steps(told: list[dict[str, Any]]) -> None:
-    if len({one["step"] for one in told}) > 1:
-        raise CheckpointError(
-            "the ranks save different steps together",
-            seen=", ".join(f"rank {rank}: {one['step']}" for rank, one in enumerate(told)),
-            hint="call save() with the same numbers in every rank",
-        )
+        damages = [str(one["damage"]) for one in told if one["damage"] is not None]
+        if not damages:
+            states.distribute(state, trees)
+        return damages[0] if damages else None

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Any
 
 from ..errors import CheckpointError
@@ -45,7 +44,7 @@ class Manifest:
         per_rank: those of them of which each rank has its own.
         sizes: bytes of each file, by its name.
         items: of each file, where the items in it lie: offset, length, CRC-32.
-        versions: of torch and the like, for who reads it.
+        versions: of torch, for who reads it.
         format: of this record.
     """
 
@@ -53,8 +52,8 @@ class Manifest:
     world_size: int
     names: list[str]
     per_rank: list[str]
-    sizes: dict[str, int]
-    items: dict[str, list[list[int]]]
+    sizes: dict[str, int] = field(default_factory=dict)
+    items: dict[str, list[list[int]]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -145,14 +144,3 @@ def prune(store: Store, just_made: str, keep: int) -> None:
 def _begun_ms(name: str) -> int:
     match = _SAVE.fullmatch(name)
     return int(match["ms"]) if match else 0
-
-
-def versions() -> dict[str, str]:
-    """Of what writes a save."""
-    found = {}
-    for package in ("torch", "flytekitplugins-safedist"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # run from a source tree
-            found[package] = "unknown"
-    return found

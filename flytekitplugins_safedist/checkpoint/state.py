@@ -1,21 +1,30 @@
 """A user's state as values by path, and back: what is saved of models, optimizers, whatever else, and of each rank.
 
 Optimizers are saved by the names of the model's parameters, as torch.distributed.checkpoint.state_dict does it, so a
-save does not depend on how a model is wrapped or over how many ranks it is sharded.
+save does not depend on how a model is wrapped or over how many ranks it is sharded. Imports torch, as :mod:`.dcp`.
 """
 
 from __future__ import annotations
 
-import sys
+import heapq
+import logging
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from ..errors import CheckpointError
-from .dcp import Path, flat
+import torch
+from torch.distributed.checkpoint import state_dict as torchs
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+from ..errors import CheckpointError
+from .dcp import Buffers, Path, Saved, Share, dumps, flat, is_part, is_tensor, loads
+from .group import JobRanks, per_rank
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _DICTS = (dict, OrderedDict, Counter)
 """As torch.load(weights_only=True) has them; a scheduler's milestones are a Counter."""
 
@@ -23,85 +32,68 @@ _COMPARED_BYTES = 1 << 20
 """Of a tensor beside models and optimizers: beyond it, it is not compared between ranks."""
 
 
-class per_rank:
-    """Marks a value of which each rank has its own: a loader's state, random numbers.
-
-    Args:
-        value: with ``state_dict`` and ``load_state_dict``, or a plain value, which a restore replaces.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def require_names(state: object) -> None:
-    """Raise CheckpointError unless a user's state is a dict by names."""
-    if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
-        raise CheckpointError(
-            "the state is not a dict by names",
-            seen=f"{type(state).__module__}.{type(state).__qualname__}",
-            expected='{"model": model, "optimizer": optimizer, ...}',
-        )
-
-
 # --- what is in it ----------------------------------------------------------------------------------------------------
 def is_model(value: Any) -> bool:
     """Whether it is torch's Module."""
-    import torch
-
     return isinstance(value, torch.nn.Module)
 
 
 def is_optimizer(value: Any) -> bool:
     """Whether it is torch's Optimizer."""
-    import torch
-
     return isinstance(value, torch.optim.Optimizer)
 
 
 def is_fsdp1(value: Any) -> bool:
     """Whether it is a model with torch's FullyShardedDataParallel anywhere: its state_dict() is a collective."""
-    wrapper = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
-    return is_model(value) and any(isinstance(inner, wrapper) for inner in value.modules())
+    return is_model(value) and any(isinstance(inner, FullyShardedDataParallel) for inner in value.modules())
 
 
-def is_sharded(state: Mapping[str, Any]) -> bool:
-    """Whether each rank holds a part of a model's parameters: DTensors (FSDP2, tensor parallel), or FSDP1's."""
-    found = any(is_fsdp1(value) for value in state.values())
-    for value in state.values():
-        if is_model(value):
-            found = found or any(is_part(parameter) for parameter in value.parameters())
-        elif not is_optimizer(value) and not isinstance(value, per_rank):
-            found = found or any(is_part(leaf) for _, leaf in leaves(tree_in(value)))
-    return found
-
-
-def is_part(value: Any) -> bool:
-    """Whether it is this rank's part of a tensor.
-
-    Where nobody has imported DTensor there are none, and importing it costs a rank a second."""
-    kinds = [("torch.distributed.tensor", "DTensor"), ("torch.distributed._shard.sharded_tensor", "ShardedTensor")]
-    return isinstance(value, tuple(getattr(sys.modules[name], kind) for name, kind in kinds if name in sys.modules))
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor, or a part of one."""
-    import torch
-
-    return isinstance(value, torch.Tensor) or is_part(value)
+def has_state(value: Any) -> bool:
+    """Whether it saves and loads itself."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def bare(value: Any) -> Any:
     """A model without the wrappers that put a prefix on its names: DistributedDataParallel, torch.compile."""
-    import torch
-
     while True:
-        if isinstance(value, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+        if isinstance(value, (DistributedDataParallel, DataParallel)):
             value = value.module
-        elif isinstance(value, torch.nn.Module) and "_orig_mod" in value._modules:
+        elif is_model(value) and "_orig_mod" in value._modules:
             value = value._modules["_orig_mod"]
         else:
             return value
+
+
+def tree_in(value: Any) -> Any:
+    """What is saved of one value."""
+    value = value.value if isinstance(value, per_rank) else value
+    return value.state_dict() if has_state(value) else value
+
+
+def model_of(name: str, state: Mapping[str, Any]) -> Any:
+    """The model in the state that holds all parameters of the optimizer of that name; None where there is none.
+
+    Raises:
+        CheckpointError: there is none, and models here are sharded: their parts could not be told apart.
+    """
+    stepped = {id(parameter) for group in state[name].param_groups for parameter in group["params"]}
+    for value in state.values():
+        if is_model(value) and stepped <= {id(parameter) for parameter in bare(value).parameters()}:
+            return value
+    if not any(is_part(parameter) for group in state[name].param_groups for parameter in group["params"]):
+        return None
+    raise CheckpointError(
+        "an optimizer of a sharded model cannot be saved without that model",
+        where={"state": name},
+        seen=f"models: {', '.join(key for key, value in state.items() if is_model(value)) or 'none'}",
+        hint="put the model with all of its parameters into the state, and one optimizer for each",
+    )
+
+
+def parameter_names(optimizer: Any, model: Any) -> list[str]:
+    """The model's names of what the optimizer counts."""
+    names = {id(parameter): name for name, parameter in bare(model).named_parameters(remove_duplicate=True)}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -120,8 +112,6 @@ def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_inner(value: Any) -> bool:
-    import torch
-
     return isinstance(value, (torch.Tensor, dict)) or (type(value) is list and any(_is_inner(one) for one in value))
 
 
@@ -133,7 +123,7 @@ def tree_of(values: Mapping[Path, Any]) -> Any:
     for (head, *rest), value in values.items():
         heads.setdefault(head, {})[tuple(rest)] = value
     inner = {head: tree_of(below) for head, below in heads.items()}
-    return [inner[index] for index in sorted(inner)] if type(next(iter(inner))) is int else inner
+    return [inner[index] for index in sorted(inner)] if any(type(head) is int for head in inner) else inner
 
 
 # --- save -------------------------------------------------------------------------------------------------------------
@@ -142,17 +132,20 @@ def check(state: Mapping[str, Any]) -> None:
 
     No collective: what a sharded model holds is not asked for.
     """
-    require_names(state)
+    if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(
+            "the state is not a dict by names",
+            seen=f"{type(state).__module__}.{type(state).__qualname__}",
+            expected='{"model": model, "optimizer": optimizer, ...}',
+        )
     for name, value in state.items():
+        if is_optimizer(value):
+            model_of(name, state)
         if not is_model(value):
             _check(tree_in(value), name)
-        if is_optimizer(value) and is_sharded(state):
-            model_of(name, state)
 
 
 def _check(value: Any, name: str) -> None:
-    import torch
-
     kind = type(value)
     if kind in _DICTS:
         for key, inner in value.items():
@@ -161,10 +154,7 @@ def _check(value: Any, name: str) -> None:
     elif kind in (list, tuple):
         for index, inner in enumerate(value):
             _check(inner, f"{name}.{index}")
-    elif not is_tensor(value) and kind not in (
-        *_PLAIN,
-        *(torch.Size, torch.dtype, torch.device),
-    ):
+    elif not is_tensor(value) and kind not in _PLAIN:
         raise CheckpointError(
             "this value cannot be loaded again without unpickling",
             where={"state": name},
@@ -174,31 +164,22 @@ def _check(value: Any, name: str) -> None:
         )
 
 
-def tree_in(value: Any) -> Any:
-    """What is saved of one value."""
-    value = value.value if isinstance(value, per_rank) else value
-    return value.state_dict() if has_state(value) else value
+def told(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank tells the others of its state before a save.
 
-
-def has_state(value: Any) -> bool:
-    """Whether it saves and loads itself."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def of_this_rank(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The trees of what each rank has its own of."""
-    return {name: tree_in(value) for name, value in state.items() if isinstance(value, per_rank)}
-
-
-def marks(state: Mapping[str, Any]) -> dict[str, int]:
-    """A number for each name that all ranks must hold alike, beside models and optimizers."""
-    plain = {n: v for n, v in state.items() if not (is_model(v) or is_optimizer(v) or isinstance(v, per_rank))}
-    return {name: zlib.crc32(repr(_mark(tree_in(value))).encode()) for name, value in plain.items()}
+    Returns:
+        "own": the trees of what each rank has its own of, as bytes; "marks": a number for each name that all ranks must
+        hold alike, beside models and optimizers.
+    """
+    own = {name: tree_in(value) for name, value in state.items() if isinstance(value, per_rank)}
+    alike = {n: v for n, v in state.items() if n not in own and not is_model(v) and not is_optimizer(v)}
+    return {
+        "own": dumps(own),
+        "marks": {name: zlib.crc32(repr(_mark(tree_in(value))).encode()) for name, value in alike.items()},
+    }
 
 
 def _mark(value: Any) -> Any:
-    import torch
-
     if is_part(value):
         return "a part"
     if isinstance(value, torch.Tensor):
@@ -226,12 +207,56 @@ def refuse_different(marks_of: list[dict[str, int]]) -> None:
             )
 
 
-def collect(state: Mapping[str, Any]) -> dict[Path, Any]:
+def share_of(state: Mapping[str, Any], own: list[bytes], group: JobRanks, buffers: Buffers) -> Share:
+    """What this rank writes, copied: training may go on. A collective for FSDP1.
+
+    Args:
+        state: the user's.
+        own: by rank, what each told of its own; rank 0 writes it.
+        group: all ranks.
+        buffers: for the copy, of the save in flight until it has ended.
+    """
+    try:
+        values = _collect(state)
+        mine, layout = _shared_out(state, values, group)
+        copies = buffers.copy(mine)
+        for rank, data in enumerate(own if group.rank == 0 else []):
+            copies.update({(f"{name}@{rank}",): tree for name, tree in loads(data).items()})
+        return Share(copies, [*values, *(path for path in copies if path not in values)], layout)
+    except Exception as error:
+        return Share({}, [], failed=error)
+
+
+def _shared_out(state: Mapping[str, Any], values: Mapping[Path, Any], group: JobRanks) -> tuple[dict[Path, Any], int]:
+    """This rank's parts, and its share of the tensors that all ranks hold alike; and a number for how that was done.
+
+    The tensors are shared out by their sizes, alike in every rank, so nobody is asked. The rest is rank 0's: plain
+    values, and buffers of models, which ranks may hold differently (running means): DDP goes on with those of rank 0.
+    """
+    sharers = group.world_size if group.writers is not None else 1
+    models = {name: bare(value) for name, value in state.items() if is_model(value)}
+    parameters = {(name, key) for name, model in models.items() for key, _ in model.named_parameters()}
+    alike = {
+        path: value.nbytes
+        for path, value in values.items()
+        if isinstance(value, torch.Tensor)
+        and not is_part(value)
+        and (path[0] not in models or (path[0], flat(path[1:])) in parameters)
+    }
+    least, writer = [(0, rank) for rank in range(sharers)], dict.fromkeys(values, 0)
+    for path in sorted(alike, key=lambda path: -alike[path]):
+        size, writer[path] = least[0]
+        heapq.heapreplace(least, (size + alike[path], writer[path]))
+    mine = {path: value for path, value in values.items() if is_part(value) or writer[path] == group.rank}
+    return mine, zlib.crc32(repr(alike).encode())
+
+
+def _collect(state: Mapping[str, Any]) -> dict[Path, Any]:
     """The values that all ranks save together, by path: live tensors, or parts of them. A collective for FSDP1."""
     found: dict[Path, Any] = {}
     for name, value in state.items():
         if not isinstance(value, per_rank):
-            found.update(leaves(shared_tree(name, state), (name,)))
+            found.update(leaves(_shared_tree(name, state), (name,)))
     twice = [name for name, count in Counter(map(flat, found)).items() if count > 1]
     if twice:
         raise CheckpointError(
@@ -242,53 +267,133 @@ def collect(state: Mapping[str, Any]) -> dict[Path, Any]:
     return found
 
 
-def shared_tree(name: str, state: Mapping[str, Any]) -> Any:
+def _shared_tree(name: str, state: Mapping[str, Any]) -> Any:
     """What is saved under one name that all ranks share. A collective for FSDP1."""
     value = state[name]
+    model = model_of(name, state) if is_optimizer(value) else None
     if is_fsdp1(value):
-        from torch.distributed.checkpoint import state_dict as dcp
-
-        return dcp.get_model_state_dict(value)
-    if is_optimizer(value):
-        return _optimizer_tree(name, state)
-    return bare(value).state_dict() if is_model(value) else tree_in(value)
-
-
-def _optimizer_tree(name: str, state: Mapping[str, Any]) -> Any:
-    optimizer, model = state[name], model_of(name, state)
-    if model is None:
-        return optimizer.state_dict()
+        return torchs.get_model_state_dict(value)
     if is_fsdp1(model):
-        from torch.distributed.checkpoint import state_dict as dcp
-
-        return dcp.get_optimizer_state_dict(model, optimizer)
-    names = parameter_names(optimizer, model)
-    held = optimizer.state_dict()
+        return torchs.get_optimizer_state_dict(model, value)
+    if model is None:
+        return tree_in(bare(value))
+    names, held = parameter_names(value, model), value.state_dict()
     groups = [{**group, "params": [names[index] for index in group["params"]]} for group in held["param_groups"]]
-    return {"state": {names[index]: value for index, value in held["state"].items()}, "param_groups": groups}
+    return {"state": {names[index]: inner for index, inner in held["state"].items()}, "param_groups": groups}
 
 
-def parameter_names(optimizer: Any, model: Any) -> list[str]:
-    """The model's names of what the optimizer counts."""
-    names = {id(parameter): name for name, parameter in bare(model).named_parameters(remove_duplicate=True)}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def model_of(name: str, state: Mapping[str, Any]) -> Any:
-    """The model in the state that holds all parameters of the optimizer of that name; None where there is none.
+# --- restore ----------------------------------------------------------------------------------------------------------
+def read(saved: Saved, state: Mapping[str, Any], group: JobRanks) -> dict[str, Any]:
+    """What one save holds of the names in the state, as trees of this rank; its models' own tensors are overwritten.
 
     Raises:
-        CheckpointError: there is none, and models here are sharded: their parts could not be told apart.
+        DamagedError: the save is not whole.
+        CheckpointError: it is whole, and not of this state.
     """
-    stepped = {id(parameter) for group in state[name].param_groups for parameter in group["params"]}
-    for value in state.values():
-        if is_model(value) and stepped <= {id(parameter) for parameter in bare(value).parameters()}:
-            return value
-    if not any(is_part(parameter) for group in state[name].param_groups for parameter in group["params"]):
-        return None
-    raise CheckpointError(
-        "an optimizer of a sharded model cannot be saved without that model",
-        where={"state": name},
-        seen=f"models: {', '.join(key for key, value in state.items() if is_model(value)) or 'none'}",
-        hint="put the model with all of its parameters into the state, and one optimizer for each",
-    )
+    manifest = saved.manifest
+    if missing := set(state) - set(manifest.names):
+        raise CheckpointError(
+            "the save does not hold what is to be resumed",
+            where={"missing": ", ".join(sorted(missing))},
+            seen=f"saved: {', '.join(sorted(manifest.names)) or 'nothing'}",
+            expected=", ".join(sorted(state)),
+            hint="give restore() names that save() was given; add new ones after it",
+        )
+    own = {f"{key}@{group.rank}": key for key in state if key in manifest.per_rank}
+    if own and manifest.world_size != group.world_size:
+        logger.warning(
+            f"{', '.join(own.values())}: not restored, for {manifest.world_size} ranks have saved their own, and "
+            f"there are {group.world_size} now"
+        )
+        own = {}
+    heads = own.keys() | (state.keys() - set(manifest.per_rank))
+    known = saved.metadata.state_dict_metadata
+    wanted = {path: known[key] for key, path in saved.metadata.planner_data.items() if path[0] in heads}
+    made = _templates(state, wanted)
+    saved.load(made)
+    found = tree_of({path: made[flat(path)] for path in wanted}) if wanted else {}
+    return {own.get(head, head): tree for head, tree in found.items()}
+
+
+def _templates(state: Mapping[str, Any], saved: Mapping[Path, Any]) -> dict[str, Any]:
+    """What a save is to be read into: this rank's live tensors or parts of them, new tensors where there is none.
+
+    Args:
+        state: the user's.
+        saved: by path, what torch's metadata says of each value to be read.
+
+    Raises:
+        CheckpointError: the save has other tensors, or of other sizes, than a model here.
+    """
+    live: dict[Path, Any] = {}
+    like: dict[Path, Any] = {}
+    for name, value in state.items():
+        model = model_of(name, state) if is_optimizer(value) else None
+        if model is not None and not is_fsdp1(model):
+            like.update({(name, "state", key): one for key, one in bare(model).named_parameters()})
+        elif not isinstance(value, per_rank) and (model is not None or not is_optimizer(value)):
+            live.update(leaves(_shared_tree(name, state), (name,)))
+        if is_model(value):
+            _refuse_another(name, live, saved)
+    made: dict[str, Any] = {}
+    for path, what in saved.items():
+        size, mine, parameter = getattr(what, "size", None), live.get(path), like.get(path[:3])
+        if size is None:
+            made[flat(path)] = b""
+        elif is_tensor(mine):
+            made[flat(path)] = mine.detach() if isinstance(mine, torch.Tensor) else mine
+        elif parameter is not None and is_part(parameter) and size == parameter.shape:
+            made[flat(path)] = torch.empty_like(parameter, dtype=what.properties.dtype).detach()
+        else:
+            made[flat(path)] = torch.empty(size, dtype=what.properties.dtype)
+    return made
+
+
+def _refuse_another(name: str, live: Mapping[Path, Any], saved: Mapping[Path, Any]) -> None:
+    here = {flat(path): tuple(one.shape) for path, one in live.items() if path[0] == name and hasattr(one, "shape")}
+    there = {flat(path): tuple(one.size) for path, one in saved.items() if path[0] == name and hasattr(one, "size")}
+    differ = {key for key in here.keys() & there.keys() if here[key] != there[key]}
+    kinds = {"only saved": there.keys() - here, "only here": here.keys() - there, "of another size": differ}
+    if any(kinds.values()):
+        raise CheckpointError(
+            "the tensors that are saved are not those of the model",
+            where={"state": name},
+            seen="; ".join(
+                f"{kind}: {', '.join(sorted(keys)[:5])}" + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+                for kind, keys in kinds.items()
+                if keys
+            ),
+            hint="restore into the model that was saved",
+        )
+
+
+def distribute(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> None:
+    """Load what was read: objects load, plain values are replaced. A collective for FSDP1.
+
+    Args:
+        state: the user's.
+        trees: by its names.
+    """
+    for name, tree in trees.items():
+        value = state[name]
+        model = model_of(name, state) if is_optimizer(value) else None
+        target = bare(value.value if isinstance(value, per_rank) else value)
+        if is_fsdp1(value):
+            torchs.set_model_state_dict(value, tree)
+        elif is_fsdp1(model):
+            torchs.set_optimizer_state_dict(model, value, tree)
+        elif model is not None:
+            value.load_state_dict(_counted(tree, parameter_names(value, model)))
+        elif has_state(target):
+            target.load_state_dict(tree)
+        elif isinstance(value, per_rank):
+            value.value = tree
+        else:
+            state[name] = tree
+
+
+def _counted(tree: Any, names: list[str]) -> dict[str, Any]:
+    """An optimizer's tree by numbers, as it takes it, from that by names."""
+    number = {key: index for index, key in enumerate(names)}
+    groups = [{**group, "params": [number[key] for key in group["params"]]} for group in tree["param_groups"]]
+    return {"state": {number[key]: one for key, one in tree.get("state", {}).items()}, "param_groups": groups}

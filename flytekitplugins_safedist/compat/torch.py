@@ -32,3 +32,33 @@ def storage_info(part: str, offset: int, length: int) -> Any:
     from torch.distributed.checkpoint import filesystem
 
     return lookup(filesystem, "_StorageInfo", of="torch")(part, offset, length)
+
+
+def buffers_for(tensors: dict[str, Any], *, pinned: bool) -> dict[str, Any]:
+    """Empty tensors on the CPU of the same shapes and layouts, as DCP's stagers make them."""
+    from torch.distributed import _state_dict_utils
+
+    made: dict[str, Any] = lookup(_state_dict_utils, "_create_cpu_state_dict", of="torch")(tensors, pin_memory=pinned)
+    return made
+
+
+def copy_state_dict(tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
+    """Copy to what :func:`buffers_for` made; complete on return. torch 2.5's stager leaves out CPU tensors."""
+    from torch.distributed import _state_dict_utils
+
+    made: dict[str, Any] = lookup(_state_dict_utils, "_copy_state_dict", of="torch")(tensors, into)
+    return made
+
+
+def save_state_dict(*arguments: Any, **options: Any) -> None:
+    """What DCP's ``save`` calls; also torch 2.5's takes ``no_dist``, which its ``save`` does not."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    lookup(state_dict_saver, "_save_state_dict", of="torch")(*arguments, **options)
+
+
+def load_state_dict(*arguments: Any, **options: Any) -> None:
+    """What DCP's ``load`` calls, for the same."""
+    from torch.distributed.checkpoint import state_dict_loader
+
+    lookup(state_dict_loader, "_load_state_dict", of="torch")(*arguments, **options)

@@ -138,6 +138,36 @@ def test_a_save_that_fails_in_one_rank_is_an_error_of_every_rank_at_the_end(tmp_
         assert "No space left on device" in text
 
 
+def save_normed(place, layers):
+    """A model with buffers that differ between ranks, as running means do; in rank 1 perhaps with another layer."""
+    rank, _ = begin()
+    torch.manual_seed(0)
+    more = [torch.nn.Linear(64, 64)] if rank and layers == "other" else []
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)), torch.nn.BatchNorm1d(64), *more)
+    model[4].running_mean.fill_(rank)
+    ckpt = Checkpoints(place, every=None)
+    ckpt.save(0, {"model": model}, force=True)
+    try:
+        ckpt.wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    model[4].running_mean.fill_(-1)
+    Checkpoints(place).restore({"model": model})
+    return model[4].running_mean.unique().tolist()
+
+
+def test_what_ranks_hold_alike_is_written_by_all_and_running_means_are_rank_0s(tmp_path):
+    assert values(ranks(save_normed, tmp_path, "same")) == [[0.0], [0.0]]
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.distcp")]
+    assert len(sizes) == 2
+    assert max(sizes) < 1.3 * min(sizes)
+
+
+def test_models_of_different_tensors_are_an_error_of_every_rank(tmp_path):
+    for text in values(ranks(save_normed, tmp_path, "other")):
+        assert "ranks hold different tensors" in text
+
+
 def wait_for_commit(place):
     rank, state = begin()
     ckpt = Checkpoints(place, every=None)

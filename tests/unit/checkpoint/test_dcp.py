@@ -11,6 +11,8 @@ import torch
 from torch.distributed.checkpoint import metadata as torchs
 
 from flytekitplugins_safedist.checkpoint import dcp, metadata
+from flytekitplugins_safedist.checkpoint.group import JobRanks
+from flytekitplugins_safedist.checkpoint.saves import Manifest
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 
@@ -34,8 +36,8 @@ class Gives:
 
 @pytest.fixture
 def saved(tmp_path):
-    files = dcp.Files(Store(str(tmp_path)), "step-1", 0, lambda sizes, items: None)
-    dcp.save({("weight",): torch.ones(3)}, files, None)
+    made = Manifest(step=1, world_size=1, names=["weight"], per_rank=[])
+    dcp.save(dcp.Share({("weight",): torch.ones(3)}, [("weight",)]), Store(str(tmp_path)), "step-1", JobRanks(), made)
     return tmp_path / "step-1" / dcp.METADATA
 
 
