@@ -723,6 +723,17 @@ def test_a_loss_while_the_root_cause_is_asked_for_does_not_take_its_place():
     assert job.it.end.kind == "failed"
 
 
+def test_who_returns_when_the_round_is_over_has_still_to_say_how_it_ended_there():
+    job = begun()
+    job.say("b", Ended(0, cause(1, echo=4)))
+    job.say("a", Ended(0))
+    job.say("c", Returned(0))
+    assert not job.heard(Again)
+    job.say("c", Ended(0, cause(2)))
+    assert [spent.who for spent in job.it.history.restarts] == ["2"]
+    assert job.heard(Go).keys() == set("abc")
+
+
 # --- nodes that do not answer -----------------------------------------------------------------------------------------
 def test_a_slow_node_is_left_behind_where_the_cause_is_known_and_comes_when_it_is_ready():
     job = begun()
