@@ -83,7 +83,7 @@ def as_promised(ended: Ended, row: str, code: str) -> None:
 
 def said_at_last(ended: Ended) -> str:
     """The last line of a failed pod's log, which is the first of its termination message: all of that is the verdict's
-    first lines, for where a rank was killed for want of memory the kubelet says OOMKilled of the container, and Flyte
+    first lines, for where a rank was OOM-killed the kubelet says OOMKilled of the container, and Flyte
     reads no verdict."""
     message = (ended.files / "termination-log").read_bytes()
     assert message
