@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from . import messages as m
 from .facts import Cause, End, History, Rules, Spent, with_loss, with_one_more
+from .inquiry import Inquiry
 from .nodes import Key, Node, Nodes, listed, wait_line
 from .saving import SavePoint
 
@@ -46,6 +47,7 @@ class Round:
         timed_out: a collective timed out.
         is_joined: it is over because a node joins.
         save: where all ranks save, while it runs.
+        inquiry: whether its ranks hang.
     """
 
     members: dict[Key, str] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Round:
     timed_out: bool = False
     is_joined: bool = False
     save: SavePoint | None = None
+    inquiry: Inquiry | None = None
 
     @property
     def root(self) -> Failing | None:
@@ -137,6 +140,7 @@ class Rounds:
         self._phase, self._round = "running", Round({node.key: self._name(node) for node in here})
         self._round.waits_for.update(self._round.members)
         self._round.save = SavePoint(self.history.round, self._round.members, self._tell_members)
+        self._round.inquiry = Inquiry(self.history.round, self._round.members, self._tell_members)
         for place, node in enumerate(here):
             node.state, node.round, node.place = "running", self.history.round, place
             self._tell_go(node)

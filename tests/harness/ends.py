@@ -33,6 +33,7 @@ BEGINS = {
     "USER:OSError": "rank 1 ran out of disk space. Scratch is ",
     "USER:PeersLost": "every rank that failed had only lost its connection to others: none failed by itself",
     "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
+    "USER:HangError": "rank 3 (local_rank 1) on node 1 (" + HOST + ") raised HangError: t",
     "USER:RanksNotReady": RANK_0 + "raised LaunchError:",
     "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",
     "USER:OutputTooLargeError": RANK_0 + "raised OutputTooLarg",

@@ -53,6 +53,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
         replace(failed(of=raised("RuntimeError", consequence=True)), timed_out=True),
         "most likely ranks called different collectives",
     ),
+    "USER:HangError": (
+        failed(of=raised("HangError", "the job does not move", fault=Fault.RECOVERABLE, code="USER:HangError")),
+        "raised HangError: the job does not move",
+    ),
     "USER:RanksNotReady": (
         failed(of=raised("LaunchError", "not begun in time", fault=Fault.RECOVERABLE, code="USER:RanksNotReady")),
         "raised LaunchError: not begun in time",
