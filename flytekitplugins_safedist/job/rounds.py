@@ -233,7 +233,7 @@ class Rounds:
             if self._asked[0].process == node.process:
                 self._ask(self._asked, now)
         elif self._phase == "running" and node.state in ("done", "stands in"):
-            self._round.done_lost.setdefault(node.key, self._loss_of(node, why, now))
+            self._round.done_lost.setdefault(node.key, self._loss_of(node, why, now, is_cut=is_cut))
             text = f"{self._name(node)} lost after its ranks had succeeded: the round goes on"
             self._tell(self.process, m.Waits(text))
         else:
@@ -245,17 +245,16 @@ class Rounds:
         if is_member:
             self._round.absent[node.key] = why
             self._round.waits_for.discard(node.key)
-        loss = self._loss_of(node, why, now)
-        if is_cut:
-            loss = replace(loss, who=f"{self.process}/{self.history.round}", lived=-1.0)
+        loss = self._loss_of(node, why, now, is_cut=is_cut)
         goes_on = self._lose(loss) if is_counted else self.end is None
         if goes_on and is_member and self._phase == "running":
             self._stop(loss.why, now)
 
-    def _loss_of(self, node: Node, why: str, now: float) -> Spent:
+    def _loss_of(self, node: Node, why: str, now: float, *, is_cut: bool = False) -> Spent:
+        lost = self.process if is_cut else node.process
         # The others tell of a coordinator that they have left; and of it alone.
-        who = node.process if node.process == self.process else f"{node.process}/{self.history.round}"
-        lived = round(now - node.since, 1) if node.is_new else -1.0
+        who = lost if node.process == self.process else f"{lost}/{self.history.round}"
+        lived = round(now - node.since, 1) if node.is_new and not is_cut else -1.0
         return Spent(self.history.round, who, f"{self._name(node)}: {why}", str(node.key), lived)
 
     def _lose(self, loss: Spent) -> bool:

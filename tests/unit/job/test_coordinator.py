@@ -264,6 +264,17 @@ def test_that_node_0_was_cut_off_from_all_others_is_one_loss_however_many_they_a
     assert job.heard(Go).keys() == set("abcd")
 
 
+def test_that_node_0_was_cut_off_when_all_others_were_done_is_one_loss_where_its_own_ranks_fail_for_it():
+    job = begun(replace(FIXED, max_restarts=0))
+    for process in "bc":
+        job.say(process, Returned(0))
+    job.lose("b", "c")
+    job.wait(FIXED.grace + STEP)
+    job.say("a", Ended(0, cause(0, echo=4)))
+    assert [(loss.who, loss.lived) for loss in job.it.history.losses] == [("a/0", -1.0)]
+    assert job.it.end is None
+
+
 def test_where_all_others_are_lost_one_after_the_other_nobody_is_judged_before_the_last_is_overdue():
     job = begun(replace(RANGE, max_replacements=1), "abcd")
     for process in "bcd":
