@@ -43,6 +43,10 @@ class EverySeconds:
     _first: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A save is begun now, whatever for; or training is, from one."""
         self.begun = self.clock()
 
     def judge(self, step: int, *, busy: bool) -> tuple[bool, int]:
@@ -63,7 +67,3 @@ class EverySeconds:
         left = max(self.begun + self.every - now, 0.0)
         ahead = int(left * steps / seconds) if seconds > 0 else steps
         return passed and not busy, step + max(1, min(ahead, steps))
-
-    def saved(self, _: int) -> None:
-        """A save is begun now, whatever for."""
-        self.begun = self.clock()

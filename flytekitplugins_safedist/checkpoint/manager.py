@@ -99,7 +99,8 @@ class Checkpoints:
             damage = self._loaded(source, name, state)
             if damage is None:
                 self.latest = self._last = saves.step_of(name)
-                self._begun()
+                if self._by_time is not None:
+                    self._by_time.begin()
                 if group.rank == 0:
                     seconds = time.monotonic() - began
                     logger.info(f"resumed from {source.url}/{name} in {seconds:.1f} s; saves go to {store.url}")
@@ -244,10 +245,6 @@ class Checkpoints:
         self._by_time.look = first["look"]
         return bool(first["now"])
 
-    def _begun(self) -> None:
-        if self._by_time is not None:
-            self._by_time.begun = self._by_time.clock()
-
     def _begin(self, step: int, state: MutableMapping[str, Any]) -> None:
         """Copy the state, and have it written. A collective; an error in one rank is an error in all."""
         from . import dcp
@@ -278,7 +275,8 @@ class Checkpoints:
         still = time.monotonic() - began
         own = [name for name, value in state.items() if isinstance(value, per_rank)]
         made = Manifest(step, group.world_size, names=list(state), per_rank=own)
-        self._begun()
+        if self._by_time is not None:
+            self._by_time.begin()
         if group.writers is not None or group.rank == 0:
             self._writer.start(f"step {step}", lambda: self._write(share, told[0]["name"], made, still))
 

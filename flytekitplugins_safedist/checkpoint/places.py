@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import CheckpointError
@@ -51,21 +52,23 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
     """
     from flytekit import FlyteContextManager
 
-    parameters = FlyteContextManager.current_context().user_space_params
+    parameters: Any = FlyteContextManager.current_context().user_space_params
     destination, source = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
-    outputs = parameters.output_metadata_prefix if parameters is not None else None
-    execution = parameters.execution_id if parameters is not None else None
-    named = (execution.project, execution.domain, execution.name) if execution is not None else None
-    if where is not None:
-        return Facts(os.fspath(where), outputs=outputs, attempt=attempt, execution=named)
-    if not destination:
+    if where is None and not destination:
         raise CheckpointError(
             "there is no place for checkpoints",
             seen="no Flyte checkpoint prefix in this process, and no place given",
             hint='give one: Checkpoints("/shared/run-7") or Checkpoints("s3://bucket/run-7")',
         )
-    before = _beside(source) if source and source != destination else None
-    return Facts(_beside(destination), given=False, before=before, outputs=outputs, attempt=attempt, execution=named)
+    execution = getattr(parameters, "execution_id", None)
+    return Facts(
+        os.fspath(where) if where is not None else _beside(destination or ""),
+        given=where is not None,
+        before=_beside(source) if source and source != destination else None,
+        outputs=getattr(parameters, "output_metadata_prefix", None),
+        attempt=attempt,
+        execution=(execution.project, execution.domain, execution.name) if execution is not None else None,
+    )
 
 
 def _beside(prefix: str) -> str:

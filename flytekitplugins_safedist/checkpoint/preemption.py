@@ -38,17 +38,17 @@ _SKEW_SECONDS = 300.0
 
 
 class Preemption:
-    """Whether all ranks save now, as their agents have agreed.
+    """Whether all ranks save now, as their agents have agreed; and the mark of this pod, where it is alone.
 
     Args:
         store: where the mark is left; asked when the first step is told.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:
-        self._store = store
+        self._find, self._lock = store, threading.Lock()
+        self._store: Store | None = None
         self._page: RankPage | None = None
-        self._begun = False
-        self._leaving: Leaving | None = None
+        self._is_over = self._is_left = False
         with contextlib.suppress(NotInTaskError):
             self._page = context.page()
 
@@ -56,11 +56,16 @@ class Preemption:
         """Say that ``step`` is done. If all ranks save after it: how; then call :meth:`over`."""
         if self._page is None:
             return None
-        if not self._begun:
-            self._begun = True
+        if self._store is None:
             self._page.take_part(step)
-            self._leaving = Leaving(self._store())
-            self._leaving.watch(self._page)
+            self._store = self._find()
+            who = current_identity()
+            if who.rank == 0 and who.nnodes == 1 and self._page.preemption_seconds:
+                context.in_any_case(self._unmark)
+                inside = contextvars.copy_context()  # flytekit's way to the store is found through it
+                threading.Thread(
+                    target=inside.run, args=(self._mark, self._page, self._store), name="safedist-leaving", daemon=True
+                ).start()
         return self._page.at(step)
 
     def over(self, agreed: AgreedSave) -> None:
@@ -71,36 +76,14 @@ class Preemption:
         """
         if self._page is None:
             return
-        if agreed.urgent and self._leaving is not None:
-            self._leaving.over()
+        if agreed.urgent:
+            self._unmark()
         self._page.finish(agreed.call)
         if agreed.urgent:
             self._page.stand_still()
 
-
-class Leaving:
-    """The mark of this pod.
-
-    Args:
-        store: where this attempt saves.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._lock = threading.Lock()
-        self._is_over = self._is_left = False
-
-    def watch(self, page: RankPage) -> None:
-        """From now on there is something to save: leave the mark as soon as this pod is told to stop, wherever the
-        training is then. Called once."""
-        who = current_identity()
-        if who.rank != 0 or who.nnodes != 1 or not page.preemption_seconds:
-            return
-        context.in_any_case(self.over)
-        inside = contextvars.copy_context()  # flytekit's way to the store is found through it
-        threading.Thread(target=inside.run, args=(self._watch, page), name="safedist-leaving", daemon=True).start()
-
-    def _watch(self, page: RankPage) -> None:
+    def _mark(self, page: RankPage, store: Store) -> None:
+        """Leave the mark as soon as this pod is told to stop, wherever the training is then."""
         while not page.preempted:
             if self._is_over:
                 return
@@ -108,19 +91,19 @@ class Leaving:
         with self._lock:
             if self._is_over:
                 return
-            mark = {"host": socket.gethostname(), "since": time.time()}
+            self._is_left = True  # also where only the answer is lost
             try:
-                self._is_left = True  # also where only the answer is lost
-                self._store.put(MARK, json.dumps(mark).encode())
+                mark = {"host": socket.gethostname(), "since": time.time()}
+                store.put(MARK, json.dumps(mark).encode())
             except Exception as error:  # the save itself is tried all the same
                 logger.warning(f"the next attempt is not told that this pod still saves: {error}")
 
-    def over(self) -> None:
+    def _unmark(self) -> None:
         """Nothing more will be saved: take the mark away."""
         with self._lock:
             was_left, self._is_left, self._is_over = self._is_left, False, True
             try:
-                if was_left:
+                if was_left and self._store is not None:
                     self._store.remove(MARK)
             except Exception as error:
                 logger.warning(f"the next attempt waits in vain for this pod: {error}")

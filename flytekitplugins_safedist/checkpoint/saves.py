@@ -101,8 +101,13 @@ def new_name(step: int) -> str:
 
 def step_of(name: str) -> int:
     """The step that a save's name tells."""
+    return _parts(name)[0]
+
+
+def _parts(name: str) -> tuple[int, int]:
+    """Step and milliseconds of a save's name; -1 of what is none."""
     match = _SAVE.fullmatch(name)
-    return int(match["step"]) if match else -1
+    return (int(match["step"]), int(match["ms"])) if match else (-1, -1)
 
 
 def committed(store: Store) -> list[str]:
@@ -128,19 +133,13 @@ def prune(store: Store, just_made: str, keep: int) -> None:
     A save's manifest goes first: whoever dies after that leaves files that are no save, and no manifest without them.
     """
     whole = 0
-    born = _begun_ms(just_made)
     found = {name: MANIFEST in files for name, files in store.saves().items() if _SAVE.fullmatch(name)}
     for name in sorted(found, reverse=True):
         whole += found[name]
         if name == just_made or (found[name] and whole <= keep):
             continue
-        if not found[name] and _begun_ms(name) >= born:
+        if not found[name] and _parts(name)[1] >= _parts(just_made)[1]:
             continue  # perhaps being written: by the next save
         if found[name]:
             store.remove(f"{name}/{MANIFEST}")
         store.remove(name)
-
-
-def _begun_ms(name: str) -> int:
-    match = _SAVE.fullmatch(name)
-    return int(match["ms"]) if match else 0

@@ -350,21 +350,20 @@ def _templates(state: Mapping[str, Any], saved: Mapping[Path, Any]) -> dict[str,
 
 
 def _refuse_another(name: str, live: Mapping[Path, Any], saved: Mapping[Path, Any]) -> None:
-    here = {flat(path): tuple(one.shape) for path, one in live.items() if path[0] == name and hasattr(one, "shape")}
-    there = {flat(path): tuple(one.size) for path, one in saved.items() if path[0] == name and hasattr(one, "size")}
-    differ = {key for key in here.keys() & there.keys() if here[key] != there[key]}
-    kinds = {"only saved": there.keys() - here, "only here": here.keys() - there, "of another size": differ}
-    if any(kinds.values()):
+    here = {(flat(path), *one.shape) for path, one in live.items() if path[0] == name and hasattr(one, "shape")}
+    there = {(flat(path), *one.size) for path, one in saved.items() if path[0] == name and hasattr(one, "size")}
+    if here != there:
         raise CheckpointError(
             "the tensors that are saved are not those of the model",
             where={"state": name},
-            seen="; ".join(
-                f"{kind}: {', '.join(sorted(keys)[:5])}" + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-                for kind, keys in kinds.items()
-                if keys
-            ),
+            seen=f"only saved: {_listed(there - here)}; only here: {_listed(here - there)}",
             hint="restore into the model that was saved",
         )
+
+
+def _listed(tensors: set[tuple[Any, ...]]) -> str:
+    shown = [f"{key} {size}" for key, *size in sorted(tensors)[:5]]
+    return ", ".join(shown) + (f" and {len(tensors) - 5} more" if len(tensors) > 5 else "") or "none"
 
 
 def distribute(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> None:

@@ -14,11 +14,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
 from ..flyte.storage_errors import Outlook, judge, one_line
-from ..fs import ensure_dir, wait_for
+from ..fs import atomic_write, ensure_dir, wait_for
+from ..fs.atomic import fsync_dir
 from ..fs.paths import refresh
 
 crc32: Callable[..., int] = zlib.crc32
@@ -109,25 +111,18 @@ class Store:
 
     def seal(self, name: str) -> None:
         """Make the names durable of what is in a directory of the place."""
-        if self._on_disk:
-            for path in (self._path(name), self._root):
-                directory = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(directory)
-                finally:
-                    os.close(directory)
+        for path in (self._path(name), self._root) if self._on_disk else ():
+            fsync_dir(Path(path))
 
     def put(self, name: str, data: bytes) -> None:
         """Leave or replace a small object, whole and durable."""
         if not self._on_disk:
             self._patiently(lambda: self._fs.pipe_file(self._path(name), data), f"put {name}")
             return
-        parent = name.rpartition("/")[0]
-        ensure_dir(self._path(parent) if parent else self._root)
-        with self.part(f"{name}.tmp") as file:
+        path = Path(self._path(name))
+        ensure_dir(path.parent)
+        with atomic_write(path) as file:
             file.write(data)
-        self._fs.mv(self._path(f"{name}.tmp"), self._path(name))
-        self.seal(parent)
 
     def get(self, name: str) -> bytes | None:
         """A small object, or None where there is none."""
@@ -161,7 +156,7 @@ class Store:
         self._unless_missing(lambda: self._fs.rm(self._path(name), recursive=True) or True, f"remove {name}")
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
+        return f"{self._root}/{name}"
 
     def _list(self, path: str) -> list[str]:
         self._fs.invalidate_cache()

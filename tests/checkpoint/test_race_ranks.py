@@ -144,16 +144,19 @@ def save_normed(place, layers):
     torch.manual_seed(0)
     more = [torch.nn.Linear(64, 64)] if rank and layers == "other" else []
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)), torch.nn.BatchNorm1d(64), *more)
-    model[4].running_mean.fill_(rank)
+    means = [model[4].running_mean, model[4].running_var]
+    for one in means:
+        one.fill_(rank)
     ckpt = Checkpoints(place, every=None)
     ckpt.save(0, {"model": model}, force=True)
     try:
         ckpt.wait()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    model[4].running_mean.fill_(-1)
+    for one in means:
+        one.fill_(-1)
     Checkpoints(place).restore({"model": model})
-    return model[4].running_mean.unique().tolist()
+    return torch.cat(means).unique().tolist()
 
 
 def test_what_ranks_hold_alike_is_written_by_all_and_running_means_are_rank_0s(tmp_path):
