@@ -1,3 +1,4 @@
+# make demo-torch   train on several ranks through `pyflyte run`: needs no compiler
 # make demo   train a real model with real Horovod on several ranks, through `pyflyte run`
 # make check  lint, types and the quick tests, while editing
 # make test   all tests that need no container
@@ -52,7 +53,7 @@ LIBRARIES_STAMP := $(VENV)/.stamp-libraries
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container mutants corners matrix lint types format bench image clean
+.PHONY: help demo examples check test test-container mutants corners matrix lint types docs demo-torch format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -60,6 +61,10 @@ help:
 ## make demo            train with Horovod on this machine (first time: some minutes, then seconds)
 demo: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 	$(DEMO)
+
+## make demo-torch      train with torch's DistributedDataParallel: the same, without Horovod and its compiler
+demo-torch: $(PACKAGE_STAMP)
+	$(BIN)/pyflyte run examples/digits_ddp.py digits
 
 ## make test            unit, race and end-to-end tests on this machine
 test: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
@@ -89,15 +94,17 @@ corners: $(DEV_STAMP)
 matrix: $(DEV_STAMP)
 	$(BIN)/nox -s matrix
 
-## make lint            ruff: rules and formatting; import-linter: imports point downward
+## make lint            ruff: rules and formatting; import-linter: imports point downward; words (scripts/words.py)
 lint: $(DEV_STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	@if [ -x $(BIN)/lint-imports ]; then $(BIN)/lint-imports --no-cache --config pyproject.toml; else echo "make: import-linter needs Python 3.11: left out"; fi
+	$(BIN)/nox -s lint
 
 ## make types           mypy, strict
 types: $(DEV_STAMP)
-	$(BIN)/mypy
+	$(BIN)/nox -s types
+
+## make docs            the site of docs/ into build/site, strict, and the schema of .github/workflows
+docs: $(DEV_STAMP)
+	$(BIN)/nox -s docs
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .

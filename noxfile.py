@@ -2,7 +2,7 @@
 
 ``nox -s matrix`` tries all of them, one environment after the other (each is removed again: about 5 GB with torch's
 CUDA libraries), and ends with a table. ``nox -s corners`` tries the oldest together and the newest together, on the
-oldest and the newest Python that this machine has; CI runs it.
+oldest and the newest Python that this machine has; CI runs it. ``lint``, ``types`` and ``docs`` are what `make` calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ FLYTEKITS = ("1.16.0", "1.16.31")
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / ".nox" / "results.jsonl"
+WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 SMOKE_TESTS = (
     "tests/unit/test_import.py",
     "tests/agents/test_replica_outlives_group.py",
@@ -79,6 +81,38 @@ def interpreters() -> dict[str, Path]:
 FOUND = interpreters()
 # uv and nox look for "python3.10" on PATH, where a shim that does not run would be the first.
 os.environ["PATH"] = os.pathsep.join([*(str(program.parent) for program in FOUND.values()), os.environ["PATH"]])
+
+
+def own(tool: str) -> str:
+    """A tool of the environment that nox itself runs in: `make` has installed it."""
+    return str(Path(sys.executable).with_name(tool))
+
+
+@nox.session(python=False, default=False)
+def lint(session: nox.Session) -> None:
+    """Rules, formatting, imports between levels, words."""
+    session.run(own("ruff"), "check", ".", external=True)
+    session.run(own("ruff"), "format", "--check", ".", external=True)
+    if sys.version_info >= (3, 11):  # import-linter's own floor
+        session.run(own("lint-imports"), "--no-cache", "--config", "pyproject.toml", external=True)
+    session.run(sys.executable, "scripts/words.py", external=True)
+
+
+@nox.session(python=False, default=False)
+def types(session: nox.Session) -> None:
+    """mypy, strict."""
+    session.run(own("mypy"), external=True)
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """The site, where a link or a name that leads nowhere is an error, and the schema of the workflows."""
+    if sys.version_info < (3, 11):
+        session.skip("mkdocs-material needs Python 3.11")
+    session.install("-r", "requirements/docs.txt", "--constraint", "requirements/constraints.txt")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, WORKFLOWS))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
 
 
 @nox.session(python=PYTHONS, venv_params=["--seed"])

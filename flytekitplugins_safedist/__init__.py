@@ -14,6 +14,7 @@ from .lazy import names_of
 if TYPE_CHECKING:
     from .config.cluster import Kubeflow as Kubeflow
     from .config.cluster import ScratchVolume as ScratchVolume
+    from .config.options import Hangs as Hangs
     from .config.options import Logs as Logs
     from .config.options import SafeHorovod as SafeHorovod
     from .config.options import SafeTorch as SafeTorch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
     "Kubeflow": "config.cluster",
+    "Hangs": "config.options",
     "Logs": "config.options",
     "Problem": "errors",
     "RankContext": "ranks.context",

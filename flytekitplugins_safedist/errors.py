@@ -198,6 +198,10 @@ class RankKilledError(SafedistError):
     """A rank was ended by a signal, or left without saying why. Flyte should retry: this is infrastructure."""
 
 
+class HangError(SafedistError):
+    """Ranks wait in a collective that does not end. The text names who holds them up, and where that rank stands."""
+
+
 class JobInterruptedError(SafedistError):
     """The agent was told to stop (SIGTERM, SIGINT) and ended its ranks.
 

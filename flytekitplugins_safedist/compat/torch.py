@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Any
 
 from . import lookup
@@ -62,3 +64,19 @@ def load_state_dict(*arguments: Any, **options: Any) -> None:
     from torch.distributed.checkpoint import state_dict_loader
 
     lookup(state_dict_loader, "_load_state_dict", of="torch")(*arguments, **options)
+
+
+def has_worker_server() -> bool:
+    """Whether torch is imported and has the server that :func:`serve_workers` starts (2.4 and later)."""
+    return hasattr(sys.modules.get("torch._C._distributed_c10d"), "_WorkerServer")
+
+
+def serve_workers(path: str) -> None:
+    """Have a C++ thread of torch's answer on a socket: what collectives were begun, and stacks.
+
+    Raises:
+        RuntimeError: it cannot listen there.
+    """
+    server = sys.modules["torch._C._distributed_c10d"]._WorkerServer(path)
+    # It stays for the process's whole life: its end would be told of in the rank's log.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))

@@ -18,6 +18,8 @@ from .quantities import size_in_bytes
 
 Keep = Literal["never", "on_failure", "always"]
 KEEP: tuple[Keep, ...] = ("never", "on_failure", "always")
+HangAction = Literal["restart", "fail", "report"]
+HANG_ACTIONS: tuple[HangAction, ...] = ("restart", "fail", "report")
 MOST_COUNTED = 2**31 - 1
 """An int32, which counts are in Kubernetes' objects."""
 MOST_SECONDS = MOST_COUNTED // 1000
@@ -90,6 +92,39 @@ class Logs:
     prefix: str = "[rank {rank}] "
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hangs:
+    """When ranks that wait in a torch collective count as hung, and what is done about the rank they wait for.
+
+    Attributes:
+        action: once two looks at all ranks have shown the same: ``"restart"``: the job fails for it as for a rank's
+            exception, so that ``max_restarts`` apply; ``"fail"``: it fails without a restart; ``"report"``: the nodes'
+            logs say so, and it goes on.
+        floor: seconds that a wait lasts at least, and five times as long as the longest one of the round that ended.
+            None: nine tenths of the collective's own timeout (``init_process_group(timeout=...)``): torch would end the
+            job a little later, and could not say for whom.
+        ceiling: seconds after which a wait is too long whatever there was before; and after which also a rank that
+            computes, or moves, is no longer waited for: a long evaluation and an endless loop look alike.
+    """
+
+    action: HangAction = "restart"
+    floor: float | None = None
+    ceiling: float = 7200.0
+
+
+def hang_problems(value: object) -> Iterator[Problem]:
+    """What is wrong with ``hangs``."""
+    if not isinstance(value, Hangs):
+        yield Problem("hangs", value, "is not a Hangs", "use Hangs(action=..., floor=..., ceiling=...)")
+        return
+    if value.action not in HANG_ACTIONS:
+        yield not_among("hangs.action", value.action, HANG_ACTIONS)
+    times = list(times_problems("hangs", value, ["ceiling", *(["floor"] if value.floor is not None else [])]))
+    yield from times
+    if not times and value.floor is not None and value.floor > value.ceiling:
+        yield Problem("hangs.floor", value.floor, "is more than hangs.ceiling", f"use at most {value.ceiling:g}")
+
+
 def scratch_problems(value: object) -> Iterator[Problem]:
     """What is wrong with a ``scratch``."""
     if not isinstance(value, Scratch):
@@ -117,13 +152,18 @@ def timeout_problems(value: object) -> Iterator[Problem]:
             "timeouts", value, "is not a Timeouts", "use Timeouts(start=..., rendezvous=..., stop=..., exit=...)"
         )
         return
-    for field in fields(value):
-        seconds = getattr(value, field.name)
+    yield from times_problems("timeouts", value, [field.name for field in fields(value)])
+
+
+def times_problems(where: str, value: object, names: Iterable[str]) -> Iterator[Problem]:
+    """What is wrong with attributes that are seconds."""
+    for name in names:
+        seconds = getattr(value, name)
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-            yield Problem(f"timeouts.{field.name}", seconds, "is not a time to wait", "use seconds, more than 0")
+            yield Problem(f"{where}.{name}", seconds, "is not a time to wait", "use seconds, more than 0")
         elif seconds > MOST_SECONDS:
             reason = "is longer than the kernel can wait at once"
-            yield Problem(f"timeouts.{field.name}", seconds, reason, f"use at most {MOST_SECONDS} s, about 24 days")
+            yield Problem(f"{where}.{name}", seconds, reason, f"use at most {MOST_SECONDS} s, about 24 days")
 
 
 def log_problems(value: object) -> Iterator[Problem]:

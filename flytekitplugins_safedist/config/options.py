@@ -18,12 +18,14 @@ from .fields import (
     MOST_COUNTED,
     are_ranks,
     environment_problems,
+    hang_problems,
     is_count,
     log_problems,
     not_among,
     scratch_problems,
     timeout_problems,
 )
+from .fields import Hangs as Hangs  # noqa: PLC0414  (where a config is written)
 from .fields import Logs as Logs  # noqa: PLC0414  (where a config is written)
 from .fields import Scratch as Scratch  # noqa: PLC0414  (where a config is written)
 from .fields import Timeouts as Timeouts  # noqa: PLC0414  (where a config is written)
@@ -85,7 +87,13 @@ class SafeHorovod(SafeDistributed):
 @takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
 class SafeTorch(SafeDistributed):
-    """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works."""
+    """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works.
+
+    Attributes:
+        hangs: see :class:`Hangs`.
+    """
+
+    hangs: Hangs = field(default_factory=Hangs)
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ class Resolved:
         environment: the user's variables.
         size_limit: scratch limit in bytes, or None.
         max_replacements: how often nodes may be lost, in the whole job.
+        hangs: for a torch job.
         nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
     """
 
@@ -126,6 +135,7 @@ class Resolved:
     timeouts: Timeouts
     logs: Logs
     environment: tuple[tuple[str, str], ...]
+    hangs: Hangs = field(default_factory=Hangs)
     nproc_is_open: bool = False
     max_replacements: int = DEFAULT_REPLACEMENTS
 
@@ -171,6 +181,7 @@ def resolve(
         size_limit=None if config.scratch.size_limit is None else size_in_bytes(config.scratch.size_limit),
         timeouts=config.timeouts,
         logs=config.logs,
+        hangs=config.hangs if isinstance(config, SafeTorch) else Hangs(),
         environment=tuple(sorted(config.environment.items())),
         nproc_is_open=config.nproc_per_node is None,
         max_replacements=replacements(config),
@@ -220,6 +231,8 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     yield from scratch_problems(config.scratch)
     yield from timeout_problems(config.timeouts)
     yield from log_problems(config.logs)
+    if isinstance(config, SafeTorch):
+        yield from hang_problems(config.hangs)
     yield from _shown_problems(config)
     yield from environment_problems(config.environment)
     cluster: object = config.cluster

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .processes import Process
+from .records import Recorded
 from .stacks import Frame, Stack
 
 _LINES = 12
@@ -25,6 +26,10 @@ class Standing:
         threads: their stacks, the main thread's first; () where the rank has not answered.
         cpu: cores that it used meanwhile, with all that it has started.
         moved: its main thread was in different calls within the short time that it was looked at.
+        record: its collectives, as far as torch has recorded them.
+        holds_gil: native code in it holds Python's lock.
+        returned: it has left the task's function, successfully.
+        debugged: a person is asked in its debugger.
     """
 
     rank: int
@@ -32,6 +37,10 @@ class Standing:
     threads: tuple[Stack, ...] = ()
     cpu: float = 0.0
     moved: bool = False
+    record: Recorded = field(default_factory=Recorded)
+    holds_gil: bool = False
+    returned: bool = False
+    debugged: bool = False
 
     @property
     def stack(self) -> Stack:
@@ -46,6 +55,8 @@ class Standing:
     @property
     def where(self) -> str:
         """One phrase: ``in all_reduce, called at train.py:33 in step``, ``at loader.py:88 in read``."""
+        if self.returned:
+            return "after the end of the task's function"
         if not self.stack:
             return f"{self.process}; it has not answered"
         if not self.waits_in:
@@ -88,7 +99,7 @@ def told(standing: Sequence[Standing]) -> str:
     """The picture as text: those who stand in one place together, the many before the few."""
     groups: dict[object, list[Standing]] = {}
     for each in standing:
-        groups.setdefault((each.stack, each.process.state == "T"), []).append(each)
+        groups.setdefault((each.stack, each.process.state == "T", each.returned, each.record.pending), []).append(each)
     ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
     return "\n".join(line for group in ordered for line in _group(group, of=len(standing)))
 
@@ -105,6 +116,7 @@ def _group(group: Sequence[Standing], *, of: int) -> list[str]:
     lines.append(f"    process {', '.join(str(each.process.pid) for each in group)}")
     lines += [f"    {state}" + (f": {listed(ranks)}" if len(states) > 1 else "") for state, ranks in states.items()]
     used = [each.cpu for each in group]
+    lines += [f"    waits in {pending}" for pending in first.record.pending]
     lines.append(f"    CPU: {_cores(min(used))}" + (f" to {_cores(max(used))}" if len(used) > 1 else ""))
     for each in group:
         lines += [

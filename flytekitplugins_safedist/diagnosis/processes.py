@@ -57,10 +57,10 @@ def look(pid: int) -> Process:
     return Process(pid, own[0], "" if wchan == "0" else wchan, cpu, children)
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal: one that has none may be ended by it."""
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _text(_PROC / str(pid) / "status"), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+def listens(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (one that has none may be ended by it), and is not stopped."""
+    found = re.search(r"^State:\s*(\w).*^SigCgt:\s*([0-9a-f]+)", _text(_PROC / str(pid) / "status"), re.M | re.S)
+    return found is not None and found[1] not in "TtZ" and bool(int(found[2], 16) >> (number - 1) & 1)
 
 
 def holding(pattern: str) -> dict[Path, int]:

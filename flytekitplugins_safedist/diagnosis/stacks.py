@@ -61,9 +61,9 @@ def ask(ranks: Mapping[int, tuple[int, Path]], send: Callable[[int], object]) ->
 
     Args:
         ranks: process id and file by rank.
-        send: sends :data:`SIGNAL` to a process. It is called for those only that have a handler for it.
+        send: sends :data:`SIGNAL` to a process. It is called for those only that run and have a handler for it.
     """
-    asked = {rank: at for rank, at in ranks.items() if processes.catches(at[0], SIGNAL)}
+    asked = {rank: at for rank, at in ranks.items() if processes.listens(at[0], SIGNAL)}
     before = {rank: _size(path) for rank, (_, path) in asked.items()}
     for pid, _ in asked.values():
         send(pid)

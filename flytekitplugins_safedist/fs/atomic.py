@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import FsError
-from .oserrors import Backoff, explain, retry_os_call
+from .oserrors import explain, retry_os_call
 
 _BUFFER = 1 << 17  # larger writes go past it, without a copy
 
@@ -47,7 +47,7 @@ def atomic_write(
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
     """
     target = Path(path)
-    with atomic_path(target, durable=False) as draft:
+    with made_aside(target, durable=False) as draft:
         handle = retry_os_call(lambda: _create(draft, target, permissions), draft, "create the file")
         raw = _Raw(handle, draft, durable=durable)
         buffered = io.BufferedWriter(raw, _BUFFER)
@@ -76,11 +76,22 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
         durable: as for ``atomic_write``, of every file and directory in it.
 
     Raises:
-        PathBlockedError: a directory was made, and something is there already.
+        PathBlockedError: something is there already: a directory with contents before the block runs; after it, if the
+            block has made a directory, anything else, or one that others have made meanwhile.
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was. Also when the block has made
             nothing.
     """
     target = Path(path)
+    with contextlib.suppress(OSError):  # there is none, or the rename will say what is wrong with it
+        if not target.is_symlink() and next(target.iterdir(), None) is not None:
+            raise explain(OSError(errno.ENOTEMPTY, ""), target, "make it")
+    with made_aside(target, durable=durable) as draft:
+        yield draft
+
+
+@contextmanager
+def made_aside(target: Path, *, durable: bool) -> Iterator[Path]:
+    """As ``atomic_path``; what is there may be in the way until the block has ended."""
     draft = aside(target)
     try:
         yield draft
@@ -165,14 +176,10 @@ def _create(draft: Path, target: Path, permissions: int | None) -> int:
 
 
 def _fsync(handle: int, path: Path) -> None:
-    # Never again after EIO: the kernel has dropped the pages, and a second fsync would lie (fsync(2), "Bugs").
-    while True:
-        try:
-            return os.fsync(handle)
-        except InterruptedError:
-            continue
-        except OSError as error:
-            raise explain(error, path, "bring the file to stable storage") from error
+    try:
+        os.fsync(handle)  # never again after EIO: the kernel has dropped the pages, and would lie (fsync(2), "Bugs")
+    except OSError as error:
+        raise explain(error, path, "bring the file to stable storage") from error
 
 
 def fsync_dir(path: Path) -> None:
@@ -208,17 +215,15 @@ def fsync_tree(root: Path) -> None:
 
 
 def _rename(source: Path, target: Path, inode: int) -> None:
-    retry = Backoff()
-    while True:
+    def rename() -> None:
         try:
             source.rename(target)
-        except OSError as error:
-            if _is_now(target, inode):
-                return  # done by an earlier try, ours or the kernel's own after ESTALE, whose reply was lost
-            if not retry.allows(error):
-                raise explain(error, target, f"rename {source.name} to it") from error
-        else:
-            return
+        except OSError:
+            # Else done by an earlier try, ours or the kernel's own after ESTALE, whose reply was lost.
+            if not _is_now(target, inode):
+                raise
+
+    retry_os_call(rename, target, f"rename {source.name} to it")
 
 
 def _is_now(target: Path, inode: int) -> bool:

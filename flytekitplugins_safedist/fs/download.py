@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
-from .atomic import aside, atomic_path, atomic_write, discard, fsync_dir, fsync_tree
+from .atomic import aside, atomic_write, discard, fsync_dir, fsync_tree, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
 from .oserrors import host, mount_of, retry_os_call
@@ -165,7 +165,7 @@ class _Fetch:
     def to(self, target: Path) -> None:
         log.info("downloading %s to %s", self._name, target)
         try:
-            with atomic_path(target, durable=False) as draft:
+            with made_aside(target, durable=False) as draft:
                 self._tried(draft)
                 self._verify(draft)
                 if not draft.is_dir():  # a directory may have a million files

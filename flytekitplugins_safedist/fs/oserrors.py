@@ -126,12 +126,8 @@ def clock_skew(directory: str | os.PathLike[str]) -> float | None:
     probe = Path(directory) / f".safedist-clock-{secrets.token_hex(8)}"
     try:
         before = time.time()
-        handle = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            dated = os.fstat(handle).st_mtime
-        finally:
-            os.close(handle)
-        after = time.time()
+        probe.touch(0o600, exist_ok=False)
+        dated, after = probe.stat().st_mtime, time.time()
     except OSError:
         return None
     finally:

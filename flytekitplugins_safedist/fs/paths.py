@@ -8,6 +8,7 @@ there (facebookresearch/lingua#49). Here mkdir arbitrates, and its EEXIST is bel
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
-from .identity import current_identity, timeout_s
+from .identity import Identity, current_identity, timeout_s
 from .oserrors import AGAIN, FAILED, STALE, Backoff, describe, explain, mount_of
 
 Kind = Literal["any", "file", "dir"]
@@ -52,7 +53,7 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
 
 def _settle(target: str, mode: int, error: OSError, limit: float) -> None:
     began = time.monotonic()
-    pause, retry = pauses(_world_size()), Backoff()
+    pause, retry = _own_pauses(), Backoff()
     parents_made = 0
     while True:
         left = limit - (time.monotonic() - began)
@@ -156,7 +157,7 @@ def wait_for(
     expected += "" if size is None else f" of {size} bytes"
     expected += "" if content is None else " with the expected content"
     began = time.monotonic()
-    pause = pauses(_world_size())
+    pause = _own_pauses()
     while seen := _missing(target, kind, size, content, expected):
         waited = time.monotonic() - began
         if waited >= limit:
@@ -197,15 +198,11 @@ def _look(path: Path, kind: Kind, size: int | None, content: Content) -> str:
 
 def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", expected: str = "") -> FsTimeoutError:
     """The error of a wait that ran out, with every fact one would ask for next."""
-    try:
-        who = str(current_identity())
-    except FsError as error:
-        who = f"unknown ({error.what})"
     return FsTimeoutError(
         f"waited {waited:.1f} s for a path that did not come",
         where={
             "path": path,
-            "rank": who,
+            "rank": _known() or "unknown",
             "to_be_made_by": made_by or "unknown (pass made_by=)",
             **describe(path),
         },
@@ -218,18 +215,8 @@ def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", 
 
 def refresh(path: str | os.PathLike[str]) -> None:
     """Make this client ask the server about ``path`` again: open its parent and read one block of its entries."""
-    try:
-        handle = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return
-    try:
-        os.fstat(handle)
-        with os.scandir(handle) as listing:
-            next(listing, None)  # one getdents call, also in a directory of a million entries
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+    with contextlib.suppress(OSError), os.scandir(Path(path).parent) as listing:
+        next(listing, None)  # one getdents call, also in a directory of a million entries
 
 
 def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: float = 0.25) -> Iterator[float]:
@@ -247,8 +234,12 @@ def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: 
         pause *= 1.6
 
 
-def _world_size() -> int:
+def _known() -> Identity | None:
     try:
-        return current_identity().world_size
-    except FsError:
-        return 1
+        return current_identity()
+    except FsError:  # to wait, one need not know who waits
+        return None
+
+
+def _own_pauses() -> Iterator[float]:
+    return pauses((_known() or Identity()).world_size)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +22,12 @@ from ..ranks import scratch, stacks
 from ..ranks.disk_limit import DiskWatch
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks
+from . import messages as m
 from . import reports, signals
 from .ending import Finish, refusal, verdict_of
+from .hang_messages import Hung, Look
+from .hang_watch import HangWatch
 from .link import GivenUp, LinkLost
-from .messages import (
-    Again,
-    AllSaved,
-    Answer,
-    Ended,
-    Gather,
-    Go,
-    Greet,
-    Leaves,
-    Refused,
-    Returned,
-    Stop,
-    Tell,
-    TheEnd,
-    Told,
-    Waits,
-    Welcome,
-)
 from .opening import Membership
 from .prepare import NodePlan
 from .round_start import group_of, orders
@@ -99,9 +85,10 @@ class NodeAgent:
         self._say = say
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
+        self._hangs: HangWatch | None = None
         self._disk = DiskWatch(plan.limit)
-        self._become: Returned | Ended | None = None  # of the ranks of this round; said again on each connection
-        self._told: Told | None = None
+        self._become: m.Returned | m.Ended | None = None  # of the ranks of this round; said again on each connection
+        self._told: m.Told | None = None
         self._cut_since: float | None = None
         self._leaves: tuple[int, float] | None = None
         self._finish: Finish | None = None
@@ -111,22 +98,24 @@ class NodeAgent:
 
     def _table(self) -> dict[type, Callable[[Any], object]]:
         return {
-            Welcome: self._welcome,
-            Refused: self._refused,
-            Go: self._go,
-            Greet: self._greet,
-            Stop: self._stop,
-            Tell: self._tell,
-            Again: self._again,
-            Waits: self._waits,
-            Gather: self._save,
-            Answer: self._save,
-            AllSaved: self._save,
-            TheEnd: self._end,
+            m.Welcome: self._welcome,
+            m.Refused: self._refused,
+            m.Go: self._go,
+            m.Greet: lambda _: self._job.tell(self._job.me),
+            m.Stop: self._stop,
+            m.Tell: self._tell,
+            m.Again: self._again,
+            m.Waits: lambda waits: self._say(waits.why),
+            m.Gather: self._save,
+            m.Answer: self._save,
+            m.AllSaved: self._save,
+            Look: self._hang,
+            Hung: self._hang,
+            m.TheEnd: self._end,
             LinkLost: self._lost,
             GivenUp: self._given_up,
             Signalled: self._signalled,
-            StacksWanted: lambda _: self._say(stacks.of(self._ranks.standing() if self._ranks else ())),
+            StacksWanted: lambda _: self._say(stacks.of(self._hangs.standing() if self._hangs else ())),
         }
 
     def drive(self) -> Finish:
@@ -197,9 +186,11 @@ class NodeAgent:
             self._ended(ranks, late)
         elif ranks.finished:
             self._done(ranks)
+        elif self._hangs is not None:
+            self._hangs.look()
 
     # --- what the coordinator says -----------------------------------------------------------------------------------
-    def _welcome(self, welcome: Welcome) -> None:
+    def _welcome(self, welcome: m.Welcome) -> None:
         self._cut_since = None
         self._job.now(history=welcome.history)
         if self._become is not None:
@@ -207,10 +198,10 @@ class NodeAgent:
         if self._saving is not None:
             self._saving.again()
 
-    def _refused(self, refused: Refused) -> None:
+    def _refused(self, refused: m.Refused) -> None:
         raise refusal(refused, self._job.me)
 
-    def _go(self, go: Go) -> None:
+    def _go(self, go: m.Go) -> None:
         if go.round <= self._job.me.round:
             return  # said again, to a connection that came back
         plan, group = self.plan, group_of(go, self.plan)
@@ -228,11 +219,12 @@ class NodeAgent:
         self._ranks = ranks
         ranks.start(fork=plan.fork)
         self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)
+        fail = partial(self._ended, ranks)
+        self._hangs = HangWatch(
+            go.round, ranks, server=plan.server, hangs=plan.settings.hangs, tell=self._job.tell, fail=fail
+        )
 
-    def _greet(self, _: Greet) -> None:
-        self._job.tell(self._job.me)
-
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: m.Stop) -> None:
         self._job.now(history=stop.history)
         ranks = self._ranks
         if stop.round != self._job.me.round:
@@ -241,28 +233,29 @@ class NodeAgent:
             self._say(f"{node} has left: {why}")
         if ranks is None:
             # Where they had returned, the round is over all the same: they are to run again.
-            self._becomes("ended", self._become if isinstance(self._become, Ended) else Ended(stop.round))
+            self._becomes("ended", self._become if isinstance(self._become, m.Ended) else m.Ended(stop.round))
             return
         if stop.timed_out and not ranks.failed:
             ranks.note_stacks()  # for this node's log: a rank here may be the one that others have waited for
         self._ended(ranks, None)
 
-    def _tell(self, tell: Tell) -> None:
+    def _tell(self, tell: m.Tell) -> None:
         if self._told is not None and self._told.round == tell.round:
             self._job.tell(self._told)
 
-    def _again(self, again: Again) -> None:
+    def _again(self, again: m.Again) -> None:
         self._job.now(history=again.history)
         self._say(again.why)
 
-    def _waits(self, waits: Waits) -> None:
-        self._say(waits.why)
+    def _hang(self, message: Look | Hung) -> None:
+        if self._hangs is not None:
+            self._hangs.heard(message)
 
-    def _save(self, message: Gather | Answer | AllSaved) -> None:
+    def _save(self, message: m.Gather | m.Answer | m.AllSaved) -> None:
         if self._saving is not None:
             self._saving.heard(message)
 
-    def _end(self, end: TheEnd) -> None:
+    def _end(self, end: m.TheEnd) -> None:
         self._job.now(history=end.history)
         self._finish = end
 
@@ -281,7 +274,7 @@ class NodeAgent:
         self.report.result = ranks.result()
         if self._job.rules.max_nodes > 1:
             self._say("the ranks of this node have returned; waiting for those of the other nodes")
-        self._becomes("done", Returned(self._job.me.round))
+        self._becomes("done", m.Returned(self._job.me.round))
 
     def _ended(self, ranks: Ranks, cause: RankOutcome | str | None, *, cut: bool = False) -> None:
         """End the ranks that still run, and report how this round ended here.
@@ -291,10 +284,9 @@ class NodeAgent:
             cause: what this agent has found; "failed" where a rank has failed by itself; None where others end it.
             cut: the coordinator cannot be heard.
         """
-        failed_here = cause == "failed"
         ranks.stop()
         found = cause if isinstance(cause, RankOutcome) else root_cause(ranks.outcomes())
-        if found is None and failed_here:
+        if found is None and cause == "failed":
             raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
         if cause is not None:
             self.report.decks = ranks.decks()
@@ -303,17 +295,17 @@ class NodeAgent:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
         summary = None if found is None else reports.cause_of(found)
         self._end_round(signal.SIGTERM)
-        self._becomes("ended", Ended(round_no, summary, returned, cut))
+        self._becomes("ended", m.Ended(round_no, summary, returned, cut))
         if self._leaves is not None:
             self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for
 
-    def _becomes(self, state: str, said: Returned | Ended) -> None:
+    def _becomes(self, state: str, said: m.Returned | m.Ended) -> None:
         self._become = said
         self._job.now(state=state)
         self._job.tell(said)
 
     def _end_round(self, number: int) -> None:
-        ranks, self._ranks, self._saving = self._ranks, None, None
+        ranks, self._ranks, self._saving, self._hangs = self._ranks, None, None, None
         try:
             if ranks is not None:
                 ranks.stop(number)
@@ -332,10 +324,8 @@ class NodeAgent:
         Only SIGTERM waits, which is what Kubernetes sends before it takes a pod away. Who presses Ctrl-C wants the end
         now.
         """
-        waits = (
-            int(number) == signal.SIGTERM and self._stays > 0 and self._saving is not None and self._cut_since is None
-        )
-        if not waits or self._saving is None:
+        may_wait = int(number) == signal.SIGTERM and self._stays > 0 and self._cut_since is None
+        if not may_wait or self._saving is None:
             self._leave(int(number))
             return
         self._leaves = (int(number), time.monotonic() + self._stays)
@@ -344,7 +334,7 @@ class NodeAgent:
     def _leave(self, number: int) -> None:
         name = signal.Signals(number).name
         # Ending the ranks may take a while; the others need not learn it from their echo.
-        self._job.tell(Leaves(f"told to stop by {name}"))
+        self._job.tell(m.Leaves(f"told to stop by {name}"))
         self._leaves = None
         self._end_round(number)
         raise JobInterruptedError(

@@ -7,8 +7,8 @@ import resource
 from collections.abc import Callable
 
 from .. import frames
-from ..errors import FencedError, RendezvousError
-from .messages import Message
+from ..errors import RendezvousError
+from .messages import Message, Refused
 
 _UNSENT_BYTES = 1 << 26
 """What one connection may leave unread before it is closed."""
@@ -22,12 +22,9 @@ class Way:
         self.drop = drop
 
 
-def superseded(by: str) -> FencedError:
-    return FencedError(
-        "another process has taken this one's place",
-        seen=f"a newer node 0 answers under this node's name, and leads the job (found by {by[:64]})",
-        hint="nothing, if the pod was recreated; otherwise two pods carry the same name",
-    )
+def superseded(by: str) -> Refused:
+    """What a node 0 is told that has been left for a newer one."""
+    return Refused("fenced", f"a newer node 0 answers under this node's name, and leads the job (found by {by[:64]})")
 
 
 def send(writer: asyncio.StreamWriter, message: Message) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from . import messages as m
 from .facts import End, Rules, Spent
+from .hang_messages import Hung, Seen, Stalled
+from .inquiry import Found, Inquiry
 from .nodes import Key, Node
 from .rounds import Rounds
 
@@ -74,6 +76,8 @@ class Coordinator(Rounds):
             m.Asks: lambda _, said, __: self._saving(said.round, lambda save: save.asks()),
             m.Preempted: lambda _, said, __: self._saving(said.round, lambda save: save.preempted()),
             m.Floor: lambda node, said, _: self._saving(said.round, lambda s: s.floor(node.key, said.call, said.step)),
+            Stalled: lambda _, said, now: self._inquire(said.round, lambda about: about.stalled(said.waited, now)),
+            Seen: self._seen,
             m.Saved: lambda node, said, _: self._saving(said.round, lambda save: save.saved(node.key, said.call)),
         }
 
@@ -215,6 +219,7 @@ class Coordinator(Rounds):
     def _tick(self, now: float) -> None:
         if self.end is None:
             self._judge(now)
+        self._inquire(self.history.round, lambda about: about.tick(now))
         late = now - self._since
         if self._phase == "stopping" and late > self.rules.patience:
             self._settle_without(now)
@@ -292,6 +297,23 @@ class Coordinator(Rounds):
             is_echo = self._asked[0].cause.consequence
             returned = tuple(sorted(self._round.returned))[:_NAMED_RANKS] if is_echo else ()
             self._finish(End("failed", outcome=told.outcome, reason=self._reason, disk=told.disk, returned=returned))
+
+    def _inquire(self, round_no: int, act: Callable[[Inquiry], None]) -> None:
+        if self._round.inquiry is not None and self._phase == "running" and round_no == self.history.round:
+            act(self._round.inquiry)
+
+    def _seen(self, node: Node, seen: Seen, now: float) -> None:
+        self._inquire(seen.round, lambda about: self._found(about.seen(node.key, seen.number, seen.standing, now)))
+
+    def _found(self, found: Found | None) -> None:
+        if found is None:
+            return
+        hang, node = found.hang, self._nodes.get(found.node)
+        text = f"the job does not move, for {found.waited:.0f} s now: {hang.why}\n{found.picture}"
+        self._tell_members(m.Waits(text))
+        if node is not None:
+            about = (hang.kind, hang.why, found.waited, hang.may_end, found.picture)
+            self._tell(node.process, Hung(self.history.round, found.rank, *about))
 
     def _cannot_begin(self, node: Node, said: m.CannotBegin, _now: float) -> None:
         was_lost_before = any(spent.node == str(node.key) for spent in self.history.losses)

@@ -78,29 +78,24 @@ def _of_platform(end: End) -> RendezvousError:
     )
 
 
+_SAME_NAME = "nothing, if the pod was recreated; otherwise two pods carry the same name"
+_ONE_IMAGE = "every pod of the job must run the same image and configuration"
+_THIS_NODE = "look for what is different on this node: its machine, its disk, its devices"
+_TOO_MANY = (
+    "look at the job's pods (kubectl get pods): more of them than the job has nodes, or one that dies again and again"
+)
+_REFUSED: dict[str, tuple[type[RendezvousError], str, str]] = {
+    "fenced": (FencedError, "another process has taken this one's place", _SAME_NAME),
+    "begun": (NodeLostError, "this node cannot take part in a job that has begun, and goes on without it", _THIS_NODE),
+    "version": (RendezvousError, "node 0 leads another group than this node's", _ONE_IMAGE),
+}
+
+
 def refusal(refused: Refused, me: Hello) -> RendezvousError:
     """The error of a process that has no part in its job."""
-    where = {"node": me.node, "host": me.host}
-    if refused.why == "fenced":
-        hint = "nothing, if the pod was recreated; otherwise two pods carry the same name"
-        return FencedError("another process has taken this one's place", where=where, seen=refused.text, hint=hint)
-    if refused.why == "begun":
-        return NodeLostError(
-            "this node cannot take part in a job that has begun, and goes on without it",
-            where=where,
-            seen=refused.text,
-            hint="look for what is different on this node: its machine, its disk, its devices",
-        )
-    if refused.why == "version":
-        hint = "every pod of the job must run the same image and configuration"
-        return RendezvousError("node 0 leads another group than this node's", where=where, seen=refused.text, hint=hint)
-    return NodeLostError(
-        "this node has no part in the job",
-        where=where,
-        seen=refused.text,
-        hint="look at the job's pods (kubectl get pods): more of them than the job has nodes, or one that dies again "
-        "and again",
-    )
+    no_part = (NodeLostError, "this node has no part in the job", _TOO_MANY)
+    kind, what, hint = _REFUSED.get(refused.why, no_part)
+    return kind(what, where={"node": me.node, "host": me.host}, seen=refused.text, hint=hint)
 
 
 # --- the order in which nodes leave ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from . import messages as m
 from .facts import Cause, End, History, Rules, Spent, with_loss, with_one_more
+from .inquiry import Inquiry
 from .nodes import Key, Node, Nodes, listed, wait_line
 from .saving import SavePoint
 
@@ -46,6 +47,7 @@ class Round:
         timed_out: a collective timed out.
         is_joined: it is over because a node joins.
         save: where all ranks save, while it runs.
+        inquiry: whether its ranks hang.
     """
 
     members: dict[Key, str] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Round:
     timed_out: bool = False
     is_joined: bool = False
     save: SavePoint | None = None
+    inquiry: Inquiry | None = None
 
     @property
     def root(self) -> Failing | None:
@@ -137,6 +140,7 @@ class Rounds:
         self._phase, self._round = "running", Round({node.key: self._name(node) for node in here})
         self._round.waits_for.update(self._round.members)
         self._round.save = SavePoint(self.history.round, self._round.members, self._tell_members)
+        self._round.inquiry = Inquiry(self.history.round, self._round.members, self._tell_members)
         for place, node in enumerate(here):
             node.state, node.round, node.place = "running", self.history.round, place
             self._tell_go(node)
@@ -229,7 +233,7 @@ class Rounds:
             if self._asked[0].process == node.process:
                 self._ask(self._asked, now)
         elif self._phase == "running" and node.state in ("done", "stands in"):
-            self._round.done_lost.setdefault(node.key, self._loss_of(node, why, now))
+            self._round.done_lost.setdefault(node.key, self._loss_of(node, why, now, is_cut=is_cut))
             text = f"{self._name(node)} lost after its ranks had succeeded: the round goes on"
             self._tell(self.process, m.Waits(text))
         else:
@@ -241,17 +245,16 @@ class Rounds:
         if is_member:
             self._round.absent[node.key] = why
             self._round.waits_for.discard(node.key)
-        loss = self._loss_of(node, why, now)
-        if is_cut:
-            loss = replace(loss, who=f"{self.process}/{self.history.round}", lived=-1.0)
+        loss = self._loss_of(node, why, now, is_cut=is_cut)
         goes_on = self._lose(loss) if is_counted else self.end is None
         if goes_on and is_member and self._phase == "running":
             self._stop(loss.why, now)
 
-    def _loss_of(self, node: Node, why: str, now: float) -> Spent:
+    def _loss_of(self, node: Node, why: str, now: float, *, is_cut: bool = False) -> Spent:
+        lost = self.process if is_cut else node.process
         # The others tell of a coordinator that they have left; and of it alone.
-        who = node.process if node.process == self.process else f"{node.process}/{self.history.round}"
-        lived = round(now - node.since, 1) if node.is_new else -1.0
+        who = lost if node.process == self.process else f"{lost}/{self.history.round}"
+        lived = round(now - node.since, 1) if node.is_new and not is_cut else -1.0
         return Spent(self.history.round, who, f"{self._name(node)}: {why}", str(node.key), lived)
 
     def _lose(self, loss: Spent) -> bool:

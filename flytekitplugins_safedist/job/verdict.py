@@ -53,7 +53,7 @@ class Code(str, Enum):
     """
 
     OUT_OF_MEMORY = "USER:OutOfMemory"
-    """The kernel killed a rank for want of memory."""
+    """A rank was OOM-killed."""
     PEERS_LOST = "USER:PeersLost"
     """Every rank that failed had only lost another one, and none of those is known to have failed."""
     COLLECTIVE_TIMEOUT = "USER:CollectiveTimeout"

@@ -23,6 +23,7 @@ class RankOrder(Record):
         log: file for standard output and error.
         page: the memory that it shares with its agent, where it says how it ended.
         result: where rank 0 leaves its outputs.
+        records: the socket at which torch tells of the rank's collectives.
         terminal: at which the job was started, for ``breakpoint()``; "": none.
     """
 
@@ -33,6 +34,7 @@ class RankOrder(Record):
     log: Path
     page: Path
     result: Path
+    records: Path
     terminal: str = ""
 
     @property
@@ -62,6 +64,7 @@ def plan_orders(
                 log=job.log(context.round, context.rank),
                 page=job.orders / f"{name}.page",
                 result=job.orders / f"{name}.result.pb",
+                records=job.short / job.orders.name / f"{name}.fr",
                 terminal=terminal,
             )
         )

@@ -89,7 +89,7 @@ class RankOutcome(Record):
         exit_code: of the process; negative for a signal; None while it has not ended.
         log_tail: the last lines it printed.
         memory: what is known of memory on its node, where it was killed.
-        out_of_memory: whether the kernel has killed processes there for want of memory while the ranks ran.
+        out_of_memory: whether processes were OOM-killed there while the ranks ran.
         timed_out: whether a collective operation of it waited in vain for ranks that were there.
         others: where the other ranks of its node stood when it had failed for that; as text.
         seconds: how long each phase took, by name ("start", "inputs", "function", "outputs").

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.options import Resolved
-from ..diagnosis import evidence
-from ..diagnosis.picture import Standing
 from ..errors import LaunchError, SafedistError, ScratchError
 from . import log_lines, memory, payload, scratch, shared_page, stacks
 from .forkserver_client import EndedRank, RankServer
@@ -218,10 +216,11 @@ class Ranks:
         asked = {member.pid: member.order for member in members if member.outcome is None}
         self._stacks = stacks.ask(self._server, asked, self._show)
 
-    def standing(self) -> list[Standing]:
-        """What the ranks that run do right now; takes a second or two."""
-        asked = {m.order.context.rank: (m.pid, m.order.stacks) for m in self._members if m.running}
-        return evidence.gather(asked, stacks.sender(self._server))
+    @property
+    def running(self) -> dict[int, tuple[RankOrder, AgentPage]]:
+        """The order and the page of each rank that has begun and has not ended, by process id."""
+        found = [member for member in self._members if member.running and member.outcome is None]
+        return {m.pid: (m.order, m.page) for m in found if m.page is not None and m.page.begun}
 
     def settle(self) -> None:
         """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
@@ -269,10 +268,10 @@ class Ranks:
         """Ranks that have succeeded so far."""
         return [outcome.rank for outcome in self.outcomes() if outcome.status is Status.SUCCEEDED]
 
-    def blame(self, rank: int, error: SafedistError) -> RankOutcome:
-        """The failure of a rank that this agent, and not the rank itself, has found."""
+    def blame(self, rank: int, error: SafedistError, **facts: Any) -> RankOutcome:
+        """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
         member = next(member for member in self._members if member.order.context.rank == rank)
-        raised = Raised(type=type(error).__name__, message=str(error), traceback="", repeats=True)
+        raised = Raised(type=type(error).__name__, message=str(error), traceback="", **{"repeats": True, **facts})
         return _outcome_of(member, Status.RAISED, raised=raised)
 
     def result(self) -> Path:

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import log
+from .. import envvars, log
 from ..compat import flytekit as flytekit_inside
-from ..diagnosis import stacks
+from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context, uploads
 from ..texts import encodable
 from . import (
@@ -104,6 +104,8 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
     recording.flytes_errors()
     task = _loaded(job)
     open_store_early(order.environment)
+    if envvars.TORCH_FR_BUFFER_SIZE in order.environment:
+        records.serve(order.records)
     uploads.be_patient(job.upload_timeout)
     place = order.context
     with task_context.entered(

@@ -67,7 +67,7 @@ class Killed(Loss):
 
 
 class OutOfMemory(Killed):
-    """The kernel kills the agent for want of memory, and with it the container."""
+    """The kernel OOM-kills the agent, and with it the container."""
 
     def happen(self) -> None:
         self.pod.container.update(mem_limit=LIMIT, memswap_limit=LIMIT)

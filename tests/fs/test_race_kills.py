@@ -19,7 +19,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import PathBlockedError
 from flytekitplugins_safedist.fs import atomic_path, atomic_write, download_once, ensure_dir
-from tests.fs.ranks import Outcome, Process, pause, processes, size
+from tests.fs.ranks import AT_LENGTH, Outcome, Process, pause, processes, size
 from tests.harness import needs
 
 RACING = size(60, 1000)
@@ -102,27 +102,35 @@ def _dies_before(step: int, work: Callable[[Path, int], None], place: Path, writ
     return taken[0]
 
 
+def _steps(place: Path) -> list[int]:
+    _sources(ensure_dir(place / "here"))
+    return [Process(_dies_before, 10**6, work, place / "here", 2).outcome().get() for work in WORKS]
+
+
 def _killed_at_every_step(place: Path) -> list[int]:
     """After each kill all is whole, and the next process finds its way; how many steps each kind of work has."""
-    steps = []
-    for work in WORKS:
-        died = 0
-        while True:
-            here = ensure_dir(place / f"{work.__name__}-{died}")
-            _sources(here)
-            if died % 2:
-                work(here, 1)  # there is something to replace
-            outcome = Process(_dies_before, died, work, here, 2).outcome()
-            _whole(here, [work])
-            work(here, 4)
-            _whole(here, [work])
-            if outcome.kind == "value":
-                break
-            assert outcome.kind == "died", outcome
-            died += 1
-        assert died > 5, "the steps are seen"
-        steps.append(died)
+    steps = [_killed(place, work, replacing=False) for work in WORKS]
+    for work in (_write, _fetch):  # of directories, none replaces another
+        _killed(place, work, replacing=True)
     return steps
+
+
+def _killed(place: Path, work: Callable[[Path, int], None], *, replacing: bool) -> int:
+    died = 0
+    while True:
+        here = ensure_dir(place / f"{work.__name__}-{replacing}-{died}")
+        _sources(here)
+        if replacing:
+            work(here, 1)
+        outcome = Process(_dies_before, died, work, here, 2).outcome()
+        _whole(here, [work])
+        work(here, 4)
+        _whole(here, [work])
+        if outcome.kind == "value":
+            assert died > 5, "the steps are seen"
+            return died
+        assert outcome.kind == "died", outcome
+        died += 1
 
 
 def _read_for_ever(place: Path) -> None:
@@ -194,7 +202,8 @@ def _on(kind: str, base: Path) -> str:
         place = _mounted(kind, base)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{kind} cannot be mounted here: {getattr(error, 'stderr', b'') or error!s}"
-    _race(ensure_dir(place / "at once" / "shared"), _killed_at_every_step(place / "one by one"))
+    steps = (_killed_at_every_step if AT_LENGTH else _steps)(place / "one by one")
+    _race(ensure_dir(place / "at once" / "shared"), steps)
     return "raced"
 
 

@@ -33,6 +33,7 @@ BEGINS = {
     "USER:OSError": "rank 1 ran out of disk space. Scratch is ",
     "USER:PeersLost": "every rank that failed had only lost its connection to others: none failed by itself",
     "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
+    "USER:HangError": "rank 3 (local_rank 1) on node 1 (" + HOST + ") raised HangError: t",
     "USER:RanksNotReady": RANK_0 + "raised LaunchError:",
     "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",
     "USER:OutputTooLargeError": RANK_0 + "raised OutputTooLarg",
@@ -83,7 +84,7 @@ def as_promised(ended: Ended, row: str, code: str) -> None:
 
 def said_at_last(ended: Ended) -> str:
     """The last line of a failed pod's log, which is the first of its termination message: all of that is the verdict's
-    first lines, for where a rank was killed for want of memory the kubelet says OOMKilled of the container, and Flyte
+    first lines, for where a rank was OOM-killed the kubelet says OOMKilled of the container, and Flyte
     reads no verdict."""
     message = (ended.files / "termination-log").read_bytes()
     assert message

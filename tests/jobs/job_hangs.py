@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
+import signal
+import time
 
+import torch
+import torch.distributed as dist
 from flytekit import task
+from torch.utils.data import DataLoader, Dataset
 
-from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank
 from tests.harness.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
@@ -26,8 +32,6 @@ def holds_the_interpreter() -> None:
 
 def meet() -> None:
     """One collective."""
-    import torch
-    import torch.distributed as dist
 
     dist.all_reduce(torch.ones(3))
 
@@ -35,7 +39,6 @@ def meet() -> None:
 @task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK))
 def one_holds_the_interpreter() -> None:
     """Ranks 0 and 2 wait for rank 1; the test is told when all are about to."""
-    import torch.distributed as dist
 
     dist.init_process_group("gloo")
     meet()
@@ -48,11 +51,133 @@ def one_holds_the_interpreter() -> None:
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def one_waits() -> None:
     """Rank 1 waits for the test's word, rank 0 for rank 1."""
-    import torch.distributed as dist
 
     dist.init_process_group("gloo")
     meet()
     say(f"{current_rank().rank}")
     if current_rank().rank == 1:
         waits_alone()
+    meet()
+
+
+class Stuck(Dataset):  # type: ignore[type-arg]
+    """Its second item comes from a pipe that nobody writes to."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            wait_for_word()
+        return index
+
+
+def loads() -> None:
+    for _ in DataLoader(Stuck(), num_workers=1, batch_size=1):
+        pass
+
+
+def loops() -> None:
+    while True:
+        pass
+
+
+def sleeps() -> None:
+    time.sleep(3600)
+
+
+def stops() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def mixes(how: str) -> None:
+    """What each rank calls last, where all call something."""
+    rank, tensor = current_rank().rank, torch.ones(3)
+    groups = [dist.new_group([0, 1, 2]) for _ in range(2)]
+    if how == "groups crossed":
+        for group in reversed(groups) if rank == 1 else groups:
+            dist.all_reduce(tensor, group=group)
+    elif how == "skipped":
+        if rank != 1:
+            dist.all_reduce(tensor)
+        dist.barrier()
+    elif how == "barrier in one branch":
+        if rank == 1:
+            dist.barrier()
+        dist.broadcast(tensor, src=0)
+        dist.all_reduce(tensor)
+
+
+ALONE = {"asleep": sleeps, "loop": loops, "gil": holds_the_interpreter, "stopped": stops, "input": loads}
+
+
+def hangs(how: str) -> None:
+    dist.init_process_group("gloo")
+    meet()
+    if how in ALONE:
+        if current_rank().rank == 1:
+            ALONE[how]()
+        meet()
+    else:
+        mixes(how)
+
+
+@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4)))
+def fails(how: str) -> None:
+    """Hang in one way or another; the job fails for it."""
+    hangs(how)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="report", floor=1, ceiling=2)))
+def reports() -> str:
+    """Rank 1 sleeps, until the test has seen it told of."""
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 1:
+        waits_alone()
+    meet()
+    return "done"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1, timeouts=QUICK, hangs=Hangs(floor=1, ceiling=60)))
+def restarts() -> int:
+    """In the first round rank 1 sleeps."""
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 1 and current_rank().round == 0:
+        sleeps()
+    meet()
+    return current_rank().round
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=600)))
+def evaluates() -> str:
+    """Rank 1 computes for long, the others wait at a barrier; the test says when it is done."""
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 1:
+        say("evaluates")
+        word = open_word()
+        while not select.select([word], [], [], 0)[0]:
+            sum(range(10_000))
+    dist.barrier()
+    return "evaluated"
+
+
+def open_word() -> int:
+    """The test's pipe."""
+    return os.open(os.environ["TEST_WORD"], os.O_RDONLY | os.O_NONBLOCK)
+
+
+@task(
+    task_config=SafeTorch(
+        nodes=2, nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4), max_replacements=3
+    )
+)
+def one_of_another_node_sleeps() -> None:
+    """Rank 3, the last of node 1, does not come."""
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 3:
+        sleeps()
     meet()

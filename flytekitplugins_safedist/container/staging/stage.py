@@ -79,7 +79,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     Raises:
         CodeNotFoundError: the archive does not exist.
         ArchiveError: the archive is refused, whole.
-        PathBlockedError: a file of the destination is in the code's way.
+        PathBlockedError: a file of the destination stands where the code is to go.
         StagingError: anything else; infrastructure, worth a retry.
     """
     options = options or Options()

@@ -129,6 +129,24 @@ def test_a_directory_is_made_whole_and_replaces_no_directory_that_holds_somethin
     assert (tmp_path / "ckpt" / "below" / "shard").read_text() == "first"
 
 
+def test_a_directory_that_will_be_in_the_way_is_told_before_anything_is_written(tmp_path):
+    (tmp_path / "ckpt").mkdir()
+    with atomic_path(tmp_path / "ckpt") as draft:  # an empty one is none
+        draft.mkdir()
+        (draft / "shard").touch()
+    begun = []
+    with (
+        pytest.raises(PathBlockedError, match="a directory with contents is in the way"),
+        atomic_path(tmp_path / "ckpt") as draft,
+    ):
+        begun.append(draft)
+    assert begun == []
+    (tmp_path / "link").symlink_to("ckpt")
+    with atomic_path(tmp_path / "link") as draft:  # nor is a link, which a file replaces
+        draft.touch()
+    assert (tmp_path / "link").is_file()
+
+
 def test_a_block_that_makes_nothing_is_an_error(tmp_path):
     with pytest.raises(FsError, match="what was to be written"), atomic_path(tmp_path / "file"):
         pass

@@ -264,6 +264,17 @@ def test_that_node_0_was_cut_off_from_all_others_is_one_loss_however_many_they_a
     assert job.heard(Go).keys() == set("abcd")
 
 
+def test_that_node_0_was_cut_off_when_all_others_were_done_is_one_loss_where_its_own_ranks_fail_for_it():
+    job = begun(replace(FIXED, max_restarts=0))
+    for process in "bc":
+        job.say(process, Returned(0))
+    job.lose("b", "c")
+    job.wait(FIXED.grace + STEP)
+    job.say("a", Ended(0, cause(0, echo=4)))
+    assert [(loss.who, loss.lived) for loss in job.it.history.losses] == [("a/0", -1.0)]
+    assert job.it.end is None
+
+
 def test_where_all_others_are_lost_one_after_the_other_nobody_is_judged_before_the_last_is_overdue():
     job = begun(replace(RANGE, max_replacements=1), "abcd")
     for process in "bcd":
@@ -721,6 +732,17 @@ def test_a_loss_while_the_root_cause_is_asked_for_does_not_take_its_place():
     job.say("c", Leaves("told to stop"))
     job.say("b", Told(0, "the record"))
     assert job.it.end.kind == "failed"
+
+
+def test_who_returns_when_the_round_is_over_has_still_to_say_how_it_ended_there():
+    job = begun()
+    job.say("b", Ended(0, cause(1, echo=4)))
+    job.say("a", Ended(0))
+    job.say("c", Returned(0))
+    assert not job.heard(Again)
+    job.say("c", Ended(0, cause(2)))
+    assert [spent.who for spent in job.it.history.restarts] == ["2"]
+    assert job.heard(Go).keys() == set("abc")
 
 
 # --- nodes that do not answer -----------------------------------------------------------------------------------------

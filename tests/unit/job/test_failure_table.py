@@ -53,6 +53,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
         replace(failed(of=raised("RuntimeError", consequence=True)), timed_out=True),
         "most likely ranks called different collectives",
     ),
+    "USER:HangError": (
+        failed(of=raised("HangError", "the job does not move", fault=Fault.RECOVERABLE, code="USER:HangError")),
+        "raised HangError: the job does not move",
+    ),
     "USER:RanksNotReady": (
         failed(of=raised("LaunchError", "not begun in time", fault=Fault.RECOVERABLE, code="USER:RanksNotReady")),
         "raised LaunchError: not begun in time",
@@ -91,7 +95,7 @@ def test_the_table_tells_of_every_code() -> None:
     assert {code.value for code in Code} <= set(ENDS)
 
 
-@pytest.mark.end("a rank is killed for want of memory", "USER:OutOfMemory")
+@pytest.mark.end("a rank is OOM-killed", "USER:OutOfMemory")
 @pytest.mark.parametrize("code", ENDS)
 def test_what_the_table_says_is_what_is_uploaded(code: str) -> None:
     end, text = ENDS[code]

@@ -54,6 +54,7 @@ def order(tmp_path: Path, name: str) -> Path:
         log=tmp_path / f"{name}.log",
         page=tmp_path / f"no-{name}.page",
         result=tmp_path / f"{name}.pb",
+        records=tmp_path / f"{name}.fr",
     )
     to.file.write_text(to.to_json())
     return to.file

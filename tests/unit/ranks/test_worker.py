@@ -59,6 +59,7 @@ def order(directory: Path, /, **environment: str) -> RankOrder:
         log=directory / "5.log",
         page=directory / "5.page",
         result=directory / "5.result.pb",
+        records=directory / "5.fr",
     )
 
 

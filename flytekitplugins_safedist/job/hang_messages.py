@@ -1,0 +1,54 @@
+"""What nodes and the coordinator say to each other about a job that may hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..diagnosis.picture import Standing
+from .messages import Message
+
+
+@dataclass(frozen=True)
+class Stalled(Message):
+    """A rank here has waited in one collective for so many seconds, which is suspicious; said again while it does."""
+
+    round: int
+    waited: float
+
+
+@dataclass(frozen=True)
+class Seen(Message):
+    """The answer to :class:`Look`: what the ranks here do."""
+
+    round: int
+    number: int
+    standing: tuple[Standing, ...]
+
+
+@dataclass(frozen=True)
+class Look(Message):
+    """The job may hang: say what your ranks do (:class:`Seen`)."""
+
+    round: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Hung(Message):
+    """The job hangs, and a rank here is to fail for it, if the task's ``Hangs`` say so.
+
+    Attributes:
+        rank: that is to fail.
+        hang, why: its kind, and why, as in :class:`..diagnosis.verdict.Hang`.
+        waited: seconds.
+        may_end: waiting longer may help.
+        picture: all ranks.
+    """
+
+    round: int
+    rank: int
+    hang: str
+    why: str
+    waited: float
+    may_end: bool
+    picture: str

@@ -1,0 +1,87 @@
+"""Ranks that hang in one way or another: the job ends, and its one error names who holds up whom, and how."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.harness.job import Job
+from tests.harness.procs import Running, gate, until, uploaded_error
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [
+        ("asleep", "missing", r"rank 1 is at job_hangs.py:\d+ in sleeps, and does nothing"),
+        ("loop", "slow", r"rank 1 is at job_hangs.py:\d+ in loops, and computes"),
+        ("gil", "gil", r"rank 1 is at job_hangs.py:\d+ in holds_the_interpreter, in native code that holds Python's"),
+        ("stopped", "frozen", r"rank 1 is stopped \(SIGSTOP\)"),
+        ("input", "input", r"rank 1 waits for input at"),
+        (
+            "skipped",
+            "mismatch",
+            r"rank 1 has called barrier \(#2 of group 0\), where ranks 0, 2 have",
+        ),
+        (
+            "barrier in one branch",
+            "mismatch",
+            r"rank 1 has called barrier \(.*, where ranks 0, 2 have",
+        ),
+        ("groups crossed", "mismatch", r"rank 1 waits in all_reduce of Float\[3\] \(#1 of group 2\), and ranks 0, 2"),
+    ],
+)
+def test_the_error_names_the_rank_that_holds_up_the_others(warm, tmp_path: Path, how: str, kind: str, says: str):
+    with gate(tmp_path / "gate") as ranks:
+        inputs = {"how": how}
+        ended = warm.run("job_hangs:fails", tmp_path / "job", inputs=inputs, environment=ranks.environment)
+    text = str(ended.error)
+    assert re.search(f"the job does not move: {says}", text)
+    assert f"[kind={kind}]" in text
+
+
+def shown(running: Running) -> str:
+    """What the agent has written so far."""
+    return (running.files / "out").read_text() + (running.files / "err").read_text()
+
+
+def test_a_hang_that_is_only_to_be_reported_is_told_in_the_log_and_the_job_goes_on(warm, tmp_path: Path) -> None:
+    with gate(tmp_path / "gate") as ranks:
+        running = warm.start("job_hangs:reports", tmp_path / "job", environment=ranks.environment)
+        until(lambda: "the job does not move" in shown(running), "it is told")
+        ranks.let_go(1)
+        ended = running.wait()
+    assert ended.value == "done"
+    told = next(line for line in shown(running).splitlines() if "the job does not move" in line)
+    assert "rank 0 waits in all_reduce of Float[3] (#2 of group 0)" in told
+    assert "in waits_alone" in shown(running), "who calls it"
+
+
+def test_all_ranks_start_again_where_a_restart_is_left(warm, tmp_path: Path) -> None:
+    ended = warm.run("job_hangs:restarts", tmp_path / "job")
+    assert ended.value == 1
+    assert "rank 1 failed (HangError); all ranks start again: restart 1 of 1" in ended.out + ended.err
+
+
+def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path) -> None:
+    """An evaluation on one rank, the others at a barrier: floor is over, and the job would fail for a hang."""
+    with gate(tmp_path / "gate") as ranks:
+        running = warm.start("job_hangs:evaluates", tmp_path / "job", environment=ranks.environment)
+        until(lambda: "slow, or an endless loop" in shown(running), "it is told")
+        ranks.let_go(1)
+        assert running.wait().value == "evaluated"
+
+
+@pytest.mark.end("ranks wait in a torch collective that one does not come to", "USER:HangError")
+def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> None:
+    class Hanging(Job):
+        module = "job_hangs"
+
+    ended, other = Hanging(warm, tmp_path / "job", "one_of_another_node_sleeps").run()
+    as_promised(ended)
+    message = uploaded_error(ended).message
+    assert "rank 3 (local_rank 1) on node 1" in message
+    assert "the job does not move: rank 3 is at job_hangs.py" in message
+    assert "ranks 0-2 wait in all_reduce of Float[3] (#2 of group 0)" in message
+    assert "in sleeps" in other.out + other.err, "both nodes' logs have the picture"

@@ -1,0 +1,192 @@
+"""Who holds up whom, from evidence as real ranks gave it (torch 2.13, gloo); and when a wait is suspicious."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.diagnosis.picture import Standing
+from flytekitplugins_safedist.diagnosis.processes import Process
+from flytekitplugins_safedist.diagnosis.progress import Progress
+from flytekitplugins_safedist.diagnosis.records import Begun, Recorded, parse
+from flytekitplugins_safedist.diagnosis.stacks import Frame
+from flytekitplugins_safedist.diagnosis.verdict import judge
+
+REDUCE, BARRIER = Begun("0", 4, "all_reduce of Float[3]"), Begun("0", 4, "barrier")
+
+
+def entry(number: int, name: str, **facts: Any) -> dict[str, Any]:
+    """As torch's flight recorder has it, less what nobody reads."""
+    return {
+        "collective_seq_id": number,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[3]],
+        "is_p2p": False,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": f"gloo:{name}",
+        "timeout_ms": 600_000,
+        "retired": True,
+        **facts,
+    }
+
+
+def dump(enqueued: int, completed: int, *entries: dict[str, Any]) -> dict[str, Any]:
+    """One process group's."""
+    status = {"last_completed_collective": str(completed), "last_enqueued_collective": str(enqueued)}
+    return {"entries": list(entries), "pg_status": {"0": status}, "pg_config": {}}
+
+
+def recorded(number: int, *, pending: Begun | None = None, latest: tuple[Begun, ...] = ()) -> Recorded:
+    return Recorded({"0": number}, (pending,) if pending is not None else (), latest or ((pending,) if pending else ()))
+
+
+def waits(rank: int, pending: Begun = REDUCE, **facts: Any) -> Standing:
+    return Standing(rank, Process(rank, "S"), record=recorded(pending.number, pending=pending), **facts)
+
+
+def elsewhere(rank: int, **facts: Any) -> Standing:
+    threads = ((Frame("/app/train.py", 7, "evaluate"),),)
+    usual: dict[str, Any] = {"process": Process(rank, "S"), "threads": threads, "record": recorded(3)}
+    return Standing(rank, **{**usual, **facts})
+
+
+def test_a_record_says_what_a_rank_has_begun_and_what_has_not_ended() -> None:
+    done = entry(3, "broadcast")
+    found = parse(dump(4, 3, done, entry(4, "all_reduce", retired=False), entry(9, "send", is_p2p=True, retired=False)))
+    assert found.counts == {"0": 4}
+    assert found.pending == (REDUCE,)
+    assert found.latest == (Begun("0", 3, "broadcast of Float[3]"), REDUCE)
+    # Collectives that torch waited for are retired a moment after they have ended: the count is the newer word.
+    assert parse(dump(4, 4, entry(4, "all_reduce", retired=False))).pending == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "says"),
+    [
+        ({}, "missing", "rank 1 is at train.py:7 in evaluate, and does nothing (sleeping); rank 0 waits in all_reduce"),
+        ({"holds_gil": True}, "gil", "in native code that holds Python's lock"),
+        ({"process": Process(1, "T"), "threads": ()}, "frozen", "rank 1 is stopped (SIGSTOP)"),
+        ({"process": Process(1, "D")}, "frozen", "rank 1 is in uninterruptible sleep"),
+        ({"process": Process(1, "S", "anon_pipe_read")}, "input", "rank 1 waits for input at train.py:7"),
+        ({"returned": True, "record": Recorded()}, "returned", "rank 1 has returned from the task's function"),
+        ({"cpu": 1.0, "holds_gil": True}, "slow", "computes (1.0 core(s) in use)"),
+        ({"moved": True}, "slow", "moves"),
+    ],
+)
+def test_one_rank_is_told_apart_from_those_who_wait_for_it(facts: dict[str, Any], kind: str, says: str) -> None:
+    hang = judge([waits(0), elsewhere(1, **facts)])
+    assert hang is not None
+    assert (hang.kind, hang.culprits, hang.waiting) == (kind, (1,), (0,))
+    assert says in hang.why
+    assert hang.may_end == (kind == "slow")
+
+
+def test_of_those_who_do_not_wait_the_one_behind_is_the_culprit() -> None:
+    ahead = elsewhere(2, record=recorded(4))
+    hang = judge([waits(0), elsewhere(1), ahead])
+    assert hang is not None
+    assert hang.culprits == (1,), "rank 2 has been in that collective: it waits for nothing, and nobody waits for it"
+
+
+def test_where_all_wait_the_few_who_called_something_else_are_named() -> None:
+    hang = judge([waits(0), waits(1, BARRIER), waits(2)])
+    assert hang is not None
+    assert (hang.kind, hang.culprits) == ("mismatch", (1,))
+    # A rank that took another branch may let others pass: what each called at the earliest place tells.
+    early, late = Begun("0", 4, "broadcast of Float[3]"), Begun("0", 5, "all_reduce of Float[3]")
+    passed = Standing(2, Process(2, "S"), record=recorded(5, pending=late, latest=(early, late)))
+    hang = judge([waits(0, early), waits(1, BARRIER), passed])
+    assert hang is not None
+    assert (hang.kind, hang.culprits) == ("mismatch", (1,))
+    assert hang.why.startswith("rank 1 has called barrier (#4 of group 0), where ranks 0, 2 have called broadcast")
+
+
+def test_ranks_that_wait_in_different_groups_or_all_in_one_are_told_apart() -> None:
+    crossed = judge([waits(0), waits(1, Begun("1", 4, "all_reduce of Float[3]")), waits(2)])
+    assert crossed is not None
+    assert (crossed.kind, crossed.culprits) == ("mismatch", (1,))
+    together = judge([waits(0), waits(1)])
+    assert together is not None
+    assert (together.kind, together.culprits, together.waiting) == ("symmetric", (), (0, 1))
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        [elsewhere(0), elsewhere(1)],
+        [waits(0)],
+        [waits(0), elsewhere(1, debugged=True)],
+        [waits(0), elsewhere(1, process=Process(1, "t"))],
+        [waits(0, moved=True), elsewhere(1)],
+    ],
+    ids=["nobody waits", "one rank", "a person debugs", "a debugger is attached", "an operation beside others"],
+)
+def test_what_is_no_hang(standing: list[Standing]) -> None:
+    assert judge(standing) is None
+
+
+def test_the_same_hang_has_the_same_key_and_a_step_further_it_is_another() -> None:
+    first = judge([waits(0), elsewhere(1)])
+    again = judge([waits(0, cpu=0.05), elsewhere(1, process=Process(1, "S", "futex"))])
+    further = judge([waits(0, Begun("0", 5, "all_reduce of Float[3]")), elsewhere(1, record=recorded(4))])
+    assert first is not None
+    assert again is not None
+    assert further is not None
+    assert first.key == again.key != further.key
+
+
+# --- when a wait is suspicious --------------------------------------------------------------------------------------
+def waiting(number: int) -> Recorded:
+    return recorded(number, pending=Begun("0", number, "all_reduce"))
+
+
+def test_a_wait_is_suspicious_at_the_floor_and_after_longer_ones_at_five_times_those_up_to_the_ceiling() -> None:
+    progress = Progress(floor=60, ceiling=600, every=10)
+    suspicious = [now for now in range(0, 200, 10) if progress.look({0: waiting(1)}, float(now)) is not None]
+    assert suspicious == list(range(60, 200, 10))
+    progress.look({0: waiting(2)}, 200.0)
+    for now in range(210, 800, 10):
+        assert progress.look({0: waiting(2)}, float(now)) is None, "the longest that has ended took 200 s"
+    assert progress.look({0: waiting(2)}, 800.0) == 600
+
+
+def test_without_a_floor_torchs_own_timeout_decides_and_is_come_before() -> None:
+    progress = Progress(floor=None, ceiling=7200, every=30)
+    [begun] = parse(dump(1, 0, entry(1, "all_reduce", retired=False))).pending
+    rank = recorded(1, pending=begun)
+    assert [now for now in range(0, 600, 30) if progress.look({0: rank}, float(now))] == [540, 570]
+
+
+def test_a_rank_that_does_not_answer_is_where_it_was_and_one_that_waits_for_nothing_is_not_suspicious() -> None:
+    progress = Progress(floor=60, ceiling=600, every=10)
+    found = [progress.look({} if now else {0: waiting(1), 1: recorded(1)}, float(now)) for now in range(0, 70, 10)]
+    assert found == [None] * 6 + [60]
+
+
+def test_a_pause_of_the_machine_is_nobodys_wait() -> None:
+    progress = Progress(floor=60, ceiling=600, every=10)
+    progress.look({0: waiting(1)}, 0.0)
+    progress.look({0: waiting(1)}, 10.0)
+    assert progress.look({0: waiting(1)}, 10_000.0) is None, "a laptop that was shut"
+    later = [progress.look({0: waiting(1)}, float(now)) for now in range(10_010, 10_050, 10)]
+    assert later == [None, None, None, 60]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_false_alarm_in_a_day_of_uneven_steps_and_evaluations_on_one_rank(seed: int) -> None:
+    """Steps of log-normal length (the longest twenty times the median and more), a slow first one, and an evaluation
+    of three minutes on rank 0 each hour with the others at a barrier; by the defaults, looked at as agents do."""
+    chance = random.Random(seed)
+    progress = Progress(floor=None, ceiling=7200, every=30)
+    now, number, looked = 0.0, 0, 0.0
+    while now < 24 * 3600:
+        number += 1
+        hourly = number % 360 == 0
+        step = 900.0 if number == 1 else 180.0 if hourly else chance.lognormvariate(2.3, 1.0)
+        now += step
+        while looked < now:
+            looked += 30
+            assert progress.look({0: recorded(number - 1), 1: waiting(number)}, looked) is None
