@@ -65,13 +65,16 @@ class Identity:
         return f"rank {self.rank} of {self.world_size} (local rank {self.local_rank} on node {self.node_rank})"
 
 
-def current_identity() -> Identity:
-    """This process's rank, from its environment; raises as :func:`identity_from_env` does."""
-    return identity_from_env(os.environ)
+def known_identity() -> Identity | None:
+    """As ``current_identity``; None where the environment is wrong: to wait, one need not know who waits."""
+    try:
+        return current_identity()
+    except FsIdentityError:
+        return None
 
 
-def identity_from_env(env: Mapping[str, str]) -> Identity:
-    """The rank that ``env`` names; ``Identity()`` (a job of one process) if it names none.
+def current_identity(env: Mapping[str, str] = os.environ) -> Identity:
+    """This process's rank, from its environment; ``Identity()`` (a job of one process) if that names none.
 
     Raises:
         FsIdentityError: the variables are there only in part, are no numbers, or torch's and Horovod's disagree.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
-from .identity import Identity, current_identity, timeout_s
+from .identity import Identity, known_identity, timeout_s
 from .oserrors import AGAIN, FAILED, STALE, Backoff, describe, explain, mount_of
 
 Kind = Literal["any", "file", "dir"]
@@ -202,7 +202,7 @@ def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", 
         f"waited {waited:.1f} s for a path that did not come",
         where={
             "path": path,
-            "rank": _known() or "unknown",
+            "rank": known_identity() or "unknown",
             "to_be_made_by": made_by or "unknown (pass made_by=)",
             **describe(path),
         },
@@ -234,12 +234,5 @@ def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: 
         pause *= 1.6
 
 
-def _known() -> Identity | None:
-    try:
-        return current_identity()
-    except FsError:  # to wait, one need not know who waits
-        return None
-
-
 def _own_pauses() -> Iterator[float]:
-    return pauses((_known() or Identity()).world_size)
+    return pauses((known_identity() or Identity()).world_size)

@@ -26,7 +26,7 @@ from .. import envvars
 from .. import meeting as meetings
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError
-from .identity import current_identity, timeout_s
+from .identity import current_identity, known_identity, timeout_s
 from .oserrors import host
 from .torch_store import TorchStore, agree
 
@@ -60,10 +60,7 @@ class Group:
     @property
     def node(self) -> str:
         """What the ranks of this node, and no others, have in common."""
-        try:
-            identity = current_identity()
-        except FsIdentityError:
-            identity = None
+        identity = known_identity()
         if identity is not None and identity.world_size == self.size:
             return f"node {identity.node_rank}"
         # Started by the program itself (mp.spawn): a container has a host name of its own, a machine a boot.

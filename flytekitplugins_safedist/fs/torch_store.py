@@ -44,19 +44,13 @@ class TorchStore:
     def set(self, key: str, value: bytes) -> None:
         self._call(lambda: self._store.set(self._key(key), value.decode()))
 
-    def get_all(self, keys: list[str]) -> list[bytes | None]:
-        names = [self._key(key) for key in keys]
-        found: list[bytes | None] = self._call(
-            lambda: [self._store.get(name) if self._store.check([name]) else None for name in names]
-        )
-        return found
-
     def wait(self, key: str, seconds: float) -> bytes | None:
         # Polling, not store.wait: each of its time-outs prints two warnings, and it holds the connection meanwhile.
-        deadline = time.monotonic() + seconds
+        name, deadline = self._key(key), time.monotonic() + seconds
         pause = pauses(self._ranks, **_BRISKLY)
         while True:
-            (value,), left = self.get_all([key]), deadline - time.monotonic()
+            value: bytes | None = self._call(lambda: self._store.get(name) if self._store.check([name]) else None)
+            left = deadline - time.monotonic()
             if value is not None or left <= 0:
                 return value
             time.sleep(min(next(pause), left))
@@ -116,19 +110,18 @@ def agree(store: TorchStore, rank: int, size: int, limit: float) -> str:
     Raises:
         FsTimeoutError: not all came.
     """
-    others = range(1, size)
     mine, name = secrets.token_hex(8), ""
     shown: list[bytes | None] = []
     store.set(f"shown/{rank}", mine.encode())
     deadline = time.monotonic() + limit
     for pause in pauses(size, **_BRISKLY):
         if rank == 0:
-            now = store.get_all([f"shown/{other}" for other in others])
+            now = _of_others(store, "shown", size)
             if None not in now and now != shown:  # somebody's is new: the one before was an earlier life's
                 shown, name = now, secrets.token_hex(8)
-                for other, its in zip(others, now, strict=True):
+                for other, its in enumerate(now, 1):
                     store.set(f"given/{other}", f"{(its or b'').decode()} {name}".encode())
-            if name and store.get_all([f"taken/{other}" for other in others]) == [name.encode()] * len(others):
+            if name and set(_of_others(store, "taken", size)) == {name.encode()}:
                 store.set(f"go/{name}", b"1")
                 return name
         elif name and store.wait(f"go/{name}", 0) is not None:
@@ -139,19 +132,21 @@ def agree(store: TorchStore, rank: int, size: int, limit: float) -> str:
                 name = given
                 store.set(f"taken/{rank}", name.encode())
         if time.monotonic() > deadline:
-            raise _not_all(store, rank, size, name, limit)
+            break
         time.sleep(pause)
-    raise AssertionError("pauses never end")
+    raise _not_all(store, rank, size, name, limit)
+
+
+def _of_others(store: TorchStore, what: str, size: int) -> list[bytes | None]:
+    return [store.wait(f"{what}/{other}", 0) for other in range(1, size)]
 
 
 def _not_all(store: TorchStore, rank: int, size: int, name: str, limit: float) -> FsTimeoutError:
     if name:
-        taken = store.get_all([f"taken/{other}" for other in range(1, size)])
-        late = [str(other) for other, its_name in enumerate(taken, 1) if its_name != name.encode()]
+        late = [other for other, its in enumerate(_of_others(store, "taken", size), 1) if its != name.encode()]
     else:  # a number that is there may be an earlier life's; whose is missing has never come
-        shown = store.get_all([f"shown/{other}" for other in range(size)])
-        late = [str(other) for other, number in enumerate(shown) if number is None]
-    who = ", ".join(late) or "0, or ranks that it waits for"
+        late = [other for other in range(size) if store.wait(f"shown/{other}", 0) is None]
+    who = ", ".join(map(str, late)) or "0, or ranks that it waits for"
     return FsTimeoutError(
         f"ranks did not come to their first meeting: {who}",
         where={"rank": f"{rank} of {size}", "host": host(), "store": store.where},

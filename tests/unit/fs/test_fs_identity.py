@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import FsIdentityError, TopologyError
-from flytekitplugins_safedist.fs.identity import Identity, identity_from_env
+from flytekitplugins_safedist.fs.identity import Identity, current_identity
 
 TORCH = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
 HOROVOD = {
@@ -21,12 +21,12 @@ PLACE = Identity(rank=5, world_size=8, local_rank=1, local_world_size=4, node_ra
 
 @pytest.mark.parametrize("env", [TORCH, HOROVOD, {**TORCH, **HOROVOD}, {**TORCH, "GROUP_WORLD_SIZE": "2"}])
 def test_each_launchers_variables_name_the_same_rank(env):
-    assert identity_from_env(env) == PLACE
+    assert current_identity(env) == PLACE
 
 
 def test_no_variables_are_a_single_process():
-    assert identity_from_env({"PATH": "/bin"}) == Identity()
-    assert identity_from_env({"FLYTE_ATTEMPT_NUMBER": "2"}).attempt == 2
+    assert current_identity({"PATH": "/bin"}) == Identity()
+    assert current_identity({"FLYTE_ATTEMPT_NUMBER": "2"}).attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -39,38 +39,38 @@ def test_no_variables_are_a_single_process():
     ],
 )
 def test_the_round_is_the_launchers_count_of_restarts(env, round_):
-    assert identity_from_env({**HOROVOD, **env}).round == round_
+    assert current_identity({**HOROVOD, **env}).round == round_
 
 
 @given(st.sets(st.sampled_from(sorted(TORCH)), min_size=1, max_size=4))
 def test_a_part_of_the_variables_is_an_error_that_names_the_others(names):
     with pytest.raises(FsIdentityError) as caught:
-        identity_from_env({name: TORCH[name] for name in names})
+        current_identity({name: TORCH[name] for name in names})
     assert all(name in str(caught.value) for name in TORCH)
 
 
 def test_contradicting_launchers_are_an_error():
     with pytest.raises(FsIdentityError, match="different ranks"):
-        identity_from_env({**TORCH, **HOROVOD, "HOROVOD_RANK": "4"})
+        current_identity({**TORCH, **HOROVOD, "HOROVOD_RANK": "4"})
 
 
 @pytest.mark.parametrize("change", [{"RANK": "8"}, {"RANK": "-1"}, {"LOCAL_RANK": "4"}, {"GROUP_RANK": "2"}])
 def test_a_rank_outside_its_world_is_an_error(change):
     with pytest.raises(FsIdentityError):
-        identity_from_env({**TORCH, **change})
+        current_identity({**TORCH, **change})
 
 
 def test_words_and_uneven_nodes_are_errors_and_all_are_topology_errors_too():
     with pytest.raises(TopologyError, match="RANK is not a number"):
-        identity_from_env({**TORCH, "RANK": "five"})
+        current_identity({**TORCH, "RANK": "five"})
     with pytest.raises(FsIdentityError, match="number of nodes"):
-        identity_from_env({**TORCH, "LOCAL_WORLD_SIZE": "3"})
+        current_identity({**TORCH, "LOCAL_WORLD_SIZE": "3"})
 
 
 def test_what_is_wrong_with_a_rank_is_told_with_what_was_seen_and_what_to_do():
     def told(env):
         with pytest.raises(FsIdentityError) as caught:
-            identity_from_env(env)
+            current_identity(env)
         return str(caught.value)
 
     assert told({**TORCH, "RANK": "x"}) == "RANK is not a number [variable=RANK] (seen: x; expected: a whole number)"
