@@ -30,7 +30,7 @@ from .hang_watch import HangWatch
 from .link import GivenUp, LinkLost
 from .opening import Membership
 from .prepare import NodePlan
-from .round_start import group_of, orders
+from .round_start import orders
 from .saving import RoundSaving
 from .signals import Signalled, StacksWanted
 from .verdict import Verdict
@@ -204,18 +204,19 @@ class NodeAgent:
     def _go(self, go: m.Go) -> None:
         if go.round <= self._job.me.round:
             return  # said again, to a connection that came back
-        plan, group = self.plan, group_of(go, self.plan)
+        plan = self.plan
         if self.report.rounds:  # the first round has its own start line
             if plan.settings.scratch.keep == "never":
                 # What filled the disk must not keep the next round from starting.
-                scratch.remove_rounds_before(plan.scratch, group.round)
-            self._say(f"round {go.round}: {go.nnodes} node(s) are there, {group.world_size} rank(s) start")
+                scratch.remove_rounds_before(plan.scratch, go.round)
+            count = go.nnodes * plan.settings.nproc_per_node
+            self._say(f"round {go.round}: {go.nnodes} node(s) are there, {count} rank(s) start")
         self._told = self._become = None
         self._job.now(round=go.round, state="running", history=go.history)
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
-        ranks = Ranks(plan.server, orders(group, plan), plan.settings, show=self._show, warn=logger.warning)
+        ranks = Ranks(plan.server, orders(go, plan), plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         ranks.start(fork=plan.fork)
         self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)

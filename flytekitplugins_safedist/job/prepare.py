@@ -53,7 +53,7 @@ class Job:
     task: PythonFunctionTask[Any]
     settings: Resolved
     environment: Mapping[str, str]
-    backend: backends.RankBackend
+    backend: backends.TorchBackend
     attempt: arrival.Attempt
 
     @classmethod

@@ -3,6 +3,11 @@
 The order is what makes it safe: import everything heavy, look whether this process still has one thread and no CUDA,
 fork, and only then do anything that may start threads or open channels (staging, flytekit's clients). Where it is not
 safe, the agent starts its rank server as a fresh interpreter later on, which costs the imports a second time.
+
+The container's first process becomes the agent, and not the server. The server imports the user's module, which may
+end it, crash it or take its signals; the first process of a container takes all others with it, and nobody could upload
+why. And it imports before it forks: to run the task at all flytekit imports the user's module in the agent, and with it
+torch in nearly every job, which is there already, in pages that agent, server and ranks share.
 """
 
 from __future__ import annotations

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from ...config.options import Backend
-from .base import RankBackend, RoundGroup
+from .horovod import HorovodBackend
+from .torch import TorchBackend
 
-__all__ = ["RankBackend", "RoundGroup", "create"]
+__all__ = ["HorovodBackend", "TorchBackend", "create"]
 
 
-def create(backend: Backend) -> RankBackend:
+def create(backend: Backend) -> TorchBackend:
     """The backend of that name."""
-    if backend == "horovod":
-        from .horovod import HorovodBackend
-
-        return HorovodBackend()
-    from .torch import TorchBackend
-
-    return TorchBackend()
+    return HorovodBackend() if backend == "horovod" else TorchBackend()

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import envvars
-from .base import LOOPBACK, RoundGroup, require, require_found
+from ...fs.identity import Identity
+from .base import LOOPBACK, require, require_found
 from .torch import TorchBackend
 
 _HINT = (
@@ -24,24 +25,23 @@ _PORT = "horovod_port"
 """Name under which node 0 offers the port of its key-value server to all nodes."""
 
 
-class HorovodBackend:
+class HorovodBackend(TorchBackend):
     """``hvd.init()`` finds everything in the environment; torch.distributed is told the same places."""
 
-    libraries: tuple[str, ...] = ("torch", "horovod.torch")
-    late: tuple[str, ...] = TorchBackend.late
+    libraries = ("torch", "horovod.torch")
 
     def __init__(self) -> None:
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
     def find(self) -> None:
-        """Raise MissingDependencyError if torch or Horovod is not installed, or torch is too old. Imports neither."""
-        TorchBackend().find()
+        """See :meth:`TorchBackend.find`."""
+        super().find()
         require_found("horovod", package="horovod", hint=_HINT)
 
     def check(self) -> None:
-        """Raise MissingDependencyError if torch or Horovod cannot be imported, or torch is too old."""
-        TorchBackend().check()
+        """See :meth:`TorchBackend.check`."""
+        super().check()
         # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
         require("horovod.runner.http.http_server", package="horovod", hint=_HINT)
 
@@ -73,25 +73,25 @@ class HorovodBackend:
         self._thread.start()
         return {_PORT: str(self._server.server_address[1])}
 
-    def environment(self, group: RoundGroup, local_rank: int) -> Mapping[str, str]:
-        """Place and meeting point of one rank."""
+    def environment(self, at: Identity, offered: Mapping[str, str], *, run_id: str, timeout: float) -> dict[str, str]:
+        """Torch's, and Horovod's own."""
         variables = {
-            **TorchBackend().environment(group, local_rank),
+            **super().environment(at, offered, run_id=run_id, timeout=timeout),
             envvars.HOROVOD_CONTROLLER: "gloo",
             envvars.HOROVOD_CPU_OPERATIONS: "gloo",
-            envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: group.address,
-            envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: group.offered[_PORT],
+            envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: offered[envvars.MASTER_ADDR],
+            envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: offered[_PORT],
             # Ranks wait this long for each other in hvd.init(); the default of 30 s is less than one slow download.
-            envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(math.ceil(group.timeout)),
-            envvars.HOROVOD_RANK: str(group.rank(local_rank)),
-            envvars.HOROVOD_SIZE: str(group.world_size),
-            envvars.HOROVOD_LOCAL_RANK: str(local_rank),
-            envvars.HOROVOD_LOCAL_SIZE: str(group.nproc_per_node),
-            envvars.HOROVOD_CROSS_RANK: str(group.node_rank),
-            envvars.HOROVOD_CROSS_SIZE: str(group.nnodes),
-            envvars.HOROVOD_HOSTNAME: _scope(group.node_rank),
+            envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(math.ceil(timeout)),
+            envvars.HOROVOD_RANK: str(at.rank),
+            envvars.HOROVOD_SIZE: str(at.world_size),
+            envvars.HOROVOD_LOCAL_RANK: str(at.local_rank),
+            envvars.HOROVOD_LOCAL_SIZE: str(at.local_world_size),
+            envvars.HOROVOD_CROSS_RANK: str(at.node_rank),
+            envvars.HOROVOD_CROSS_SIZE: str(at.nnodes),
+            envvars.HOROVOD_HOSTNAME: _scope(at.node_rank),
         }
-        if group.nnodes == 1:
+        if at.nnodes == 1:
             variables[envvars.HOROVOD_GLOO_IFACE] = "lo"
         return variables
 

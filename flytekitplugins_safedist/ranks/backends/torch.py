@@ -13,7 +13,8 @@ from typing import Any
 from ... import envvars
 from ...compat.torch import STORE_MAKER
 from ...errors import MissingDependencyError
-from .base import LOOPBACK, RoundGroup, require, require_found
+from ...fs.identity import Identity
+from .base import LOOPBACK, require, require_found
 
 FLOOR = (2, 5)
 """The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
@@ -27,49 +28,68 @@ _HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 
 
 class TorchBackend:
-    """``torch.distributed.init_process_group()`` finds everything in the environment."""
+    """A way for ranks to find each other: ``init_process_group()`` finds everything in the environment.
+
+    Attributes:
+        libraries: modules worth importing once for all ranks of a node.
+        late: modules that these import by themselves when a rank begins to train (by the first optimizer, or
+            DistributedDataParallel): worth it too, after the user's.
+    """
 
     libraries: tuple[str, ...] = ("torch", "torch.distributed")
-    late: tuple[str, ...] = ("torch._dynamo",)  # by the first optimizer, or DistributedDataParallel
+    late: tuple[str, ...] = ("torch._dynamo",)
 
     def find(self) -> None:
-        """Raise MissingDependencyError if torch is not installed, or older than :data:`FLOOR`. Does not import it."""
+        """Look whether all that ranks need is installed, without importing it: an agent needs no torch, whose libraries
+        would stay in its memory for the whole job.
+
+        Raises:
+            MissingDependencyError: it is not, or torch is older than :data:`FLOOR`.
+        """
         require_found("torch", package="torch", hint=_HINT)
         with suppress(PackageNotFoundError):  # a source tree, say: whoever imports it will know
             refuse_before_floor(version("torch"))
 
     def check(self) -> None:
-        """Raise MissingDependencyError if torch cannot be imported, or is older than :data:`FLOOR`."""
+        """Import it; raises as :meth:`find` does."""
         require("torch", package="torch", hint=_HINT)
         import torch
 
         refuse_before_floor(str(torch.__version__))
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
-        """Nothing: rank 0 opens torch's store, where the rendezvous says."""
+        """On node 0, before each round: start what ranks meet at. What it returns, every node finds among what is
+        ``offered`` in that round. Of torch's nothing: rank 0 opens its store."""
         return {}
 
-    def environment(self, group: RoundGroup, local_rank: int) -> Mapping[str, str]:
-        """https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables"""
+    def close_round(self) -> None:
+        """End what :meth:`open_round` started. Does nothing when nothing is open."""
+
+    def environment(self, at: Identity, offered: Mapping[str, str], *, run_id: str, timeout: float) -> dict[str, str]:
+        """The variables of one rank: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+
+        Args:
+            at: the rank.
+            offered: where node 0 is in this round (MASTER_ADDR, MASTER_PORT), and what it opened there.
+            run_id: names the job.
+            timeout: seconds that ranks may wait for each other when they meet.
+        """
         return {
-            envvars.RANK: str(group.rank(local_rank)),
-            envvars.LOCAL_RANK: str(local_rank),
-            envvars.WORLD_SIZE: str(group.world_size),
-            envvars.LOCAL_WORLD_SIZE: str(group.nproc_per_node),
-            envvars.GROUP_RANK: str(group.node_rank),
-            envvars.GROUP_WORLD_SIZE: str(group.nnodes),
-            envvars.MASTER_ADDR: group.address,
-            envvars.MASTER_PORT: str(group.port),
+            envvars.RANK: str(at.rank),
+            envvars.LOCAL_RANK: str(at.local_rank),
+            envvars.WORLD_SIZE: str(at.world_size),
+            envvars.LOCAL_WORLD_SIZE: str(at.local_world_size),
+            envvars.GROUP_RANK: str(at.node_rank),
+            envvars.GROUP_WORLD_SIZE: str(at.nnodes),
+            envvars.MASTER_ADDR: offered[envvars.MASTER_ADDR],
+            envvars.MASTER_PORT: offered[envvars.MASTER_PORT],
             envvars.ROLE_NAME: "default",
-            envvars.ROLE_RANK: str(group.rank(local_rank)),
-            envvars.ROLE_WORLD_SIZE: str(group.world_size),
-            envvars.TORCHELASTIC_RUN_ID: group.run_id,
-            envvars.TORCHELASTIC_RESTART_COUNT: str(group.round),
+            envvars.ROLE_RANK: str(at.rank),
+            envvars.ROLE_WORLD_SIZE: str(at.world_size),
+            envvars.TORCHELASTIC_RUN_ID: run_id,
+            envvars.TORCHELASTIC_RESTART_COUNT: str(at.round),
             envvars.TORCHELASTIC_USE_AGENT_STORE: str(False),
         }
-
-    def close_round(self) -> None:
-        """Nothing of ours is open."""
 
 
 def open_store_early(environment: Mapping[str, str]) -> None:

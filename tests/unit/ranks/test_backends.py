@@ -19,26 +19,29 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import MissingDependencyError
+from flytekitplugins_safedist.fs.identity import Identity
 from flytekitplugins_safedist.ranks import backends
-from flytekitplugins_safedist.ranks.backends import RoundGroup
 from flytekitplugins_safedist.ranks.backends.base import require
 from flytekitplugins_safedist.ranks.backends.horovod import HorovodBackend
 from flytekitplugins_safedist.ranks.backends.torch import FLOOR, TorchBackend, refuse_before_floor
 
 
-def group(**more: Any) -> RoundGroup:
-    fields: dict[str, Any] = {
-        "round": 2,
-        "node_rank": 1,
-        "nnodes": 3,
-        "nproc_per_node": 4,
-        "address": "10.0.0.7",
-        "port": 29500,
-        "run_id": "f123-a0",
-        "timeout": 900.0,
-        "offered": {"horovod_port": "4321"},
-    }
-    return RoundGroup(**{**fields, **more})
+def told(
+    backend: Any, local_rank: int, *, node_rank: int = 1, nnodes: int = 3, nproc: int = 4, timeout: float = 900.0
+) -> dict[str, str]:
+    """The variables of one rank."""
+    at = Identity(
+        rank=node_rank * nproc + local_rank,
+        world_size=nnodes * nproc,
+        local_rank=local_rank,
+        local_world_size=nproc,
+        node_rank=node_rank,
+        nnodes=nnodes,
+        round=2,
+    )
+    offered = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500", "horovod_port": "4321"}
+    found: dict[str, str] = backend.environment(at, offered, run_id="f123-a0", timeout=timeout)
+    return found
 
 
 def test_a_backend_is_made_by_its_name() -> None:
@@ -82,21 +85,21 @@ HOROVOD = {
 
 
 def test_torch_ranks_get_torchruns_variables() -> None:
-    assert TorchBackend().environment(group(), 2) == TORCH
+    assert told(TorchBackend(), 2) == TORCH
 
 
 def test_horovod_ranks_get_horovodruns_variables_and_torchs() -> None:
-    assert HorovodBackend().environment(group(), 2) == TORCH | HOROVOD
+    assert told(HorovodBackend(), 2) == TORCH | HOROVOD
 
 
 def test_on_one_node_gloo_stays_on_the_loopback_interface() -> None:
-    alone = group(nnodes=1, node_rank=0, address="127.0.0.1")
-    assert HorovodBackend().environment(alone, 0)["HOROVOD_GLOO_IFACE"] == "lo"
+    assert told(HorovodBackend(), 0, nnodes=1, node_rank=0)["HOROVOD_GLOO_IFACE"] == "lo"
+    assert "HOROVOD_GLOO_IFACE" not in told(HorovodBackend(), 0)
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(0.2, "1"), (1.0, "1"), (1.5, "2"), (900.0, "900")])
 def test_a_timeout_below_a_second_does_not_become_none_at_all(timeout: float, seconds: str) -> None:
-    variables = HorovodBackend().environment(group(timeout=timeout), 0)
+    variables = told(HorovodBackend(), 0, timeout=timeout)
     assert variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] == seconds
 
 
@@ -104,7 +107,7 @@ def test_a_timeout_below_a_second_does_not_become_none_at_all(timeout: float, se
 @given(nnodes=st.integers(1, 5), nproc=st.integers(1, 5))
 def test_ranks_are_a_permutation_and_hosts_differ_between_nodes(backend: Any, nnodes: int, nproc: int) -> None:
     seen = [
-        backend.environment(group(nnodes=nnodes, nproc_per_node=nproc, node_rank=node), local)
+        told(backend, local, nnodes=nnodes, nproc=nproc, node_rank=node)
         for node in range(nnodes)
         for local in range(nproc)
     ]
@@ -118,7 +121,7 @@ def test_ranks_are_a_permutation_and_hosts_differ_between_nodes(backend: Any, nn
 @pytest.mark.parametrize("backend", [TorchBackend(), HorovodBackend()], ids=["torch", "horovod"])
 def test_what_says_who_a_rank_is_cannot_be_set_by_users(backend: Any) -> None:
     settable = {envvars.HOROVOD_CPU_OPERATIONS, envvars.HOROVOD_GLOO_TIMEOUT_SECONDS}
-    assert set(backend.environment(group(), 0)) - settable <= envvars.IDENTITY
+    assert set(told(backend, 0)) - settable <= envvars.IDENTITY
 
 
 def test_torch_opens_nothing_of_its_own() -> None:
