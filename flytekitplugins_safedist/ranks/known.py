@@ -9,25 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import FrameType, ModuleType
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library that is imported for all ranks with care.
-
-    Attributes:
-        name: what users call it.
-        variables: under which it is imported; ranks have their own word again.
-        facts: modules of it that keep what only a rank has, each with what evaluates that again, in the process in
-            which it is called.
-    """
-
-    name: str
-    variables: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Callable[[ModuleType], object]] = field(default_factory=dict)
 
 
 def _local_rank(module: ModuleType) -> None:
@@ -47,34 +30,30 @@ def _numbas_cache(module: ModuleType) -> None:
     module.reload_config()
 
 
-LIBRARIES: tuple[Library, ...] = (
-    # Starts its threads when it is loaded, unless it has just one. Ranks get their own number back (preload.refresh).
-    Library("OpenBLAS", {"OPENBLAS_NUM_THREADS": "1"}),
-    Library(
-        "torch",
-        # torch.cuda.is_available() then asks NVML instead of initialising the driver, which no fork survives
-        # (torch/cuda/__init__.py: is_available).
-        {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-        # Compiled code that is kept, since 2.9: in the rank's own TORCHINDUCTOR_CACHE_DIR.
-        {"torch._dynamo.package": _dynamos_cache},
-    ),
-    # Its jemalloc has a thread give memory back, and does without where it may not. pandas, datasets, transformers'
-    # Trainer and torch._dynamo import it, where it is installed.
-    Library("pyarrow", {"JE_ARROW_MALLOC_CONF": "background_thread:false"}),
-    Library("torchmetrics", facts={"torchmetrics.utilities.prints": _local_rank}),
-    # After torchmetrics: as in a fresh interpreter, each has its own, and Lightning's strategies set both.
-    Library(
-        "Lightning",
-        facts={"lightning.fabric.utilities.rank_zero": _rank, "lightning_fabric.utilities.rank_zero": _rank},
-    ),
-    # reads NUMBA_CACHE_DIR when imported
-    Library("numba", facts={"numba.core.config": _numbas_cache}),
-)
+VARIABLES: dict[str, str] = {
+    # OpenBLAS starts its threads when it is loaded, unless it has just one. Ranks get their own number back
+    # (preload.refresh).
+    "OPENBLAS_NUM_THREADS": "1",
+    # torch.cuda.is_available() then asks NVML instead of initialising the driver, which no fork survives
+    # (torch/cuda/__init__.py: is_available).
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # pyarrow's jemalloc has a thread give memory back, and does without where it may not. pandas, datasets,
+    # transformers' Trainer and torch._dynamo import it, where it is installed.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Under which the preloading process imports; ranks have their own word again."""
 
-VARIABLES: dict[str, str] = {name: value for one in LIBRARIES for name, value in one.variables.items()}
-"""Under which the preloading process imports."""
-
-_FACTS: dict[str, Callable[[ModuleType], object]] = {name: put for one in LIBRARIES for name, put in one.facts.items()}
+FACTS: dict[str, Callable[[ModuleType], object]] = {
+    # Code that torch has compiled and keeps, since 2.9: in the rank's own TORCHINDUCTOR_CACHE_DIR.
+    "torch._dynamo.package": _dynamos_cache,
+    "torchmetrics.utilities.prints": _local_rank,
+    # Lightning's, after torchmetrics': as in a fresh interpreter, each has its own, and its strategies set both.
+    "lightning.fabric.utilities.rank_zero": _rank,
+    "lightning_fabric.utilities.rank_zero": _rank,
+    # Reads NUMBA_CACHE_DIR when it is imported.
+    "numba.core.config": _numbas_cache,
+}
+"""Modules that keep what only a rank has, each with what evaluates that again, in the process in which it is called."""
 
 
 def keeps(reader: FrameType) -> str | None:
@@ -82,7 +61,7 @@ def keeps(reader: FrameType) -> str | None:
     and for what such a module reads later, when it is called by somebody else."""
     module = reader.f_globals.get("__name__")
     frame: FrameType | None = reader
-    while module in _FACTS and frame is not None and frame.f_globals.get("__name__") == module:
+    while module in FACTS and frame is not None and frame.f_globals.get("__name__") == module:
         if frame.f_code.co_name == "<module>":
             return str(module)
         frame = frame.f_back
@@ -96,6 +75,6 @@ def put_right() -> None:
     Raises:
         Exception: whatever a version of a library that is not known says.
     """
-    for name, evaluate in _FACTS.items():
+    for name, evaluate in FACTS.items():
         if name in sys.modules:
             evaluate(sys.modules[name])
