@@ -42,61 +42,64 @@ tells it from another that is not 0 (docs/kubeflow.md)."""
 end_now = os._exit
 """Kept from before any module of the user's is imported, where ``os._exit`` is an error."""
 
-_listening = False
-_told = False
-_told_at = 0.0
-_grace = GRACE_SECONDS
-_unwinds = False
-_finishing = False
-_ends_at: float | None = None
-_leaving: float | None = None
-_verdict: int | None = None
+
+class _State:
+    """What this process's signals, and those who answer to them, have decided so far."""
+
+    listening = False
+    requested_at: float | None = None
+    grace = GRACE_SECONDS
+    unwinds = False
+    finishing = False
+    ends_at: float | None = None
+    leaving: float | None = None
+    verdict: int | None = None
 
 
-class ToldToStop(SystemExit):
+_PROCESS = _State()
+
+
+class StopRequested(SystemExit):
     """Unwinds the main thread; swallowing it gains a moment, no more."""
 
 
 def listen() -> None:
     """Take over SIGTERM, also when it was ignored or taken by somebody else. Main thread only."""
-    global _listening  # noqa: PLW0603  (signals and their handlers belong to the process)
-    _listening = True
+    _PROCESS.listening = True
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def listen_again() -> None:
     """Take it back from code that ran since, where :func:`listen` was called (flytekit's installation of packages
     leaves a handler that does nothing; a task's module may bring one that is meant for its ranks)."""
-    if _listening:
+    if _PROCESS.listening:
         listen()
 
 
 def listening() -> bool:
     """Whether SIGTERM is this module's: in a container's process it is, in a user's own interpreter never."""
-    return _listening
+    return _PROCESS.listening
 
 
 def reckon_with(seconds: float) -> None:
     """How long Kubernetes waits between SIGTERM and SIGKILL."""
-    global _grace  # noqa: PLW0603
-    _grace = seconds
+    _PROCESS.grace = seconds
 
 
 def leave_within(seconds: float) -> None:
     """How long :func:`leave` waits for what the user's code has left: threads, handlers of ``atexit``."""
-    global _leaving  # noqa: PLW0603
-    _leaving = seconds
+    _PROCESS.leaving = seconds
 
 
 def within_grace(seconds: float, *, then: float) -> float:
     """``seconds``, or less where Kubernetes would end this process before ``then`` more have passed."""
-    return min(seconds, max(0.0, _grace - then - MARGIN_SECONDS)) if _listening else seconds
+    return min(seconds, max(0.0, _PROCESS.grace - then - MARGIN_SECONDS)) if _PROCESS.listening else seconds
 
 
-def told() -> bool:
+def stop_requested() -> bool:
     """Whether this process was told to stop: then nothing new is begun, and above all nothing uploaded, unless what is
     to be uploaded is the verdict (:func:`finish`)."""
-    return _told and not _finishing
+    return _PROCESS.requested_at is not None and not _PROCESS.finishing
 
 
 def note(*, within: float) -> None:
@@ -108,27 +111,24 @@ def note(*, within: float) -> None:
 def finish() -> None:
     """What is uploaded from here on is the attempt's verdict: it is finished also when this process is told to stop,
     or was, as long as the grace period lasts."""
-    global _finishing  # noqa: PLW0603
-    _finishing = True
-    if _told:
-        _end_at(_told_at + _grace - MARGIN_SECONDS)
+    _PROCESS.finishing = True
+    if _PROCESS.requested_at is not None:
+        _end_at(_PROCESS.requested_at + _PROCESS.grace - MARGIN_SECONDS)
 
 
 def decided(code: int) -> None:
     """The verdict is in the store: SIGTERM still ends the process, with this exit code, and takes nothing back."""
-    global _verdict  # noqa: PLW0603
-    _verdict = code
+    _PROCESS.verdict = code
 
 
 @contextmanager
 def unwinding() -> Iterator[None]:
     """Inside, SIGTERM unwinds the main thread first, because something half made must go."""
-    global _unwinds  # noqa: PLW0603
-    before, _unwinds = _unwinds, True
+    before, _PROCESS.unwinds = _PROCESS.unwinds, True
     try:
         yield
     finally:
-        _unwinds = before
+        _PROCESS.unwinds = before
 
 
 def end_within(seconds: float) -> None:
@@ -138,11 +138,11 @@ def end_within(seconds: float) -> None:
 
 def end() -> NoReturn:
     """End now, without a word to anybody: the rank server sees it, and clears up after this process."""
-    end_now(_undecided() if _verdict is None else _verdict)
+    end_now(_undecided() if _PROCESS.verdict is None else _PROCESS.verdict)
 
 
 def _undecided() -> int:
-    if _told:
+    if _PROCESS.requested_at is not None:
         text = "told to stop by SIGTERM before this attempt had a verdict: nothing is wrong with the task"
         termination.say(text, alone=True)
     return EXIT_UNDECIDED
@@ -156,12 +156,13 @@ def leave(code: int) -> NoReturn:
     SIGSEGV) and makes its exit code a lie. A thread or a handler of the user's that does not end has
     :func:`leave_within`.
     """
-    uploaded = _verdict == 0
+    uploaded = _PROCESS.verdict == 0
     if not uploaded:  # else nothing turns that success into a failure
-        decided(_undecided() if _told and _verdict is None and code in (0, EXIT_UNDECIDED) else code)
+        is_open = _PROCESS.requested_at is not None and _PROCESS.verdict is None
+        decided(_undecided() if is_open and code in (0, EXIT_UNDECIDED) else code)
     threading = sys.modules.get("threading")
-    if _leaving is not None and _ends_at is None:
-        end_within(_leaving)
+    if _PROCESS.leaving is not None and _PROCESS.ends_at is None:
+        end_within(_PROCESS.leaving)
     try:
         if threading is not None:
             threading._shutdown()
@@ -173,36 +174,34 @@ def leave(code: int) -> NoReturn:
             try:
                 stream.flush()
             except (AttributeError, OSError, ValueError):
-                decided(0 if uploaded else _verdict or 1)
+                decided(0 if uploaded else _PROCESS.verdict or 1)
         end()
 
 
 def _on_sigterm(number: int, _frame: object) -> None:
-    again = _told
+    again = _PROCESS.requested_at is not None
     _note()
-    if again and (_unwinds or _finishing) and _verdict is None:
+    if again and (_PROCESS.unwinds or _PROCESS.finishing) and _PROCESS.verdict is None:
         return  # its end is near
     name = signal.Signals(number).name
-    if _finishing and _verdict is None:
+    if _PROCESS.finishing and _PROCESS.verdict is None:
         _say(f"told to stop by {name}: the upload is finished first")
         finish()
         return
     _say(f"told to stop by {name}")
-    if not _unwinds or _verdict is not None:
+    if not _PROCESS.unwinds or _PROCESS.verdict is not None:
         end()
     end_within(UNWIND_SECONDS)
-    raise ToldToStop(EXIT_UNDECIDED)
+    raise StopRequested(EXIT_UNDECIDED)
 
 
 def _note() -> None:
-    global _told, _told_at
-    if not _told:
-        _told, _told_at = True, time.monotonic()
+    if _PROCESS.requested_at is None:
+        _PROCESS.requested_at = time.monotonic()
 
 
 def _end_at(when: float) -> None:
-    global _ends_at
-    waiting, _ends_at = _ends_at is not None, when
+    waiting, _PROCESS.ends_at = _PROCESS.ends_at is not None, when
     if waiting:
         return  # the thread that waits finds the new time when the old one has come
     try:
@@ -213,7 +212,7 @@ def _end_at(when: float) -> None:
 
 
 def _end_in_time() -> None:
-    while _ends_at is not None and (left := _ends_at - time.monotonic()) > 0:
+    while _PROCESS.ends_at is not None and (left := _PROCESS.ends_at - time.monotonic()) > 0:
         time.sleep(left)
     end()
 

@@ -69,14 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except SafedistError as error:
-        if not stopping.told():  # else it is what unwinding looked like to somebody
+        if not stopping.stop_requested():  # else it is what unwinding looked like to somebody
             logger.error(f"{type(error).__name__}: {error}")
         given = sys.argv[1:] if arguments is None else arguments
-        code = stopping.EXIT_UNDECIDED if stopping.told() else early.settle(error, given)
+        code = stopping.EXIT_UNDECIDED if stopping.stop_requested() else early.settle(error, given)
         termination.say(lastwords.text_of(error))
     except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
-        if not stopping.told():
+        if not stopping.stop_requested():
             _show_infrastructure(error)
         code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else EXIT_FAILED
     storage_clients.close()

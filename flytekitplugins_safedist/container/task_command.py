@@ -74,7 +74,7 @@ def execute(command: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Abort:
         return EXIT_FAILED
-    if stopping.told():  # and somebody swallowed it
+    if stopping.stop_requested():  # and somebody swallowed it
         stopping.end()
     return 0
 
@@ -123,7 +123,7 @@ def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
                 dispatch(ctx, load, inputs, output_prefix, *args, **kwargs)
             except error_document.Decided as ended:
                 failure = ended.failure
-            except stopping.ToldToStop:
+            except stopping.StopRequested:
                 if not topology.is_alone(os.environ):
                     raise
                 failure = _stopped()

@@ -62,7 +62,9 @@ def patient_access() -> type[FileAccessProvider]:
     """flytekit's ``FileAccessProvider``, whose uploads are tried again."""
 
     async def patiently(access: Any, from_path: str, to_path: str, once: Callable[[], Awaitable[Any]]) -> Any:
-        if stopping.told():  # and what was to end the task has been swallowed: what it made since is not to count
+        if (
+            stopping.stop_requested()
+        ):  # and what was to end the task has been swallowed: what it made since is not to count
             stopping.end()
         if to_path == HERE.verdict_prefix:
             if _is_decided(access, to_path):

@@ -44,7 +44,7 @@ def into(inbox: Inbox, longest: Callable[[int], float]) -> Iterator[None]:
 
     before = {number: signal.signal(number, stop) for number in numbers}
     before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, lambda *_: inbox.put(StacksWanted()))
-    if stopping.told():  # just before, where it was swallowed (a finalizer, a callback of the collector)
+    if stopping.stop_requested():  # just before, where it was swallowed (a finalizer, a callback of the collector)
         inbox.put(Signalled(signal.SIGTERM))
     try:
         yield

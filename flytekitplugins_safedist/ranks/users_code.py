@@ -78,7 +78,7 @@ def importing() -> Iterator[None]:
     try:
         with descriptors.kept(), without_children():
             yield
-    except (Exception, stopping.ToldToStop):
+    except (Exception, stopping.StopRequested):
         raise
     except BaseException as error:
         ended.insert(0, error)
