@@ -25,7 +25,7 @@ def ours() -> tuple[Any, type]:
     from flytekitplugins_safedist.config.options import SafeTorch
     from flytekitplugins_safedist.plugin.task import SafeTask
 
-    return SafeTorch(nodes=2, nproc_per_node=4), SafeTask
+    return SafeTorch(nnodes=2, nproc_per_node=4), SafeTask
 
 
 def stock() -> tuple[Any, type]:

@@ -22,7 +22,7 @@ SIDECAR = PodTemplate(
 
 
 # nproc_per_node is left open: each node has a rank for each GPU that its pod gets.
-@task(task_config=SafeTorch(nodes=2), requests=Resources(cpu="8", mem="64Gi", gpu="8"))
+@task(task_config=SafeTorch(nnodes=2), requests=Resources(cpu="8", mem="64Gi", gpu="8"))
 def train(epochs: int) -> str:
     rank = current_rank()
     return f"{epochs} epochs on {rank.world_size} ranks"

@@ -12,8 +12,6 @@ from . import errors
 from .lazy import names_of
 
 if TYPE_CHECKING:
-    from .config.cluster import Kubeflow as Kubeflow
-    from .config.cluster import ScratchVolume as ScratchVolume
     from .config.options import Hangs as Hangs
     from .config.options import Logs as Logs
     from .config.options import SafeHorovod as SafeHorovod
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
-    "Kubeflow": "config.cluster",
     "Hangs": "config.options",
     "Logs": "config.options",
     "Problem": "errors",
@@ -37,7 +34,6 @@ _PUBLIC = {
     "SafeHorovod": "plugin.task",
     "SafeTorch": "plugin.task",
     "Scratch": "config.options",
-    "ScratchVolume": "config.cluster",
     "Timeouts": "config.options",
     "current_rank": "ranks.context",
     **dict.fromkeys(errors.PUBLIC, "errors"),

@@ -65,12 +65,12 @@ def with_horovod(directory: Path, rank: int) -> None:
     step(directory, rank)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_restarts=1))
 def safe_torch(directory: str) -> None:
     with_torch(Path(directory), int(os.environ["RANK"]))
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, max_restarts=1))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, max_restarts=1))
 def safe_horovod(directory: str) -> None:
     with_horovod(Path(directory), int(os.environ["RANK"]))
 

@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import Problem, RenderError
-from .cluster import Kubeflow
 from .gpus import TaskArguments, amounts_of
+from .options import SafeDistributed
 from .quantities import value_of
 
 _Amounts = Mapping[str, tuple[str, object]]
 """Resource -> the field that asks for it, and the amount."""
 
 
-def problems_of_amounts(shape: Kubeflow, arguments: TaskArguments) -> Iterator[Problem]:
+def problems_of_amounts(config: SafeDistributed, arguments: TaskArguments) -> Iterator[Problem]:
     """Check the task's own resources, those of each role over them, and those of the pod template's containers."""
     requests, limits = _of_task(arguments)
     yield from _problems({}, requests, {}, limits)
     for role in ("master", "worker", "launcher"):
-        own = [_of(f"cluster.{role}.{part}", _named(getattr(getattr(shape, role), part, None))) for part in _PARTS]
+        own = [_of(f"{role}.{part}", _named(getattr(getattr(config, role), part, None))) for part in _PARTS]
         # The launcher has what it names, and nothing of the task's (see jobspec).
         below = ({}, {}) if role == "launcher" else (requests, limits)
         yield from _problems(below[0], own[0], below[1], own[1])

@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..errors import Problem
-from .cluster import Kubeflow, ScratchVolume
 from .gpus import TaskArguments, amounts_of
+from .options import SafeDistributed
 from .quantities import size_in_bytes
 
 ROLES = {"master": "Master", "worker": "Worker", "launcher": "Launcher"}
@@ -22,13 +22,14 @@ _Found = tuple[str, object, Problem]
 """A field, what the other checks are to take it for, and the problem."""
 
 
-def of_their_classes(shape: object, arguments: TaskArguments) -> tuple[Kubeflow, TaskArguments, list[Problem]]:
-    """*shape* and *arguments* without what no check could look at, and a problem for each part that was."""
-    of_job = shape if isinstance(shape, Kubeflow) else Kubeflow()  # options.py says so
-    in_shape, in_arguments = list(_in_shape(of_job)), list(_in_arguments(arguments))
-    kept: Any = ({name: value for name, value, _ in found} for found in (in_shape, in_arguments))
-    problems = [problem for *_, problem in (*in_shape, *in_arguments)]
-    return replace(of_job, **next(kept)), replace(arguments, **next(kept)), problems
+def of_their_classes(
+    config: SafeDistributed, arguments: TaskArguments
+) -> tuple[SafeDistributed, TaskArguments, list[Problem]]:
+    """*config* and *arguments* without what no check could look at, and a problem for each part that was."""
+    in_config, in_arguments = list(_in_config(config)), list(_in_arguments(arguments))
+    kept: Any = ({name: value for name, value, _ in found} for found in (in_config, in_arguments))
+    problems = [problem for *_, problem in (*in_config, *in_arguments)]
+    return replace(config, **next(kept)), replace(arguments, **next(kept)), problems
 
 
 def has_class(value: object, name: str) -> bool:
@@ -72,33 +73,25 @@ def _read(spec: Any) -> None:
         raise TypeError(f"termination_grace_period_seconds={grace!r} is not a number")
 
 
-def _in_shape(shape: Kubeflow) -> Iterator[_Found]:
-    one_node_job: object = shape.one_node_job
-    if not isinstance(one_node_job, bool):
-        problem = Problem("cluster.one_node_job", one_node_job, "is not True or False", "use one of them")
-        yield "one_node_job", False, problem
+def _in_config(config: SafeDistributed) -> Iterator[_Found]:
     for name, class_name in ROLES.items():
-        role = getattr(shape, name)
+        role = getattr(config, name)
         if role is None:
             continue
         if not has_class(role, class_name):
             repair = f"import {class_name} from kfpytorch or kfmpi"
-            yield name, None, Problem(f"cluster.{name}", role, f"is not a {class_name}", repair)
+            yield name, None, Problem(f"{name}", role, f"is not a {class_name}", repair)
             continue
         kept = copy.copy(role)
         for field in ("requests", "limits"):
-            unreadable = _problem_of_amounts(f"cluster.{name}.{field}", getattr(role, field))
+            unreadable = _problem_of_amounts(f"{name}.{field}", getattr(role, field))
             if unreadable is not None:
                 setattr(kept, field, None)
                 yield name, kept, unreadable
-    policy = shape.run_policy
-    volume: object = shape.scratch_volume
+    policy = config.run_policy
     if policy is not None and not has_class(policy, "RunPolicy"):
         repair = "import RunPolicy from kfpytorch or kfmpi"
-        yield "run_policy", None, Problem("cluster.run_policy", policy, "is not a RunPolicy", repair)
-    if volume is not None and not isinstance(volume, ScratchVolume):
-        repair = "use ScratchVolume(size_limit=...), or None for no volume"
-        yield "scratch_volume", None, Problem("cluster.scratch_volume", volume, "is not a ScratchVolume", repair)
+        yield "run_policy", None, Problem("run_policy", policy, "is not a RunPolicy", repair)
 
 
 def _in_arguments(arguments: TaskArguments) -> Iterator[_Found]:
@@ -119,7 +112,7 @@ def _in_arguments(arguments: TaskArguments) -> Iterator[_Found]:
     memory: object = arguments.shared_memory
     environment: object = arguments.environment
     if memory is not None and not isinstance(memory, bool) and not is_size(memory):
-        reason = "is not True or a quantity"
+        reason = "is not True, False or a quantity"
         yield "shared_memory", None, Problem("@task shared_memory", memory, reason, "write e.g. '64Gi'")
     if environment is not None and not isinstance(environment, Mapping):
         problem = Problem("@task environment", type(environment).__name__, "is not a mapping", 'use {"NAME": "value"}')

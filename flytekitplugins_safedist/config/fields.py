@@ -1,25 +1,27 @@
-"""The values in a config (``Scratch``, ``Timeouts``, ``Logs``, ``environment``), and what can be wrong with each."""
+"""The values in a config (``Scratch``, ``Timeouts``, ``Logs``), and what can be wrong with each."""
 
 from __future__ import annotations
 
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Literal
 
-from ..envvars import IDENTITY
 from ..errors import Problem
-from . import reserved
 from .caches import CACHE_NAMES
 from .quantities import size_in_bytes
 
 Keep = Literal["never", "on_failure", "always"]
+Volume = Literal["disk", "memory"]
 KEEP: tuple[Keep, ...] = ("never", "on_failure", "always")
 HangAction = Literal["restart", "fail", "report"]
 HANG_ACTIONS: tuple[HangAction, ...] = ("restart", "fail", "report")
+VOLUMES: tuple[Volume, ...] = ("disk", "memory")
+SCRATCH_MOUNT = "/var/run/safedist/scratch"
+SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108  (the path itself is the interface: POSIX shared memory lives there)
 MOST_COUNTED = 2**31 - 1
 """An int32, which counts are in Kubernetes' objects."""
 MOST_SECONDS = MOST_COUNTED // 1000
@@ -31,19 +33,25 @@ class Scratch:
     """Where ranks keep their private files, and for how long.
 
     Attributes:
-        path: directory under which the job's scratch is made; default ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
+        path: directory under which the job's scratch is made, where the pod has one of its own for it; then nothing is
+            mounted for scratch. Default: the volume; outside a pod ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
         keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
         size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
             None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
-            else the disk.
+            else the disk. The volume has it as well: beyond it the kubelet evicts the pod.
         shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
             purpose, because the library locks them well enough for the user's file system.
+        volume: what is mounted in a pod: ``"disk"`` of the node, or ``"memory"``, which counts against the container's
+            memory limit; None: nothing, scratch lives in the container's file system.
+        claim: name of a PersistentVolumeClaim to mount instead; all pods of the job mount the same one.
     """
 
     path: str | None = None
     keep: Keep = "never"
     size_limit: int | str | None = None
     shared_caches: tuple[str, ...] = ()
+    volume: Volume | None = "disk"
+    claim: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +144,7 @@ def scratch_problems(value: object) -> Iterator[Problem]:
         yield not_among("scratch.keep", value.keep, KEEP)
     if value.size_limit is not None and not size_in_bytes(value.size_limit):
         yield Problem("scratch.size_limit", value.size_limit, "is not a size", 'use bytes or a quantity such as "20Gi"')
+    yield from _volume_problems(value)
     names: object = value.shared_caches
     if isinstance(names, str) or not isinstance(names, Iterable):
         yield Problem("scratch.shared_caches", value.shared_caches, "is not a list of names", 'use ("triton",)')
@@ -143,6 +152,20 @@ def scratch_problems(value: object) -> Iterator[Problem]:
     for name in names:
         if not isinstance(name, str) or name not in CACHE_NAMES:
             yield not_among("scratch.shared_caches", name, sorted(CACHE_NAMES))
+
+
+def _volume_problems(value: Scratch) -> Iterator[Problem]:
+    claim: object = value.claim
+    if value.volume is not None and value.volume not in VOLUMES:
+        yield not_among("scratch.volume", value.volume, VOLUMES)
+    elif claim is not None and not (isinstance(claim, str) and claim):
+        yield Problem("scratch.claim", claim, "is not a name", "name a PersistentVolumeClaim")
+    elif claim is not None and value.volume != "disk":
+        reason = "is mounted in the place of a volume"
+        yield Problem("scratch.claim", claim, reason, f"drop it, or volume={value.volume!r}")
+    elif value.path is not None and (claim is not None or value.volume == "memory"):
+        reason = "is where scratch goes, so that no volume is mounted for it"
+        yield Problem("scratch.path", value.path, reason, "drop it, or " + ("volume" if claim is None else "claim"))
 
 
 def timeout_problems(value: object) -> Iterator[Problem]:
@@ -177,25 +200,6 @@ def log_problems(value: object) -> Iterator[Problem]:
         yield Problem("logs.tail_lines", value.tail_lines, "is not a number of lines", "use 0 or more")
     if not _can_be_filled_in(value.prefix):
         yield Problem("logs.prefix", value.prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")
-
-
-def environment_problems(value: object) -> Iterator[Problem]:
-    """What is wrong with an ``environment``."""
-    if not isinstance(value, Mapping):
-        yield Problem("environment", value, "is not a mapping", 'use {"NAME": "value"}')
-        return
-    for name, text in value.items():
-        if (unusable := problem_of_variable("environment", name, text)) is not None:
-            yield unusable
-        elif name in IDENTITY:
-            yield Problem(
-                "environment", name, "says who a rank is, which only safedist decides", "remove it; see current_rank()"
-            )
-        elif (problem := reserved.problem_of(name, "environment", text)) is not None:
-            yield problem
-        elif name in reserved.OF_THE_POD:
-            reason = "is read before there is a rank, which alone has these variables"
-            yield Problem("environment", name, reason, "set it in @task(environment={...})")
 
 
 def problem_of_variable(where: str, name: object, text: object, *, further: str = "") -> Problem | None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Problem
-from .cluster import Kubeflow
-from .options import Requested
+from .options import Requested, SafeDistributed
 
 GENERIC_GPU = "gpu"
 """flytekit's name for one; the platform has the other."""
@@ -25,7 +24,7 @@ _COMMON = ("cpu", "memory", "ephemeral-storage")
 
 @dataclass(frozen=True, kw_only=True)
 class TaskArguments:
-    """What the ``@task`` decorator was given, as far as the shape of the job depends on it.
+    """What the ``@task`` decorator was given, as far as the config of the job depends on it.
 
     Attributes:
         requests, limits, resources: flytekit ``Resources``.
@@ -78,13 +77,13 @@ class _Count:
     field: str
 
 
-def gpus_requested(arguments: TaskArguments, shape: Kubeflow, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
+def gpus_requested(arguments: TaskArguments, config: SafeDistributed, *, nodes: tuple[int, int] = (1, 1)) -> Requested:
     """GPUs in each pod that runs ranks, and which field says so; ``gpus=None`` where nothing asks for any.
 
     *nodes* are the fewest and the most. Where roles ask for different numbers, the smallest: every node runs the same
     number of ranks.
     """
-    counts = [(_number(count.value), count.field) for count in _per_role(arguments, shape, nodes)]
+    counts = [(_number(count.value), count.field) for count in _per_role(arguments, config, nodes)]
     known = [(number, name) for number, name in counts if number is not None]
     if not known:
         return Requested()
@@ -93,14 +92,14 @@ def gpus_requested(arguments: TaskArguments, shape: Kubeflow, *, nodes: tuple[in
 
 
 def problems_of_gpus(
-    arguments: TaskArguments, shape: Kubeflow, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
+    arguments: TaskArguments, config: SafeDistributed, *, nproc_per_node: object, nodes: tuple[int, int] = (1, 1)
 ) -> Iterator[Problem]:
     """Everything about GPUs that contradicts itself, ranks against GPUs apart (that is the config's own check)."""
-    yield from _unreadable(arguments, shape)
+    yield from _unreadable(arguments, config)
     yield from _request_against_limit(arguments)
     yield from _beside_template(arguments)
-    yield from _roles(arguments, shape, nproc_per_node, nodes)
-    yield from _accelerator(arguments, shape, nproc_per_node, nodes)
+    yield from _roles(arguments, config, nproc_per_node, nodes)
+    yield from _accelerator(arguments, config, nproc_per_node, nodes)
 
 
 def is_gpu(name: str) -> bool:
@@ -115,30 +114,30 @@ def is_partitioned(arguments: TaskArguments) -> bool:
     return any(name.startswith(_MIG) for name in _template_resources(arguments))
 
 
-def _per_role(arguments: TaskArguments, shape: Kubeflow, nodes: tuple[int, int]) -> Iterator[_Count]:
+def _per_role(arguments: TaskArguments, config: SafeDistributed, nodes: tuple[int, int]) -> Iterator[_Count]:
     """What each role that runs ranks gets: its own count, else the task's."""
     task = _of_task(arguments)
-    for name in _training_roles(shape, nodes):
-        own = _of_role(getattr(shape, name, None), name)
+    for name in _training_roles(config, nodes):
+        own = _of_role(getattr(config, name, None), name)
         count = own or task
         if count is not None:
             yield count
 
 
-def _training_roles(shape: Kubeflow, nodes: tuple[int, int]) -> tuple[str, ...]:
+def _training_roles(config: SafeDistributed, nodes: tuple[int, int]) -> tuple[str, ...]:
     fewest, most = nodes
-    if most == 1 and not shape.one_node_job:
+    if most == 1:
         return ("",)
-    if shape.operator == "mpi" or fewest != most:
+    if config.operator == "mpi" or fewest != most:
         return ("worker",)
-    return ("master",) if most == 1 else ("master", "worker")
+    return "master", "worker"
 
 
 def _of_role(role: Any, name: str) -> _Count | None:
     for field in ("limits", "requests"):
         gpu = getattr(getattr(role, field, None), "gpu", None)
         if gpu is not None:
-            return _Count(gpu, f"cluster.{name}.{field}.gpu")
+            return _Count(gpu, f"{name}.{field}.gpu")
     return None
 
 
@@ -173,8 +172,8 @@ def _number(value: object) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _unreadable(arguments: TaskArguments, shape: Kubeflow) -> Iterator[Problem]:
-    roles = [_of_role(getattr(shape, name), name) for name in ("master", "worker", "launcher")]
+def _unreadable(arguments: TaskArguments, config: SafeDistributed) -> Iterator[Problem]:
+    roles = [_of_role(getattr(config, name), name) for name in ("master", "worker", "launcher")]
     for count in (_of_task(arguments), *roles):
         if count is not None and _number(count.value) is None:
             reason = "is not a whole number of GPUs"
@@ -204,8 +203,10 @@ def _beside_template(arguments: TaskArguments) -> Iterator[Problem]:
             yield Problem(f"pod_template {name}", value, reason, "keep one of them")
 
 
-def _roles(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
-    counts = list(_per_role(arguments, shape, nodes))
+def _roles(
+    arguments: TaskArguments, config: SafeDistributed, nproc: object, nodes: tuple[int, int]
+) -> Iterator[Problem]:
+    counts = list(_per_role(arguments, config, nodes))
     numbers = {_number(count.value) for count in counts}
     if nproc is None and len(numbers) > 1:
         listed = " and ".join(f"{count.field}={count.value}" for count in counts)
@@ -213,11 +214,11 @@ def _roles(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tupl
         yield Problem("nproc_per_node", nproc, reason, "set nproc_per_node, or give the roles the same number of GPUs")
     task = _of_task(arguments)
     for name in ("master", "worker"):
-        own = _of_role(getattr(shape, name, None), name)
+        own = _of_role(getattr(config, name, None), name)
         if own is not None and _number(own.value) == 0 and task is not None and _number(task.value) != 0:
             reason = f"does not take away {task.field}={task.value}: the backend drops a count of zero"
             yield Problem(own.field, own.value, reason, "request GPUs per role only, not on the task")
-    if shape.operator == "mpi" and nodes[1] + shape.one_node_job > 1:
+    if config.operator == "mpi" and nodes[1] > 1:
         for name, value in _template_resources(arguments).items():
             if name not in _COMMON:
                 yield _of_launcher_too(name, value)
@@ -227,23 +228,25 @@ def _of_launcher_too(name: str, value: object) -> Problem:
     """Roles of their own name cpu, memory, disk and GPUs only (``core.Resources``)."""
     repair = "use the operator 'pytorch', which has no launcher"
     if is_gpu(name):
-        repair = "request GPUs in the task's resources, or in Kubeflow(worker=...)"
+        repair = "request GPUs in the task's resources, or in worker=Worker(...)"
     return Problem(f"pod_template {name}", value, "goes to the launcher too, which runs no ranks", repair)
 
 
-def _accelerator(arguments: TaskArguments, shape: Kubeflow, nproc: object, nodes: tuple[int, int]) -> Iterator[Problem]:
+def _accelerator(
+    arguments: TaskArguments, config: SafeDistributed, nproc: object, nodes: tuple[int, int]
+) -> Iterator[Problem]:
     if arguments.accelerator is None and not is_partitioned(arguments):
         return
     name = _accelerator_name(arguments.accelerator)
     if name.lower().startswith("tpu"):
         yield Problem("accelerator", name, "is a TPU, which neither Horovod nor torch ranks here can use", "use GPUs")
-    gpus = gpus_requested(arguments, shape, nodes=nodes).gpus
+    gpus = gpus_requested(arguments, config, nodes=nodes).gpus
     if arguments.accelerator is not None and not gpus:
         reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"
         yield Problem("accelerator", name, reason, "add Resources(gpu=...), or drop accelerator")
     if is_partitioned(arguments) and nproc is None and gpus is not None and gpus > 1:
         reason = f"cannot be derived from {gpus} slices: a process sees one MIG slice, and NCCL joins no two of a GPU"
-        repair = "set nproc_per_node=1 and use nodes=, or whole GPUs; set a higher number only for Gloo on the CPU"
+        repair = "set nproc_per_node=1 and use nnodes=, or whole GPUs; set a higher number only for Gloo on the CPU"
         yield Problem("nproc_per_node", nproc, reason, repair)
 
 

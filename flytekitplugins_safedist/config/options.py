@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import ConfigError, Problem
-from .cluster import Kubeflow
 from .fields import (
     MOST_COUNTED,
     are_ranks,
-    environment_problems,
     hang_problems,
     is_count,
     log_problems,
@@ -29,62 +27,75 @@ from .fields import Hangs as Hangs  # noqa: PLC0414  (where a config is written)
 from .fields import Logs as Logs  # noqa: PLC0414  (where a config is written)
 from .fields import Scratch as Scratch  # noqa: PLC0414  (where a config is written)
 from .fields import Timeouts as Timeouts  # noqa: PLC0414  (where a config is written)
-from .moved import NO_CLUSTER_GIVEN, ReadsMovedFields, takes_moved_fields
 from .quantities import size_in_bytes
 
+if TYPE_CHECKING:
+    from flytekitplugins import kfmpi, kfpytorch
+
+    RunPolicy: TypeAlias = kfpytorch.RunPolicy | kfmpi.task.RunPolicy
+    Master: TypeAlias = kfpytorch.Master
+    Worker: TypeAlias = kfpytorch.Worker | kfmpi.Worker
+    Launcher: TypeAlias = kfmpi.Launcher
+
 Backend = Literal["horovod", "torch"]
+Operator = Literal["pytorch", "mpi"]
 StartMethod = Literal["preload", "spawn"]
 
 BACKENDS: tuple[Backend, ...] = ("horovod", "torch")
+OPERATORS: tuple[Operator, ...] = ("pytorch", "mpi")
 START_METHODS: tuple[StartMethod, ...] = ("preload", "spawn")
 DEFAULT_REPLACEMENTS = 10
 
 
-@takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
-class SafeDistributed(ReadsMovedFields):
+class SafeDistributed:
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
+    Where Flyte's own Kubeflow plugins have a class for something (``RunPolicy``, ``Master``, ``Worker``, ``Launcher``,
+    ``RestartPolicy``), it is theirs, from ``flytekitplugins.kfpytorch`` or ``flytekitplugins.kfmpi``.
+
     Attributes:
-        nodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
+        nnodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
         nproc_per_node: ranks per node; default: the number of GPUs the task requests, else 1.
-        max_replacements: how often nodes of a job may be lost (drained, preempted, out of memory, their machine gone)
-            and come back within one Flyte attempt; a budget beside ``max_restarts``. None: 10, or one less than
-            ``run_policy.backoff_limit`` where that is lower: the operator counts some of the same losses.
         max_restarts: how often the ranks of the whole job may be relaunched together within one Flyte attempt.
+        max_replacements: how often nodes of a job may be lost (drained, preempted, out of memory, their machine gone)
+            and come back within one Flyte attempt; a budget beside ``max_restarts``. The default is one less than
+            ``run_policy.backoff_limit`` where that is lower: the operator counts some of the same losses.
         start_method: ``"preload"`` forks ranks from a process that imported torch, the backend, flytekit and the
             task's module once, falling back to ``"spawn"`` with a warning when that is not safe; ``"spawn"`` starts
             a fresh interpreter per rank.
         scratch: see :class:`Scratch`.
         timeouts: see :class:`Timeouts`.
         logs: see :class:`Logs`.
-        environment: further variables for every rank; they win over the defaults safedist sets (``OMP_NUM_THREADS``),
-            and identity (``RANK``, ``HOROVOD_SIZE``, ...) is refused.
-        cluster: how the job looks to Kubernetes (operator, roles, run policy, volumes), see
-            :class:`~flytekitplugins_safedist.config.cluster.Kubeflow`.
-
-    The fields of ``cluster`` are still taken beside the others, with a warning; the next release drops that.
+        operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
+        master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
+            every role is OnFailure unless it names another: a pod that is lost comes back.
+        worker: the same for the other nodes of a PyTorchJob; for every node of an elastic one or an MPIJob.
+        launcher: the same for the launcher pod of an MPIJob, which runs no ranks and needs no GPU.
+        run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
+            the backoff limit is above the job's budget for lost nodes (``max_replacements``).
     """
 
-    nodes: int | str = 1
+    nnodes: int | str = 1
     nproc_per_node: int | None = None
-    max_replacements: int | None = None
     max_restarts: int = 0
+    max_replacements: int = DEFAULT_REPLACEMENTS
     start_method: StartMethod = "preload"
     scratch: Scratch = field(default_factory=Scratch)
     timeouts: Timeouts = field(default_factory=Timeouts)
     logs: Logs = field(default_factory=Logs)
-    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
-    cluster: Kubeflow = NO_CLUSTER_GIVEN
+    operator: Operator = "pytorch"
+    master: Master | None = None
+    worker: Worker | None = None
+    launcher: Launcher | None = None
+    run_policy: RunPolicy | None = None
 
 
-@takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
 class SafeHorovod(SafeDistributed):
     """Run the task function on every rank of a Horovod job: ``hvd.init()`` just works, no horovodrun, ssh or MPI."""
 
 
-@takes_moved_fields
 @dataclass(frozen=True, kw_only=True)
 class SafeTorch(SafeDistributed):
     """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works.
@@ -117,7 +128,7 @@ class Resolved:
         backend: "horovod" or "torch".
         min_nodes, max_nodes: equal for a fixed size.
         nproc_per_node: ranks per node.
-        environment: the user's variables.
+        environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
         size_limit: scratch limit in bytes, or None.
         max_replacements: how often nodes may be lost, in the whole job.
         hangs: for a torch job.
@@ -151,6 +162,7 @@ def resolve(
     *,
     where: Mapping[str, object] | None = None,
     dynamic: bool = False,
+    environment: Mapping[str, str] | None = None,
     further: Iterable[Problem] = (),
 ) -> Resolved:
     """Decide every default, or report everything that is wrong.
@@ -160,6 +172,7 @@ def resolve(
         requested: what the task asks of its pods.
         where: the task, for the error.
         dynamic: whether the function is a ``@dynamic`` workflow, which has no ranks.
+        environment: of the task.
         further: problems that others have found; reported with ours.
 
     Raises:
@@ -168,7 +181,7 @@ def resolve(
     problems = [*_problems(config, requested, dynamic=dynamic), *further]
     if problems:
         raise ConfigError(problems, where=where)
-    low, high = parse_nodes(config.nodes)  # type: ignore[misc]  # no problems: it parses
+    low, high = parse_nodes(config.nnodes)  # type: ignore[misc]  # no problems: it parses
     nproc = config.nproc_per_node if config.nproc_per_node is not None else (requested.gpus or 1)
     return Resolved(
         backend="horovod" if isinstance(config, SafeHorovod) else "torch",
@@ -182,7 +195,7 @@ def resolve(
         timeouts=config.timeouts,
         logs=config.logs,
         hangs=config.hangs if isinstance(config, SafeTorch) else Hangs(),
-        environment=tuple(sorted(config.environment.items())),
+        environment=tuple(sorted((environment or {}).items())),
         nproc_is_open=config.nproc_per_node is None,
         max_replacements=replacements(config),
     )
@@ -191,10 +204,8 @@ def resolve(
 def replacements(config: SafeDistributed) -> int:
     """The budget for lost nodes. The operator fails a job in which containers were restarted ``backoff_limit`` times
     (training-operator v1.9.0, core/job.go, PastBackoffLimit): our own budget ends it before, with its cause."""
-    if config.max_replacements is not None:
-        return config.max_replacements
-    limit = getattr(getattr(config.cluster, "run_policy", None), "backoff_limit", None)
-    return DEFAULT_REPLACEMENTS if limit is None else max(0, min(DEFAULT_REPLACEMENTS, limit - 1))
+    limit = getattr(config.run_policy, "backoff_limit", None)
+    return config.max_replacements if limit is None else max(0, min(config.max_replacements, limit - 1))
 
 
 def parse_nodes(nodes: object) -> tuple[int, int] | None:
@@ -220,8 +231,10 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
         yield Problem(
             "task_config", type(config).__name__, "is on a @dynamic workflow, which has no ranks", "use @task"
         )
-    if parse_nodes(config.nodes) is None:
-        yield Problem("nodes", config.nodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"')
+    if parse_nodes(config.nnodes) is None:
+        yield Problem(
+            "nnodes", config.nnodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"'
+        )
     yield from _nproc_problems(config.nproc_per_node, requested)
     if not is_count(config.max_restarts, least=0):
         yield Problem("max_restarts", config.max_restarts, "is not a number of restarts", "use 0 or more")
@@ -234,16 +247,12 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     if isinstance(config, SafeTorch):
         yield from hang_problems(config.hangs)
     yield from _shown_problems(config)
-    yield from environment_problems(config.environment)
-    cluster: object = config.cluster
-    if not isinstance(cluster, Kubeflow):
-        yield Problem("cluster", cluster, "is not a Kubeflow", "use Kubeflow(operator=..., worker=..., ...)")
 
 
 def _shown_problems(config: SafeDistributed) -> Iterator[Problem]:
     """Ranks to show that the job will not have. Without ``nproc_per_node`` they follow the GPUs of a pod, which a call
     may change."""
-    nodes, nproc = parse_nodes(config.nodes), config.nproc_per_node
+    nodes, nproc = parse_nodes(config.nnodes), config.nproc_per_node
     logs: object = config.logs
     if nodes is None or not is_count(nproc, least=1) or not isinstance(logs, Logs) or not are_ranks(logs.show):
         return
@@ -273,18 +282,14 @@ def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
 
 def _replacement_problems(config: SafeDistributed) -> Iterator[Problem]:
     replacements = config.max_replacements
-    limit = getattr(getattr(config.cluster, "run_policy", None), "backoff_limit", None)
-    if replacements is None:
-        return
+    limit = getattr(config.run_policy, "backoff_limit", None)
     if not is_count(replacements, least=0):
-        yield Problem(
-            "max_replacements", replacements, "is not a number of lost nodes", "use 0 or more, or None for 10"
-        )
-    elif isinstance(limit, int) and limit <= replacements:
+        yield Problem("max_replacements", replacements, "is not a number of lost nodes", "use 0 or more")
+    elif isinstance(limit, int) and limit <= replacements != DEFAULT_REPLACEMENTS:
         reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
         repair = f"lower it to {limit - 1}, or raise backoff_limit to {replacements + 1}"
         yield Problem("max_replacements", replacements, reason, repair)
-    nodes = (parse_nodes(config.nodes) or (0, 0))[1]
+    nodes = (parse_nodes(config.nnodes) or (0, 0))[1]
     if limit is None and is_count(replacements, least=0) and replacements * nodes >= MOST_COUNTED:
         # The job's own backoff limit is made of them.
         reason = f"with {nodes} nodes is more restarts of pods than an operator can count"

@@ -1,4 +1,4 @@
-"""Everything about a job's shape that cannot work, found when the ``@task`` decorator runs.
+"""Everything about a job's config that cannot work, found when the ``@task`` decorator runs.
 
 Yields :class:`~flytekitplugins_safedist.errors.Problem` values, which the caller reports together with its own.
 """
@@ -15,10 +15,10 @@ from .. import envvars
 from ..errors import Problem
 from . import grace_period
 from .amounts import problems_of_amounts
-from .classes import ROLES, has_class, is_size, of_their_classes
-from .cluster import MEDIUMS, OPERATORS, SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
-from .fields import can_be_given, is_absolute, is_count, problem_of_variable
+from .classes import ROLES, has_class, of_their_classes
+from .fields import SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, Scratch, can_be_given, is_count, problem_of_variable
 from .gpus import TaskArguments, problems_of_gpus
+from .options import OPERATORS, SafeDistributed
 from .reserved import problem_of
 
 if TYPE_CHECKING:
@@ -32,33 +32,33 @@ CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
 
 
 def problems_of_job(
-    shape: object, arguments: TaskArguments, *, min_nodes: int, max_nodes: int, nproc_per_node: object
+    config: SafeDistributed, arguments: TaskArguments, *, min_nodes: int, max_nodes: int, nproc_per_node: object
 ) -> Iterator[Problem]:
-    """Check *shape* against the size of the job and what the task asks for.
+    """Check *config* against the size of the job and what the task asks for.
 
     A size of 0 is one that could not be read: what depends on it is left out, and all else is looked at.
     """
-    shape, arguments, problems = of_their_classes(shape, arguments)
+    config, arguments, problems = of_their_classes(config, arguments)
     yield from problems
-    if shape.operator not in OPERATORS:
+    if config.operator not in OPERATORS:
         repair = "use " + " or ".join(repr(name) for name in OPERATORS)
-        yield Problem("cluster.operator", shape.operator, "is not an operator that Flyte has a plugin for", repair)
-        shape, min_nodes, max_nodes = replace(shape, operator=OPERATORS[0]), 0, 0
-    yield from _size(shape, min_nodes, max_nodes)
-    yield from _roles(shape, min_nodes, max_nodes)
-    yield from _run_policy(shape, max_nodes)
-    yield from _shared_memory(shape, arguments)
-    yield from _scratch(shape.scratch_volume, arguments)
-    yield from _environment(shape, arguments, max_nodes)
-    yield from _pod_template(shape, arguments, max_nodes)
-    yield from problems_of_amounts(shape, arguments)
-    yield from problems_of_gpus(arguments, shape, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
+        yield Problem("operator", config.operator, "is not an operator that Flyte has a plugin for", repair)
+        config, min_nodes, max_nodes = replace(config, operator=OPERATORS[0]), 0, 0
+    yield from _size(config, min_nodes, max_nodes)
+    yield from _roles(config, min_nodes, max_nodes)
+    yield from _run_policy(config, max_nodes)
+    yield from _shared_memory(arguments)
+    yield from _scratch(config.scratch, arguments)
+    yield from _environment(config, arguments, max_nodes)
+    yield from _pod_template(config, arguments, max_nodes)
+    yield from problems_of_amounts(config, arguments)
+    yield from problems_of_gpus(arguments, config, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
 
 
-def warnings_of_job(shape: Kubeflow, arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
+def warnings_of_job(config: SafeDistributed, arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
     """What works, and gives something up: one sentence each."""
     for name in ROLES:
-        policy = getattr(getattr(shape, name), "restart_policy", None)
+        policy = getattr(getattr(config, name), "restart_policy", None)
         restart = getattr(policy, "name", None)
         if restart == "NEVER":
             yield (
@@ -95,90 +95,79 @@ def problems_of_environment(environment: Mapping[str, object], where: str) -> It
             yield problem
 
 
-def _size(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
+def _size(config: SafeDistributed, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
     elastic = min_nodes != max_nodes
-    if elastic and shape.operator == "mpi":
+    if elastic and config.operator == "mpi":
         reason = "is a range, which an MPIJob cannot have: its launcher starts a fixed list of workers"
         yield Problem(
-            "nodes", f"{min_nodes}:{max_nodes}", reason, "use the operator 'pytorch', or a fixed number of nodes"
-        )
-    if shape.one_node_job and max_nodes > 1:
-        yield Problem(
-            "cluster.one_node_job",
-            shape.one_node_job,
-            f"has no meaning with {max_nodes} nodes",
-            "drop it, or use nodes=1",
+            "nnodes", f"{min_nodes}:{max_nodes}", reason, "use the operator 'pytorch', or a fixed number of nodes"
         )
 
 
-def _roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
-    allowed = _allowed_roles(shape, min_nodes, max_nodes)
+def _roles(config: SafeDistributed, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
+    allowed = _allowed_roles(config, min_nodes, max_nodes)
     for name in ROLES:
-        role = getattr(shape, name)
+        role = getattr(config, name)
         if role is None:
             continue
         if name not in allowed:
             have = " and ".join(allowed) or "no roles: it is an ordinary pod"
             job = "elastic" if min_nodes != max_nodes else f"{max_nodes}-node"
-            reason = f"has no effect: this {job} {shape.operator} job has {have}"
-            yield Problem(
-                f"cluster.{name}", "set", reason, f"drop {name}" + (f" or use {allowed[0]}" if allowed else "")
-            )
+            reason = f"has no effect: this {job} {config.operator} job has {have}"
+            yield Problem(f"{name}", "set", reason, f"drop {name}" + (f" or use {allowed[0]}" if allowed else ""))
         else:
-            yield from _role(name, role, _replicas(name, shape, min_nodes, max_nodes))
+            yield from _role(name, role, _replicas(name, config, min_nodes, max_nodes))
 
 
-def _allowed_roles(shape: Kubeflow, min_nodes: int, max_nodes: int) -> tuple[str, ...]:
+def _allowed_roles(config: SafeDistributed, min_nodes: int, max_nodes: int) -> tuple[str, ...]:
     if not max_nodes:
         return tuple(ROLES)
-    if max_nodes == 1 and not shape.one_node_job:
+    if max_nodes == 1:
         return ()
-    if shape.operator == "mpi":
+    if config.operator == "mpi":
         return ("launcher", "worker")
     if min_nodes != max_nodes:
         return ("worker",)
-    return ("master",) if max_nodes == 1 else ("master", "worker")
+    return "master", "worker"
 
 
-def _replicas(name: str, shape: Kubeflow, min_nodes: int, max_nodes: int) -> int | None:
+def _replicas(name: str, config: SafeDistributed, min_nodes: int, max_nodes: int) -> int | None:
     if not max_nodes:
         return None
     if name != "worker":
         return 1
-    return max_nodes if shape.operator == "mpi" or min_nodes != max_nodes else max_nodes - 1
+    return max_nodes if config.operator == "mpi" or min_nodes != max_nodes else max_nodes - 1
 
 
 def _role(name: str, role: Any, replicas: int | None) -> Iterator[Problem]:
     count = getattr(role, "replicas", None)
     if None not in (count, replicas) and count != replicas:
-        reason = f"contradicts nodes, which makes {replicas}"
-        yield Problem(f"cluster.{name}.replicas", count, reason, "leave replicas out; nodes decides")
+        reason = f"contradicts nnodes, which makes {replicas}"
+        yield Problem(f"{name}.replicas", count, reason, "leave replicas out; nnodes decides")
     if role.image is not None and not can_be_given(role.image):
-        yield Problem(f"cluster.{name}.image", role.image, "is not the name of an image", "use a str")
+        yield Problem(f"{name}.image", role.image, "is not the name of an image", "use a str")
     command = getattr(role, "command", None)
     if command:
         reason = "would replace the command that stages the code and starts the agent"
         yield Problem(
-            f"cluster.{name}.command", command, reason, "drop it; put preparations into the image or an init container"
+            f"{name}.command", command, reason, "drop it; put preparations into the image or an init container"
         )
     policy = role.restart_policy
     if policy is not None and not has_class(policy, "RestartPolicy"):
         repair = "use RestartPolicy of kfpytorch or kfmpi"
-        yield Problem(f"cluster.{name}.restart_policy", policy, "is not a RestartPolicy", repair)
+        yield Problem(f"{name}.restart_policy", policy, "is not a RestartPolicy", repair)
 
 
-def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
-    policy = shape.run_policy
+def _run_policy(config: SafeDistributed, max_nodes: int) -> Iterator[Problem]:
+    policy = config.run_policy
     if policy is None:
         return
-    if max_nodes == 1 and not shape.one_node_job:
-        reason = "has no effect: nodes=1 is an ordinary pod, not a job"
-        yield Problem(
-            "cluster.run_policy", "set", reason, "use timeout= and retries= of @task, or Kubeflow(one_node_job=True)"
-        )
+    if max_nodes == 1:
+        reason = "has no effect: nnodes=1 is an ordinary pod, not a job"
+        yield Problem("run_policy", "set", reason, "use timeout= and retries= of @task")
     clean = policy.clean_pod_policy
     if clean is not None and not has_class(clean, "CleanPodPolicy"):
-        yield Problem("cluster.run_policy.clean_pod_policy", clean, "is not a CleanPodPolicy", "use that class")
+        yield Problem("run_policy.clean_pod_policy", clean, "is not a CleanPodPolicy", "use that class")
     for name in ("ttl_seconds_after_finished", "active_deadline_seconds", "backoff_limit"):
         value = getattr(policy, name)
         if value is not None and not is_count(value, least=1):
@@ -186,46 +175,24 @@ def _run_policy(shape: Kubeflow, max_nodes: int) -> Iterator[Problem]:
             repair = (
                 "leave it out for no limit" if name != "ttl_seconds_after_finished" else "leave it out to keep the job"
             )
-            yield Problem(f"cluster.run_policy.{name}", value, f"{_POSITIVE} (the backend drops 0)", repair)
+            yield Problem(f"run_policy.{name}", value, f"{_POSITIVE} (the backend drops 0)", repair)
 
 
-def _shared_memory(shape: Kubeflow, arguments: TaskArguments) -> Iterator[Problem]:
-    value = shape.shared_memory
-    if not isinstance(value, bool) and not is_size(value):
-        yield Problem("cluster.shared_memory", value, "is not True, False or a quantity", "write e.g. '64Gi'")
-    if not arguments.shared_memory:
-        return
-    if isinstance(value, str):
-        reason = f"and @task(shared_memory={arguments.shared_memory!r}) both size /dev/shm"
-        yield Problem("cluster.shared_memory", value, reason, "keep one of them")
-    if SHARED_MEMORY_MOUNT in mounted_paths(arguments):
+def _shared_memory(arguments: TaskArguments) -> Iterator[Problem]:
+    if arguments.shared_memory and SHARED_MEMORY_MOUNT in mounted_paths(arguments):
         reason = "and the pod template both mount /dev/shm, which the backend refuses"
         yield Problem("@task shared_memory", arguments.shared_memory, reason, "keep one of them")
 
 
-def _scratch(volume: ScratchVolume | None, arguments: TaskArguments) -> Iterator[Problem]:
-    if volume is None:
+def _scratch(scratch: object, arguments: TaskArguments) -> Iterator[Problem]:
+    if not isinstance(scratch, Scratch) or scratch.path is not None or scratch.volume is None:
         return
-    if volume.medium not in MEDIUMS:
-        yield Problem("cluster.scratch_volume.medium", volume.medium, "is unknown", "use 'disk' or 'memory'")
-    if volume.size_limit is not None and not is_size(volume.size_limit):
-        yield Problem("cluster.scratch_volume.size_limit", volume.size_limit, "is not a quantity", "write e.g. '200Gi'")
-    if volume.claim is not None and (volume.medium != "disk" or volume.size_limit is not None):
-        reason = "brings its own medium and size"
-        yield Problem("cluster.scratch_volume.claim", volume.claim, reason, "drop medium and size_limit, or the claim")
-    if volume.claim is not None and not (isinstance(volume.claim, str) and volume.claim):
-        yield Problem("cluster.scratch_volume.claim", volume.claim, "is not a name", "name a PersistentVolumeClaim")
-    path = PurePosixPath(volume.mount_path if is_absolute(volume.mount_path) else "/")
-    if ".." in path.parts or ":" in str(path) or path == PurePosixPath("/"):
-        reason = "is not an absolute path below /"
-        yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, "use e.g. '/scratch'")
-    elif str(path) in mounted_paths(arguments):
-        reason = "is where the pod template mounts something already"
-        repair = "set Scratch(path=...) to use that mount, and Kubeflow(scratch_volume=None)"
-        yield Problem("cluster.scratch_volume.mount_path", volume.mount_path, reason, repair)
+    if SCRATCH_MOUNT in mounted_paths(arguments):
+        reason = "mounts something where the scratch volume goes"
+        yield Problem("pod_template", SCRATCH_MOUNT, reason, f"set Scratch(path={SCRATCH_MOUNT!r}) to use that mount")
 
 
-def _environment(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
+def _environment(config: SafeDistributed, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
     given = arguments.environment or {}
     # Kubernetes takes more names than a shell does.
     unusable = {
@@ -235,7 +202,7 @@ def _environment(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> I
     usable = {name: text for name, text in given.items() if unusable[name] is None}
     yield from problems_of_environment(usable, "@task environment")
     yield from problems_of_environment(_template_environment(arguments), "pod_template env")
-    if max_nodes == 1 and not shape.one_node_job and envvars.ENDPOINT in {*usable, *_template_environment(arguments)}:
+    if max_nodes == 1 and envvars.ENDPOINT in {*usable, *_template_environment(arguments)}:
         reason = "says where nodes meet, and one node meets none"
         yield Problem("@task environment", envvars.ENDPOINT, reason, "remove it")
 
@@ -245,7 +212,7 @@ def _template_environment(arguments: TaskArguments) -> dict[str, object]:
     return {variable.name: variable.value for variable in listed}
 
 
-def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
+def _pod_template(config: SafeDistributed, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
     template = arguments.pod_template
     if template is None or template.pod_spec is None:
         return
@@ -253,10 +220,9 @@ def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> 
     names = Counter(container.name for container in [*containers, *(template.pod_spec.init_containers or ())])
     for name in [name for name, count in names.items() if count > 1]:
         yield Problem("pod_template container", name, f"is the name of {names[name]} containers", "give each its own")
-    taken = CONTAINER_NAMES[shape.operator]
-    is_job = max_nodes > 1 or shape.one_node_job
+    taken = CONTAINER_NAMES[config.operator]
     for container in containers:
-        if is_job and container.name == taken and container.name != template.primary_container_name:
+        if max_nodes > 1 and container.name == taken and container.name != template.primary_container_name:
             reason = f"is the name that the backend gives to the primary container {template.primary_container_name!r}"
             yield Problem("pod_template container", container.name, reason, "name the sidecar differently")
         if container.name == template.primary_container_name and (container.command or container.args):
@@ -268,12 +234,12 @@ def _pod_template(shape: Kubeflow, arguments: TaskArguments, max_nodes: int) -> 
             yield Problem("pod_template volume", volume.name, reason, "name it differently")
 
 
-def problems_of_template(shape: Kubeflow, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
+def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
     """Check a pod template alone, from which all that is needed can be read."""
-    yield from _scratch(shape.scratch_volume, arguments)
+    yield from _scratch(config.scratch, arguments)
     yield from problems_of_environment(_template_environment(arguments), "pod_template env")
-    yield from _pod_template(shape, arguments, max_nodes)
-    yield from problems_of_amounts(Kubeflow(), TaskArguments(pod_template=arguments.pod_template))
+    yield from _pod_template(config, arguments, max_nodes)
+    yield from problems_of_amounts(config, TaskArguments(pod_template=arguments.pod_template))
 
 
 def mounted_paths(arguments: TaskArguments) -> frozenset[str]:

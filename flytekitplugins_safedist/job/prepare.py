@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import envvars, topology
+from ..config.fields import SCRATCH_MOUNT, Scratch
 from ..config.options import Resolved
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
 
-    from ..config.cluster import ScratchVolume
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,11 @@ class Job:
             raise
         flyte, budgets = task_context.take(), (settings.max_restarts, settings.max_replacements)
         attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, environment))
-        settings = replace(settings, nproc_per_node=place.nproc_per_node)
+        given = dict(settings.environment)
+        if flyte.mode == "TASK_EXECUTION":
+            # The container has them, unless the execution says otherwise (``--env``).
+            given |= {name: environment[name] for name in given if name in environment}
+        settings = replace(settings, nproc_per_node=place.nproc_per_node, environment=tuple(sorted(given.items())))
         return cls(task, settings, environment, backend, attempt)
 
     @property
@@ -155,8 +159,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
     running = server or RankServer.spawn(job.ranks_environment)
-    volume = getattr(getattr(job.task.task_config, "cluster", None), "scratch_volume", None)
-    root = _scratch_root(settings, job.environment, volume)
+    root = _scratch_root(settings.scratch, job.environment)
     held.enter_context(running)
     scratched = held.enter_context(_scratch(root, settings))
     # Orders hold every rank's environment, and with it the task's secrets: they never stay. Nor does a link.
@@ -174,7 +177,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     order_file.write_text(order.to_json())
     if not fork:
         job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
-    limit = disk_limit.limit_of(settings, job.environment, volume)
+    limit = disk_limit.limit_of(settings, job.environment)
     return NodePlan(job, running, scratched, order_file, fork, limit, time.monotonic() - started)
 
 
@@ -222,11 +225,11 @@ def _job_order(
     )
 
 
-def _scratch_root(settings: Resolved, environment: Mapping[str, str], volume: ScratchVolume | None) -> Path:
+def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
     """Where scratch goes: a pod lacks the volume that registration named when a pod template replaced the task's."""
     named = environment.get(envvars.SCRATCH_ROOT)
-    elsewhere = Path(settings.scratch.path or named or tempfile.gettempdir())
-    is_ours = settings.scratch.path is None and volume is not None and named == volume.mount_path
+    elsewhere = Path(asked.path or named or tempfile.gettempdir())
+    is_ours = asked.path is None and asked.volume is not None and named == SCRATCH_MOUNT
     wanted = environment.get(envvars.TMPDIR)
     if wanted and elsewhere == Path(tempfile.gettempdir()) and elsewhere != Path(os.path.abspath(wanted)):  # noqa: PTH100
         why = "it is full, or cannot be written" if Path(wanted).is_dir() else "there is no such directory"

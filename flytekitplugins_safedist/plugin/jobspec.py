@@ -3,11 +3,11 @@
 Pure: values in, values out. What the backend does with it: ``flyteplugins/go/tasks/plugins/k8s/kfoperators`` of Flyte
 v1.16.8.
 
-- ``nodes=1``: task type ``python-task``, an ordinary pod.
-- ``nodes=N``: task type ``pytorch``, Master and N-1 Workers, no elastic policy: every pod knows its node rank, and the
+- ``nnodes=1``: task type ``python-task``, an ordinary pod.
+- ``nnodes=N``: task type ``pytorch``, Master and N-1 Workers, no elastic policy: every pod knows its node rank, and the
   job succeeds when the master does.
-- ``nodes="2:4"``: task type ``pytorch`` with an elastic policy, Workers only.
-- ``Kubeflow(operator="mpi")``: task type ``mpi``, a launcher and N workers.
+- ``nnodes="2:4"``: task type ``pytorch`` with an elastic policy, Workers only.
+- ``operator="mpi"``: task type ``mpi``, a launcher and N workers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import envvars
-from ..config.cluster import Kubeflow
 from ..config.gpus import TaskArguments, gpus_requested
-from ..config.options import DEFAULT_REPLACEMENTS, Resolved, Timeouts
+from ..config.options import DEFAULT_REPLACEMENTS, Resolved, SafeDistributed, Timeouts
 from ..config.registered import timeouts_text
 
 PYTHON_TASK = "python-task"
@@ -66,20 +65,20 @@ class JobSpec:
     workers_of_mpi: int | None = None
 
 
-def plan_job(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> JobSpec:
-    """Decide the job. *shape* and *asks* must be free of problems (:func:`.problems_of_job`)."""
-    environment = _pinned(shape, resolved, arguments)
-    if resolved.max_nodes == 1 and not shape.one_node_job:
+def plan_job(config: SafeDistributed, resolved: Resolved, arguments: TaskArguments) -> JobSpec:
+    """Decide the job. *config* and *asks* must be free of problems (:func:`.problems_of_job`)."""
+    environment = _pinned(config, resolved, arguments)
+    if resolved.max_nodes == 1:
         return JobSpec(task_type=PYTHON_TASK, task_type_version=0, custom=None, environment=environment)
-    if shape.operator == "mpi":
+    if config.operator == "mpi":
         return JobSpec(
             task_type="mpi",
             task_type_version=1,
-            custom=_mpi(shape, resolved, arguments),
+            custom=_mpi(config, resolved, arguments),
             environment=environment,
             workers_of_mpi=resolved.max_nodes,
         )
-    custom = _pytorch(shape, resolved, arguments)
+    custom = _pytorch(config, resolved, arguments)
     return JobSpec(task_type="pytorch", task_type_version=1, custom=custom, environment=environment)
 
 
@@ -124,7 +123,7 @@ def task_resources(arguments: TaskArguments) -> tuple[dict[str, object], dict[st
     return requests, limits
 
 
-def _pinned(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> tuple[tuple[str, str], ...]:
+def _pinned(config: SafeDistributed, resolved: Resolved, arguments: TaskArguments) -> tuple[tuple[str, str], ...]:
     low, high = resolved.min_nodes, resolved.max_nodes
     pinned = {
         envvars.NODES: str(high) if low == high else f"{low}:{high}",
@@ -138,7 +137,7 @@ def _pinned(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> tu
         pinned[envvars.TIMEOUTS] = timeouts_text(resolved.timeouts)
         if resolved.max_replacements != DEFAULT_REPLACEMENTS:
             pinned[envvars.MAX_REPLACEMENTS] = str(resolved.max_replacements)
-    gpus = gpus_requested(arguments, shape, nodes=(low, high)).gpus
+    gpus = gpus_requested(arguments, config, nodes=(low, high)).gpus
     if gpus:
         pinned[envvars.GPUS] = str(gpus)
     if resolved.timeouts.code != Timeouts().code and envvars.CODE_TIMEOUT not in (arguments.environment or {}):
@@ -146,15 +145,15 @@ def _pinned(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> tu
     return tuple(pinned.items())
 
 
-def _pytorch(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> dict[str, Any]:
+def _pytorch(config: SafeDistributed, resolved: Resolved, arguments: TaskArguments) -> dict[str, Any]:
     from flyteidl.plugins.kubeflow import pytorch_pb2 as pb
     from google.protobuf.json_format import MessageToDict
 
     elastic = resolved.min_nodes != resolved.max_nodes
     replicas = resolved.max_nodes if elastic else resolved.max_nodes - 1
     job = pb.DistributedPyTorchTrainingTask(
-        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(shape.worker, arguments)),
-        run_policy=_run_policy(shape, resolved, ("worker",) if elastic else ("master", "worker")[: replicas + 1]),
+        worker_replicas=pb.DistributedPyTorchTrainingReplicaSpec(replicas=replicas, **_role(config.worker, arguments)),
+        run_policy=_run_policy(config, resolved, ("worker",) if elastic else ("master", "worker")),
     )
     if elastic:
         job.elastic_config.CopyFrom(
@@ -167,29 +166,29 @@ def _pytorch(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> d
             )
         )
     else:
-        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(shape.master, arguments))
+        master = pb.DistributedPyTorchTrainingReplicaSpec(replicas=1, **_role(config.master, arguments))
         job.master_replicas.CopyFrom(master)
     return dict(MessageToDict(job))
 
 
-def _mpi(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> dict[str, Any]:
+def _mpi(config: SafeDistributed, resolved: Resolved, arguments: TaskArguments) -> dict[str, Any]:
     from flyteidl.plugins.kubeflow import mpi_pb2 as pb
     from flytekit import Resources
     from google.protobuf.json_format import MessageToDict
 
-    launcher = _role(shape.launcher, arguments, inherit=False)
+    launcher = _role(config.launcher, arguments, inherit=False)
     if "resources" not in launcher:
         # Without this the launcher gets what the task asks for each worker, and does nothing with it.
         launcher["resources"] = _to_idl(_fields(Resources(cpu="1", mem=_launcher_memory(resolved.max_nodes))), {})
     # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some: nothing can
     # take them from one role only. Without GPUs the workers name nothing of their own, and with_overrides changes them.
-    has_gpus = bool(gpus_requested(arguments, shape, nodes=(resolved.min_nodes, resolved.max_nodes)).gpus)
+    has_gpus = bool(gpus_requested(arguments, config, nodes=(resolved.min_nodes, resolved.max_nodes)).gpus)
     job = pb.DistributedMPITrainingTask(
         worker_replicas=pb.DistributedMPITrainingReplicaSpec(
-            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role(shape.worker, arguments, always=has_gpus)
+            replicas=resolved.max_nodes, command=_MPI_WORKER, **_role(config.worker, arguments, always=has_gpus)
         ),
         launcher_replicas=pb.DistributedMPITrainingReplicaSpec(replicas=1, **launcher),
-        run_policy=_run_policy(shape, resolved, ("launcher", "worker")),
+        run_policy=_run_policy(config, resolved, ("launcher", "worker")),
         slots=resolved.nproc_per_node,
     )
     return dict(MessageToDict(job))
@@ -228,14 +227,14 @@ def _restart_policy(role: Any) -> str:
     return "ON_FAILURE" if policy.name == "FAILURE" else str(policy.name)
 
 
-def _run_policy(shape: Kubeflow, resolved: Resolved, roles: Iterable[str]) -> Any:
+def _run_policy(config: SafeDistributed, resolved: Resolved, roles: Iterable[str]) -> Any:
     from flyteidl.plugins.kubeflow import common_pb2 as pb
 
-    policy = shape.run_policy
+    policy = config.run_policy
     # Flyte reads "no clean pod policy" as None, which leaves pods of a finished job running.
     clean = getattr(policy, "clean_pod_policy", None)
     backoff = getattr(policy, "backoff_limit", None)
-    if backoff is None and any(_restart_policy(getattr(shape, name)) != "NEVER" for name in roles):
+    if backoff is None and any(_restart_policy(getattr(config, name)) != "NEVER" for name in roles):
         # The operator adds up the restarts of all containers, and fails the job when they reach the limit: never
         # before our own budget is spent, which counts a round once, however many of its nodes were lost.
         backoff = resolved.max_replacements * resolved.max_nodes + 1

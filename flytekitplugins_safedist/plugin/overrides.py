@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.amounts import problems_of_amounts
 from ..config.classes import of_their_classes, problem_of_template
-from ..config.cluster import SHARED_MEMORY_MOUNT, Kubeflow
+from ..config.fields import SHARED_MEMORY_MOUNT
 from ..config.gpus import TaskArguments
+from ..config.options import SafeDistributed
 from ..config.validate import mounted_paths, problems_of_template, warnings_of_template
 from ..errors import ConfigError, Problem
 from .pod_template import merged_template, shared_memory
@@ -37,7 +38,7 @@ def guard(node: Any, task: str, serialized: Serialized, users_template: Any) -> 
             _warn(f"with_overrides on {task}: {warning}")
         if kwargs.get("pod_template") is not None:
             arguments = replace(arguments, pod_template=kwargs["pod_template"])
-            kwargs["pod_template"] = merged_template(serialized.shape, serialized.resolved, arguments)
+            kwargs["pod_template"] = merged_template(serialized.resolved, arguments)
         return stock(*args, **kwargs)
 
     node.with_overrides = with_overrides
@@ -68,9 +69,9 @@ def _resources(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator
     if not given:
         return
     asked: Any = {name: overrides[name] for name in given}
-    _, readable, problems = of_their_classes(Kubeflow(), TaskArguments(**asked))
+    _, readable, problems = of_their_classes(SafeDistributed(), TaskArguments(**asked))
     yield from problems
-    yield from problems_of_amounts(Kubeflow(), readable)
+    yield from problems_of_amounts(SafeDistributed(), readable)
     ranks, fixed = _ranks_and_fixed(serialized)
     if ranks and ranks == fixed:
         field = "worker" if ranks == ["worker"] else " and ".join(ranks)
@@ -95,7 +96,7 @@ def _ranks_and_fixed(serialized: Serialized) -> tuple[list[str], list[str]]:
 
 
 def _own(serialized: Serialized, role: str) -> bool:
-    own = getattr(serialized.shape, role, None)
+    own = getattr(serialized.config, role, None)
     return any(getattr(own, name, None) for name in ("requests", "limits"))
 
 
@@ -109,21 +110,21 @@ def _pod_template(serialized: Serialized, arguments: TaskArguments, overrides: M
         yield unreadable
         return
     theirs = replace(arguments, pod_template=template)
-    yield from problems_of_template(serialized.shape, theirs, max_nodes=serialized.resolved.max_nodes)
-    brings = overrides.get("shared_memory") or shared_memory(serialized.shape, arguments)
+    yield from problems_of_template(serialized.config, theirs, max_nodes=serialized.resolved.max_nodes)
+    brings = overrides.get("shared_memory") or shared_memory(arguments)
     if brings and SHARED_MEMORY_MOUNT in mounted_paths(theirs):
         yield _mounted_twice("pod_template", "mounts /dev/shm")
 
 
 def _mounted_twice(field: str, value: object) -> Problem:
     reason = f"and the task both bring {SHARED_MEMORY_MOUNT}, which the backend refuses"
-    repair = "keep one: size it with shared_memory=, or Kubeflow(shared_memory=False) in the task's config"
+    repair = "keep one: size it with shared_memory=, or @task(shared_memory=False)"
     return Problem(field, value, reason, repair)
 
 
 def _warnings(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator[str]:
     for role in _ROLES:
-        own: Any = getattr(serialized.shape, role, None)
+        own: Any = getattr(serialized.config, role, None)
         if overrides.get("container_image") is not None and getattr(own, "image", None):
             yield f"{role} keeps its own image {own.image}"
         if any(overrides.get(name) is not None for name in ("requests", "limits", "resources")) and _own(

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import envvars
 from ..config import grace_period
-from ..config.cluster import SHARED_MEMORY_MOUNT, Kubeflow, ScratchVolume
+from ..config.fields import SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, Scratch
 from ..config.gpus import TaskArguments
 from ..config.options import Resolved
 from ..config.validate import SCRATCH_VOLUME, mounted_paths
@@ -20,7 +20,7 @@ OPERATORS_PORT = "pytorchjob-port"
 """What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 
 
-def merged_template(shape: Kubeflow, resolved: Resolved, arguments: TaskArguments) -> Any:
+def merged_template(resolved: Resolved, arguments: TaskArguments) -> Any:
     """A new flytekit ``PodTemplate``: the user's with the scratch volume, the end of the log as the termination
     message and a grace period of our own length where the user's says nothing else, for several nodes a short stay on
     lost machines, and what the cluster would refuse for want of it: names of ports, limits of sidecars.
@@ -37,14 +37,13 @@ def merged_template(shape: Kubeflow, resolved: Resolved, arguments: TaskArgument
         # Flyte shows a failed pod's termination message. It sets this on the containers that it makes, and not on those
         # of a pod template (flytek8s, v1.16.8): there the text would be empty.
         primary.termination_message_policy = "FallbackToLogsOnError"
-    if shape.scratch_volume is not None and resolved.scratch.path is None:
-        volume = _scratch(shape.scratch_volume, resolved)
-        _mount(template.pod_spec, primary, volume, shape.scratch_volume.mount_path)
+    if resolved.scratch.path is None and resolved.scratch.volume is not None:
+        _mount(template.pod_spec, primary, _scratch(resolved.scratch), SCRATCH_MOUNT)
         if envvars.SCRATCH_ROOT not in (arguments.environment or {}):
             # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
-            where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=shape.scratch_volume.mount_path)
+            where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=SCRATCH_MOUNT)
             primary.env = [*(primary.env or ()), where]
-    if _is_limited_by_pod(shape.scratch_volume, resolved):
+    if _is_limited_by_pod(resolved.scratch):
         primary.env = [*(primary.env or ()), _ephemeral_storage()]
     _set_grace(template.pod_spec, primary, resolved)
     if resolved.max_nodes > 1:
@@ -83,22 +82,21 @@ def _be_replaced_soon(spec: Any) -> None:
             spec.tolerations = [*(spec.tolerations or ()), waits]
 
 
-def shared_memory(shape: Kubeflow, arguments: TaskArguments) -> bool | str | None:
-    """What the task asks of the backend for ``/dev/shm``: True or a quantity; None where nothing is asked, or the pod
+def shared_memory(arguments: TaskArguments) -> bool | str:
+    """What the task asks of the backend for ``/dev/shm``: what ``@task(shared_memory=...)`` says; by default as much as
+    the container's memory allows, for the runtime's 64 MiB are too few for NCCL and data loaders. False where the pod
     template mounts something there.
 
     Not a volume of our own: ``with_overrides(shared_memory=...)`` replaces what was asked, and would meet a mount.
     """
-    if arguments.shared_memory or not shape.shared_memory:
+    if arguments.shared_memory is not None:
         return arguments.shared_memory
-    return None if SHARED_MEMORY_MOUNT in mounted_paths(arguments) else shape.shared_memory
+    return SHARED_MEMORY_MOUNT not in mounted_paths(arguments)
 
 
-def _is_limited_by_pod(volume: ScratchVolume | None, resolved: Resolved) -> bool:
+def _is_limited_by_pod(scratch: Scratch) -> bool:
     """Whether the ranks' limit on disk follows from the pod's (see :mod:`.disklimit`)."""
-    if resolved.size_limit is not None or resolved.scratch.path is not None:
-        return False
-    return volume is None or (volume.claim is None and volume.medium == "disk")
+    return scratch.size_limit is None and scratch.path is None and scratch.claim is None and scratch.volume != "memory"
 
 
 def _ephemeral_storage() -> Any:
@@ -153,14 +151,14 @@ def _mount(spec: Any, container: Any, volume: Any, path: str) -> None:
     container.volume_mounts = [*(container.volume_mounts or ()), V1VolumeMount(name=volume.name, mount_path=path)]
 
 
-def _scratch(volume: ScratchVolume, resolved: Resolved) -> Any:
+def _scratch(scratch: Scratch) -> Any:
     from kubernetes.client import V1EmptyDirVolumeSource, V1PersistentVolumeClaimVolumeSource, V1Volume
 
-    if volume.claim is not None:
+    if scratch.claim is not None:
         return V1Volume(
             name=SCRATCH_VOLUME,
-            persistent_volume_claim=V1PersistentVolumeClaimVolumeSource(claim_name=volume.claim),
+            persistent_volume_claim=V1PersistentVolumeClaimVolumeSource(claim_name=scratch.claim),
         )
-    size = volume.size_limit or (None if resolved.size_limit is None else str(resolved.size_limit))
-    source = V1EmptyDirVolumeSource(medium="Memory" if volume.medium == "memory" else None, size_limit=size)
+    size = None if scratch.size_limit is None else str(scratch.size_limit)
+    source = V1EmptyDirVolumeSource(medium="Memory" if scratch.volume == "memory" else None, size_limit=size)
     return V1Volume(name=SCRATCH_VOLUME, empty_dir=source)

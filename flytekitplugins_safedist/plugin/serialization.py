@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
 from ..config.classes import of_their_classes, problems_of_function
-from ..config.cluster import Kubeflow
 from ..config.gpus import GENERIC_GPU, TaskArguments, gpus_requested, is_gpu
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
 from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
@@ -41,7 +40,7 @@ else:
 class Serialized:
     """What registration needs to know of a task: what the user wrote, what was decided, and the job it makes."""
 
-    shape: Kubeflow
+    config: SafeDistributed
     resolved: Resolved
     arguments: TaskArguments
     job: JobSpec
@@ -65,16 +64,17 @@ def plan_task(
         ConfigError: everything that is wrong, at once.
     """
     arguments = TaskArguments.from_kwargs(kwargs)
-    shape = config.cluster
-    low, high = parse_nodes(config.nodes) or (0, 0)
+    low, high = parse_nodes(config.nnodes) or (0, 0)
     problems = [
         *problems_of_function(function),
-        *problems_of_job(shape, arguments, min_nodes=low, max_nodes=high, nproc_per_node=config.nproc_per_node),
+        *problems_of_job(config, arguments, min_nodes=low, max_nodes=high, nproc_per_node=config.nproc_per_node),
     ]
-    readable, asks, _ = of_their_classes(shape, arguments)
+    readable, asks, _ = of_their_classes(config, arguments)
     requested = gpus_requested(asks, readable, nodes=(low, high))
-    resolved = resolve(config, requested, where=where, dynamic=dynamic, further=problems)
-    return resolved, Serialized(shape, resolved, arguments, plan_job(shape, resolved, arguments))
+    resolved = resolve(
+        config, requested, where=where, dynamic=dynamic, environment=arguments.environment, further=problems
+    )
+    return resolved, Serialized(config, resolved, arguments, plan_job(config, resolved, arguments))
 
 
 class SerializesToKubeflow(_Base):
@@ -95,7 +95,7 @@ class SerializesToKubeflow(_Base):
         if self._merged_template is None:
             known = self.serialized
             arguments = replace(known.arguments, pod_template=self._users_template)
-            self._merged_template = merged_template(known.shape, known.resolved, arguments)
+            self._merged_template = merged_template(known.resolved, arguments)
         return self._merged_template
 
     @pod_template.setter
@@ -120,7 +120,7 @@ class SerializesToKubeflow(_Base):
         known = self.serialized
         arguments = replace(known.arguments, pod_template=self._users_template)
         return construct_extended_resources(
-            accelerator=self.accelerator, shared_memory=shared_memory(known.shape, arguments) or None
+            accelerator=self.accelerator, shared_memory=shared_memory(arguments) or None
         )
 
     def _job_in(self, settings: SerializationSettings) -> JobSpec:
@@ -130,7 +130,7 @@ class SerializesToKubeflow(_Base):
         if known.job.workers_of_mpi is None or default is None or known.arguments.has_resources():
             return known.job
         arguments = replace(known.arguments, requests=default.requests, limits=default.limits)
-        return plan_job(known.shape, known.resolved, arguments)
+        return plan_job(known.config, known.resolved, arguments)
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
@@ -150,7 +150,7 @@ class SerializesToKubeflow(_Base):
             return
         self._warned, known = True, self.serialized
         arguments = replace(known.arguments, pod_template=self._users_template)
-        for warning in filter(None, [*warnings_of_job(known.shape, arguments, known.resolved.timeouts), of_image]):
+        for warning in filter(None, [*warnings_of_job(known.config, arguments, known.resolved.timeouts), of_image]):
             logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .. import envvars
-from ..config.cluster import ScratchVolume
+from ..config.fields import SCRATCH_MOUNT
 from ..config.options import Resolved
 from ..errors import ScratchError
 from .scratch import Usage, human
@@ -34,17 +34,16 @@ class DiskLimit:
         return f"{human(self.size)} {self.origin}"
 
 
-def limit_of(settings: Resolved, environment: Mapping[str, str], volume: ScratchVolume | None) -> DiskLimit | None:
+def limit_of(settings: Resolved, environment: Mapping[str, str]) -> DiskLimit | None:
     """The limit of this node's ranks, or None where there is none.
 
     Args:
         settings: the task's; its own limit counts first.
         environment: this process's variables, with what Kubernetes says of the pod.
-        volume: what registration mounts for scratch.
     """
     if settings.size_limit is not None:
         return DiskLimit(settings.size_limit, "by Scratch(size_limit=...)")
-    if not _on_pods_disk(settings, environment, volume):
+    if not _on_pods_disk(settings, environment):
         return None
     given = environment.get(envvars.EPHEMERAL_STORAGE, "")
     pods = int(given) if given.isascii() and given.isdecimal() else 0
@@ -54,14 +53,14 @@ def limit_of(settings: Resolved, environment: Mapping[str, str], volume: Scratch
     return DiskLimit(size, f"by the pod's ephemeral storage of {human(pods)}, part of which is left to the rest of it")
 
 
-def _on_pods_disk(settings: Resolved, environment: Mapping[str, str], volume: ScratchVolume | None) -> bool:
+def _on_pods_disk(settings: Resolved, environment: Mapping[str, str]) -> bool:
     """Whether scratch is in what Kubernetes counts: the container's own files, and volumes on the node's disk."""
-    if settings.scratch.path is not None:
+    asked, named = settings.scratch, environment.get(envvars.SCRATCH_ROOT)
+    if asked.path is not None:
         return False
-    named = environment.get(envvars.SCRATCH_ROOT)
-    if volume is None or named != volume.mount_path:
+    if asked.volume is None or named != SCRATCH_MOUNT:
         return named is None
-    return volume.claim is None and volume.medium == "disk"
+    return asked.claim is None and asked.volume == "disk"
 
 
 class DiskWatch:

@@ -33,7 +33,7 @@ except BlockingIOError:
 
 def check_shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Result]:  # noqa: S108  (the path is the interface)
     """How large ``/dev/shm`` is: data loaders and NCCL put tensors there, and die with SIGBUS when it is full."""
-    remedy = "use Kubeflow(shared_memory=True) (the default of SafeHorovod and SafeTorch) or @task(shared_memory=...)"
+    remedy = "leave @task(shared_memory=...) out (then it is as large as the container's memory), or give it a size"
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:

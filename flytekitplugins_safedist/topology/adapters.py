@@ -44,7 +44,7 @@ def from_env(env: Mapping[str, str], asked: Asked, devices: Collection[str] = ()
     The ranks of a node are those that its GPUs make, where the user left that open: see :func:`.devices.ranks_here`.
     *devices* are the names of the files in ``/dev``.
 
-    Without any operator's variables this is a local run, or the one pod of ``nodes=1``.
+    Without any operator's variables this is a local run, or the one pod of ``nnodes=1``.
 
     Raises:
         TopologyError: nobody says which node this is, or two say different things, or what is said contradicts the

@@ -83,7 +83,7 @@ class Topology:
         nproc_per_node: ranks on each node.
         endpoint: where node 0 is met; None where there is nobody else to meet.
         source: who said so ("PyTorchJob", "local run", ...), for start lines and errors.
-        alone: no operator knows this process, and so nobody replaces it: a local run, or the one pod of ``nodes=1``.
+        alone: no operator knows this process, and so nobody replaces it: a local run, or the one pod of ``nnodes=1``.
         notes: what the user should know about how this was decided; one sentence each, to be logged as warnings.
     """
 

@@ -79,7 +79,7 @@ class Words:
         """Raise where the operator says another number of nodes than was asked for."""
         if (low, high) != (asked.min_nodes, asked.max_nodes):
             said = str(high) if low == high else f"{low}:{high}"
-            raise self.contradiction(f"nodes={said}", f"nodes={asked_nodes(asked)}")
+            raise self.contradiction(f"nnodes={said}", f"nnodes={asked_nodes(asked)}")
 
     def same_nproc(self, asked: Asked, name: str) -> None:
         """The operator's word on ranks per node, when it has one, is the pinned value or "decide yourself"."""

@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded
     assert "was killed by SIGKILL" in error.message
 
 
-@pytest.mark.end('in a range (`nodes="2:4"`), a node is lost for good')
+@pytest.mark.end('in a range (`nnodes="2:4"`), a node is lost for good')
 @pytest.mark.parametrize("task", BACKENDS)
 def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm, tmp_path, task, ranks_gate: Gate):
     job = Range(warm, tmp_path, task, "gate", ranks_gate.environment)

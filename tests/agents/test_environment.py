@@ -16,9 +16,9 @@ def told(warm, tmp_path, ranks_gate, monkeypatch):
     for name in ("OMP_NUM_THREADS", "TRITON_CACHE_DIR", *SAFE_IMPORT_ENVIRONMENT):
         monkeypatch.delenv(name, raising=False)
 
-    def run(task: str, *, prefork: bool = False, **given: str) -> dict[str, str]:
-        environment = {**ranks_gate.environment, **given}
-        ended = warm.run(f"job_environment:{task}", tmp_path / "job", environment=environment, prefork=prefork)
+    def run(task: str, *, kind: str = "call", prefork: bool = False, **given: str) -> dict[str, str]:
+        environment, call = {**ranks_gate.environment, **given}, f"job_environment:{task}"
+        ended = warm.run(call, tmp_path / "job", kind=kind, environment=environment, prefork=prefork)
         assert ended.code == 0, ended.err
         (line,) = ranks_gate.heard(1)
         return json.loads(line)
@@ -50,6 +50,12 @@ def test_the_tasks_word_beats_the_pods_and_safedists(told, prefork):
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("3", "3")
     assert found["TRITON_CACHE_DIR"] == "/mine"
     assert found["TEST_POD"] == "the task's"
+
+
+def test_in_a_pod_the_container_has_the_tasks_word_or_that_of_the_execution_which_beats_it(told):
+    found = told("with_variables_of_its_own", kind="execute", TEST_POD="the execution's", OMP_NUM_THREADS="2")
+    assert (found["OMP_NUM_THREADS"], found["at import"]) == ("2", "2")
+    assert found["TEST_POD"] == "the execution's"
 
 
 @pytest.mark.parametrize("prefork", [True, False])

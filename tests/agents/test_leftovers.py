@@ -102,7 +102,7 @@ def test_after_sigkill_of_the_agent_nothing_is_left(warm, tmp_path, ranks_gate, 
     assert_nothing_left(ended, sockets)
 
 
-@pytest.mark.end("a pod with `nodes=1` is told to stop (SIGTERM)", "SYSTEM:Stopped")
+@pytest.mark.end("a pod with `nnodes=1` is told to stop (SIGTERM)", "SYSTEM:Stopped")
 def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_exits_0(
     warm, tmp_path, ranks_gate, as_promised
 ):

@@ -17,7 +17,7 @@ PRIVATE = {
     "Store": "checkpoint.store:Store",
     "store": "checkpoint.store",
     "CACHES": "config.caches:CACHES",
-    "SCRATCH_MOUNT": "config.cluster:SCRATCH_MOUNT",
+    "SCRATCH_MOUNT": "config.fields:SCRATCH_MOUNT",
     "canonical": "config.quantities:canonical",
     "entrypoint": "container.entrypoint",
     "parse": "container.entrypoint:parse",

@@ -36,7 +36,7 @@ def told(total: float, size: int) -> str:
     return f"{total:g} from {size} of {me.world_size} ranks on {me.nnodes} nodes in round {me.round}"
 
 
-@task(task_config=SafeHorovod(nodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def horovod() -> str:
     import horovod.torch as hvd
     import torch
@@ -47,7 +47,7 @@ def horovod() -> str:
     return told(total.item(), hvd.size())
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def torch() -> str:
     import torch as pytorch
     import torch.distributed as dist
@@ -61,7 +61,7 @@ def torch() -> str:
     return told(total.item(), size)
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_done_early() -> str:
     """Rank 0 is done, and has its outputs on its node's disk, while the other still works."""
     me = current_rank()
@@ -73,13 +73,13 @@ def torch_done_early() -> str:
 
 @task(
     task_config=SafeTorch(
-        nodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
+        nnodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
     )
 )
 def torch_patient() -> str:
     return torch.task_function()
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=Timeouts(rendezvous=1, heartbeat=6)))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=Timeouts(rendezvous=1, heartbeat=6)))
 def torch_impatient() -> str:
     return "never"

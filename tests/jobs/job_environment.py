@@ -33,9 +33,8 @@ def one_rank() -> None:
 
 
 @task(
-    task_config=SafeTorch(
-        nproc_per_node=2, environment={"OMP_NUM_THREADS": "3", "TRITON_CACHE_DIR": "/mine", "TEST_POD": "the task's"}
-    )
+    task_config=SafeTorch(nproc_per_node=2),
+    environment={"OMP_NUM_THREADS": "3", "TRITON_CACHE_DIR": "/mine", "TEST_POD": "the task's"},
 )
 def with_variables_of_its_own() -> None:
     _tell()

@@ -118,7 +118,7 @@ def one_skips_a_collective() -> None:
     skips()
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=QUICK))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=QUICK))
 def one_node_skips_a_collective() -> None:
     skips()
 

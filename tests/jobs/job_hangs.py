@@ -171,7 +171,7 @@ def open_word() -> int:
 
 @task(
     task_config=SafeTorch(
-        nodes=2, nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4), max_replacements=3
+        nnodes=2, nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4), max_replacements=3
     )
 )
 def one_of_another_node_sleeps() -> None:

@@ -13,7 +13,7 @@ from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
 TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=20, rendezvous=60)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def train() -> FlyteFile:
     me = current_rank()
     if me.rank == 1 and os.environ["TEST_HOW"] == "raise":

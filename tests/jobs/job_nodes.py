@@ -32,7 +32,7 @@ def happen(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def horovod() -> str:
     import horovod.torch as hvd
     import torch
@@ -44,7 +44,7 @@ def horovod() -> str:
     return f"{total.item():g} from {me.world_size} ranks in round {me.round}; {hvd.size()} {hvd.local_size()}"
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def torch() -> str:
     import torch as pytorch
     import torch.distributed as dist
@@ -62,12 +62,12 @@ PATIENT = Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
 """Whoever waits these out here waits for ever: no test does."""
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=PATIENT))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=PATIENT))
 def torch_patient() -> str:
     return torch.task_function()
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_done_early() -> str:
     """Node 1 is done while rank 0 still works, as in a long upload of outputs."""
     import torch.distributed as dist
@@ -82,12 +82,12 @@ def torch_done_early() -> str:
     return f"round {me.round}"
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=Timeouts(rendezvous=1)))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=Timeouts(rendezvous=1)))
 def torch_impatient() -> str:
     return "never"
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
 def torch_points() -> str:
     """A rank says where it is and waits for a word: before it meets the others, among them, and when it is done."""
     import torch as pytorch
@@ -110,6 +110,6 @@ def torch_points() -> str:
     return f"{total.item():g} from {me.world_size} ranks in round {me.round}"
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=3)))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=3)))
 def torch_not_replaced() -> str:
     return torch.task_function()

@@ -102,16 +102,16 @@ PATIENT = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=240)
 IMPATIENT = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60, preemption=2)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=PATIENT))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=PATIENT))
 def before_the_first_step() -> str:
     return train(at=-1)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=PATIENT))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=PATIENT))
 def patient() -> str:
     return train()
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=IMPATIENT))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=IMPATIENT))
 def impatient() -> str:
     return train()

@@ -48,7 +48,7 @@ def by_torch() -> str:
     return train(lambda: dist.all_reduce(torch.ones(1)))
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
 def torch() -> str:
     return by_torch()
 
@@ -58,12 +58,12 @@ def torch_alone() -> str:
     return by_torch()
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, timeouts=TIMEOUTS))
 def torch_range() -> str:
     return by_torch()
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
 def horovod() -> str:
     import horovod.torch as hvd
     import torch
@@ -72,7 +72,7 @@ def horovod() -> str:
     return train(lambda: hvd.allreduce(torch.ones(1)))
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
 def by_hand() -> str:
     """No steps: each rank looks, and takes its time to save."""
     me = current_rank()

@@ -20,7 +20,7 @@ HIS = {"HIS": "y", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COORDINATE_DESCENT_TUN
 THREADS = torch.get_num_threads()
 
 
-@task(task_config=SafeTorch(nproc_per_node=2, environment=HIS), environment={"MY": "x"})
+@task(task_config=SafeTorch(nproc_per_node=2), environment={"MY": "x", **HIS})
 def found() -> str:
     forked = "flytekitplugins_safedist.ranks.forkserver" in sys.modules
     training = "torch._dynamo" in sys.modules

@@ -23,9 +23,8 @@ LIMIT = os.environ.get("TEST_LIMIT")
 
 
 @task(
-    task_config=SafeTorch(
-        nproc_per_node=2, scratch=Scratch(shared_caches=("triton",)), environment={"TRITON_CACHE_DIR": "/shared/triton"}
-    )
+    task_config=SafeTorch(nproc_per_node=2, scratch=Scratch(shared_caches=("triton",))),
+    environment={"TRITON_CACHE_DIR": "/shared/triton"},
 )
 def look_around() -> None:
     """Says every place that is this rank's own."""

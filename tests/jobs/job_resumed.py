@@ -80,11 +80,11 @@ def horovod(module: str) -> float:
     return run(module)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_nodes() -> str:
     return repr(run(os.environ["TEST_MODULE"]))
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def horovod_nodes() -> str:
     return repr(run(os.environ["TEST_MODULE"]))

@@ -80,21 +80,21 @@ def with_horovod() -> str:
     return f"{total.item():g} from {current_rank().world_size} ranks in round {current_rank().round}"
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def torch_fixed() -> str:
     return with_torch()
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def torch_range() -> str:
     return with_torch()
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def horovod_fixed() -> str:
     return with_horovod()
 
 
-@task(task_config=SafeHorovod(nodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def horovod_range() -> str:
     return with_horovod()

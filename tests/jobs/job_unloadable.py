@@ -51,12 +51,12 @@ def ran() -> str:
     return "ran"
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def fixed() -> str:
     return ran()
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
 def ranged() -> str:
     return ran()
 

@@ -39,9 +39,9 @@ def _unusable_image(task: Any, template: Any) -> list[str]:
 
 
 def _fixed_by_roles(task: Any) -> Iterator[str]:
-    shape = task.serialized.shape
+    config = task.serialized.config
     for name in ("master", "worker", "launcher"):
-        role = getattr(shape, name)
+        role = getattr(config, name)
         fields = [field for field in ("image", "requests", "limits") if getattr(role, field, None)]
         if fields:
             yield f"with_overrides does not change {' and '.join(fields)} of {name}: what a role names of its own stays"

@@ -11,7 +11,7 @@ from typing import Any
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 
 TIMEOUTS = Timeouts(
     stop=1,
@@ -161,57 +161,57 @@ def with_torch(steps: int) -> str:
     return told(trained, names)
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def horovod_2x2(steps: int) -> str:
     return with_horovod(steps)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def torch_2x2(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeHorovod(nodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
 def horovod_3x1(steps: int) -> str:
     return with_horovod(steps)
 
 
-@task(task_config=SafeTorch(nodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_3x1(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeHorovod(nodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
 def horovod_1x4(steps: int) -> str:
     return with_horovod(steps)
 
 
-@task(task_config=SafeTorch(nodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
 def torch_1x4(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeHorovod(nodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
 def horovod_range(steps: int) -> str:
     return with_horovod(steps)
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
 def torch_range(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS, cluster=Kubeflow(operator="mpi")))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, operator="mpi"))
 def horovod_mpi(steps: int) -> str:
     return with_horovod(steps)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS, cluster=Kubeflow(operator="mpi")))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, operator="mpi"))
 def torch_mpi(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_loader(steps: int) -> str:
     """Batches that a DataLoader's workers hand over, in each rank."""
     import torch

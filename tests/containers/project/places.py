@@ -40,11 +40,11 @@ def look(*, shared: bool) -> str:
     return json.dumps([json.loads(text) for text in exchange("reports", json.dumps(report))])
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2))
 def places_torch() -> str:
     return look(shared=True)
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2))
 def places_horovod() -> str:
     return look(shared=False)

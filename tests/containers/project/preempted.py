@@ -94,22 +94,22 @@ def with_torch(*, sharded: bool = False) -> str:
     return train(trained, optimizer, dist.barrier)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(15))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(15))
 def preempted_15() -> str:
     return by_hand()
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(30))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(30))
 def preempted_30() -> str:
     return with_torch()
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(120))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(120))
 def preempted_120() -> str:
     return by_hand()
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(30))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(30))
 def preempted_horovod() -> str:
     import horovod.torch as hvd
     import torch
@@ -121,12 +121,12 @@ def preempted_horovod() -> str:
     return train(trained, together, hvd.barrier)
 
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
 def preempted_sharded() -> str:
     return with_torch(sharded=True)
 
 
-@task(task_config=SafeTorch(nodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
 def preempted_range() -> str:
     return by_hand()
 

@@ -23,7 +23,7 @@ RECORDED = sorted((PACKAGE / "tests/contracts/oracle/flytectl").glob("*.yaml"))
 IMAGE = "localhost/safedist:1"
 TASKS = """
 from flytekit import Resources, task
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch, current_rank
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
 
 ROOM = {"requests": Resources(cpu="100m", mem="600Mi"), "limits": Resources(cpu="2", mem="1500Mi")}
 
@@ -32,15 +32,15 @@ ROOM = {"requests": Resources(cpu="100m", mem="600Mi"), "limits": Resources(cpu=
 def torch_1x2_task(steps: int) -> str:
     return ""
 
-@task(task_config=SafeTorch(nodes=2, nproc_per_node=2), **ROOM)
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2), **ROOM)
 def torch_2x2_task(steps: int) -> str:
     return ""
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2), **ROOM)
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2), **ROOM)
 def horovod_2x2_task(steps: int) -> str:
     return ""
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi")), **ROOM)
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi"), **ROOM)
 def mpi_2x2_task(steps: int) -> str:
     return ""
 

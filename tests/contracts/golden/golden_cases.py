@@ -23,7 +23,7 @@ from kubernetes.client import (
     V1VolumeMount,
 )
 
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, Scratch, ScratchVolume
+from flytekitplugins_safedist import SafeHorovod, Scratch
 from tests.harness.product import SafeTask
 
 
@@ -121,11 +121,6 @@ CASES: dict[str, Case] = {
     "one-node-8-gpu": (lambda: make(SafeHorovod(), **GPU8), FAST),
     "one-node-packaged": (lambda: make(SafeHorovod(nproc_per_node=2)), PACKAGED),
     "one-node-resources-pair": (lambda: make(SafeHorovod(), resources=Resources(cpu=("4", "8"), gpu="2")), BAKED),
-    "one-node-as-job": (lambda: make(SafeHorovod(cluster=Kubeflow(one_node_job=True)), **GPU8), FAST),
-    "one-node-as-mpi-job": (
-        lambda: make(SafeHorovod(cluster=Kubeflow(one_node_job=True, operator="mpi")), **GPU8),
-        FAST,
-    ),
     "one-node-retries-accelerator": (
         lambda: make(SafeHorovod(), accelerator=A100, limits=Resources(gpu="4", cpu="8", mem="32Gi")),
         FAST,
@@ -134,24 +129,22 @@ CASES: dict[str, Case] = {
         lambda: make(SafeHorovod(), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="1")),
         FAST,
     ),
-    "two-nodes-cpu": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2)), BAKED),
-    "two-nodes-fast": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2)), FAST),
-    "two-nodes-packaged": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2)), PACKAGED),
-    "four-nodes-8-gpu": (lambda: make(SafeHorovod(nodes=4), **GPU8), FAST),
+    "two-nodes-cpu": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2)), BAKED),
+    "two-nodes-fast": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2)), FAST),
+    "two-nodes-packaged": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2)), PACKAGED),
+    "four-nodes-8-gpu": (lambda: make(SafeHorovod(nnodes=4), **GPU8), FAST),
     "accelerator-by-name": (
-        lambda: make(SafeHorovod(nodes=2), accelerator=GPUAccelerator("nvidia-h100"), requests=Resources(gpu="8")),
+        lambda: make(SafeHorovod(nnodes=2), accelerator=GPUAccelerator("nvidia-h100"), requests=Resources(gpu="8")),
         FAST,
     ),
-    "fewer-ranks-than-gpus": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=4), **GPU8), FAST),
+    "fewer-ranks-than-gpus": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=4), **GPU8), FAST),
     "per-role-images": (
         lambda: make(
             SafeHorovod(
-                nodes=2,
+                nnodes=2,
                 nproc_per_node=1,
-                cluster=Kubeflow(
-                    master=PT.Master(image="registry.example/master:1"),
-                    worker=PT.Worker(image="registry.example/worker:1"),
-                ),
+                master=PT.Master(image="registry.example/master:1"),
+                worker=PT.Worker(image="registry.example/worker:1"),
             )
         ),
         FAST,
@@ -159,11 +152,9 @@ CASES: dict[str, Case] = {
     "per-role-resources": (
         lambda: make(
             SafeHorovod(
-                nodes=3,
-                cluster=Kubeflow(
-                    master=PT.Master(requests=Resources(mem="400Gi"), limits=Resources(mem="400Gi")),
-                    worker=PT.Worker(replicas=2),
-                ),
+                nnodes=3,
+                master=PT.Master(requests=Resources(mem="400Gi"), limits=Resources(mem="400Gi")),
+                worker=PT.Worker(replicas=2),
             ),
             **GPU8,
         ),
@@ -172,107 +163,91 @@ CASES: dict[str, Case] = {
     "per-role-gpus": (
         lambda: make(
             SafeHorovod(
-                nodes=2,
-                cluster=Kubeflow(
-                    master=PT.Master(requests=Resources(cpu="8", gpu="4")),
-                    worker=PT.Worker(requests=Resources(cpu="8", gpu="4")),
-                ),
+                nnodes=2,
+                master=PT.Master(requests=Resources(cpu="8", gpu="4")),
+                worker=PT.Worker(requests=Resources(cpu="8", gpu="4")),
             )
         ),
         FAST,
     ),
     "restart-on-failure": (
         lambda: make(
-            SafeHorovod(
-                nodes=2, nproc_per_node=2, cluster=Kubeflow(worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE))
-            )
+            SafeHorovod(nnodes=2, nproc_per_node=2, worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE))
         ),
         FAST,
     ),
     "restart-always": (
         lambda: make(
             SafeHorovod(
-                nodes=2,
+                nnodes=2,
                 nproc_per_node=2,
-                cluster=Kubeflow(
-                    master=PT.Master(restart_policy=PT.RestartPolicy.ALWAYS),
-                    worker=PT.Worker(restart_policy=PT.RestartPolicy.NEVER),
-                ),
+                master=PT.Master(restart_policy=PT.RestartPolicy.ALWAYS),
+                worker=PT.Worker(restart_policy=PT.RestartPolicy.NEVER),
             )
         ),
         FAST,
     ),
     "every-policy": (
-        lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(run_policy=ALL_POLICIES))),
+        lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, run_policy=ALL_POLICIES)),
         FAST,
     ),
     "keep-pods": (
         lambda: make(
             SafeHorovod(
-                nodes=2,
+                nnodes=2,
                 nproc_per_node=2,
-                cluster=Kubeflow(run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE)),
+                run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE),
             )
         ),
         FAST,
     ),
-    "elastic": (lambda: make(SafeHorovod(nodes="2:4", max_restarts=3), **GPU8), FAST),
+    "elastic": (lambda: make(SafeHorovod(nnodes="2:4", max_restarts=3), **GPU8), FAST),
     "elastic-cpu-policies": (
         lambda: make(
             SafeHorovod(
-                nodes="1:3",
+                nnodes="1:3",
                 nproc_per_node=2,
-                cluster=Kubeflow(
-                    run_policy=ALL_POLICIES, worker=PT.Worker(replicas=3, restart_policy=PT.RestartPolicy.FAILURE)
-                ),
+                run_policy=ALL_POLICIES,
+                worker=PT.Worker(replicas=3, restart_policy=PT.RestartPolicy.FAILURE),
             )
         ),
         BAKED,
     ),
-    "mpi": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi"))), FAST),
-    "mpi-8-gpu": (lambda: make(SafeHorovod(nodes=4, cluster=Kubeflow(operator="mpi")), **GPU8), FAST),
-    "mpi-packaged": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi"))), PACKAGED),
+    "mpi": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi")), FAST),
+    "mpi-8-gpu": (lambda: make(SafeHorovod(nnodes=4, operator="mpi"), **GPU8), FAST),
+    "mpi-packaged": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi")), PACKAGED),
     "mpi-roles": (
         lambda: make(
             SafeHorovod(
-                nodes=2,
-                cluster=Kubeflow(
-                    operator="mpi",
-                    launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
-                    worker=MPI.Worker(
-                        requests=Resources(gpu="2", cpu="8"), restart_policy=MPI.task.RestartPolicy.FAILURE
-                    ),
-                    run_policy=MPI.task.RunPolicy(clean_pod_policy=MPI.CleanPodPolicy.ALL, backoff_limit=2),
-                ),
+                nnodes=2,
+                operator="mpi",
+                launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
+                worker=MPI.Worker(requests=Resources(gpu="2", cpu="8"), restart_policy=MPI.task.RestartPolicy.FAILURE),
+                run_policy=MPI.task.RunPolicy(clean_pod_policy=MPI.CleanPodPolicy.ALL, backoff_limit=2),
             )
         ),
         FAST,
     ),
     "sidecars-one-node": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=sidecar_template()), FAST),
-    "sidecars-two-nodes": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), FAST),
-    "sidecars-mpi": (
-        lambda: make(
-            SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi")), pod_template=sidecar_template()
-        ),
+    "sidecars-two-nodes": (
+        lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2), pod_template=sidecar_template()),
         FAST,
     ),
-    "template-gpus": (lambda: make(SafeHorovod(nodes=2), pod_template=gpu_template()), FAST),
+    "sidecars-mpi": (
+        lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi"), pod_template=sidecar_template()),
+        FAST,
+    ),
+    "template-gpus": (lambda: make(SafeHorovod(nnodes=2), pod_template=gpu_template()), FAST),
     "template-brings-shm": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=own_shm_template()), FAST),
-    "task-asks-for-shm": (lambda: make(SafeHorovod(nodes=2, nproc_per_node=2), shared_memory="16Gi"), FAST),
-    "shm-limited": (lambda: make(SafeHorovod(nproc_per_node=2, cluster=Kubeflow(shared_memory="4Gi"))), BAKED),
-    "no-volumes": (lambda: make(SafeHorovod(cluster=Kubeflow(shared_memory=False, scratch_volume=None))), BAKED),
+    "task-asks-for-shm": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2), shared_memory="16Gi"), FAST),
+    "shm-limited": (lambda: make(SafeHorovod(nproc_per_node=2), shared_memory="4Gi"), BAKED),
+    "no-volumes": (lambda: make(SafeHorovod(scratch=Scratch(volume=None)), shared_memory=False), BAKED),
     "scratch-in-memory": (
-        lambda: make(
-            SafeHorovod(
-                nproc_per_node=2, cluster=Kubeflow(scratch_volume=ScratchVolume(medium="memory", size_limit="8Gi"))
-            )
-        ),
+        lambda: make(SafeHorovod(nproc_per_node=2, scratch=Scratch(volume="memory", size_limit="8Gi"))),
         BAKED,
     ),
     "scratch-claim": (
-        lambda: make(
-            SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(scratch_volume=ScratchVolume(claim="team-scratch")))
-        ),
+        lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, scratch=Scratch(claim="team-scratch"))),
         BAKED,
     ),
     "scratch-elsewhere": (lambda: make(SafeHorovod(scratch=Scratch(path="/data/scratch"))), BAKED),

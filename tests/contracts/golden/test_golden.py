@@ -14,11 +14,11 @@ import yaml
 from golden_cases import BAKED, CASES, SafeHorovod, make, sidecar_template, template_of
 from google.protobuf.json_format import MessageToDict
 
-from flytekitplugins_safedist import Kubeflow, Timeouts
+from flytekitplugins_safedist import Timeouts
 from tests.harness.product import job_manifest, pods
 
 EXPECTED = Path(__file__).parent / "expected"
-WITH_PODS = ("one-node-as-job", "two-nodes-fast", "sidecars-two-nodes", "elastic-cpu-policies", "mpi")
+WITH_PODS = ("two-nodes-fast", "sidecars-two-nodes", "elastic-cpu-policies", "mpi")
 """One of each way in which an operator makes pods; for the others they would repeat the job's templates."""
 
 
@@ -65,10 +65,10 @@ def test_serializing_twice_gives_identical_bytes(name: str) -> None:
 
 def test_tasks_that_share_a_pod_template_do_not_affect_each_other() -> None:
     shared = sidecar_template()
-    alone = template_of(make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=sidecar_template()), BAKED)
+    alone = template_of(make(SafeHorovod(nnodes=2, nproc_per_node=2), pod_template=sidecar_template()), BAKED)
 
-    make(SafeHorovod(nproc_per_node=2, cluster=Kubeflow(shared_memory="1Gi")), pod_template=shared)
-    second = template_of(make(SafeHorovod(nodes=2, nproc_per_node=2), pod_template=shared), BAKED)
+    make(SafeHorovod(nproc_per_node=2), shared_memory="1Gi", pod_template=shared)
+    second = template_of(make(SafeHorovod(nnodes=2, nproc_per_node=2), pod_template=shared), BAKED)
 
     assert second == alone
     assert shared == sidecar_template()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1PodSpec, V1Toleration
 
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, Timeouts
+from flytekitplugins_safedist import SafeHorovod, Timeouts
 from flytekitplugins_safedist.errors import RenderError
 from tests.harness.product import Execution, from_env, job_manifest, pods, summarise
 
@@ -30,7 +30,7 @@ def environment(pod: dict[str, Any], container: int = 0) -> dict[str, str]:
     return {one["name"]: one.get("value", "") for one in pod["spec"]["containers"][container]["env"]}
 
 
-FIXED = ("two-nodes-fast", "four-nodes-8-gpu", "per-role-resources", "sidecars-two-nodes", "one-node-as-job")
+FIXED = ("two-nodes-fast", "four-nodes-8-gpu", "per-role-resources", "sidecars-two-nodes")
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -61,7 +61,7 @@ def test_topology_reads_the_shown_pods_of_an_elastic_job() -> None:
 @given(nodes=st.integers(2, 6), nproc=st.integers(1, 8), gpus=st.booleans())
 def test_ranks_over_all_shown_pods_are_a_permutation(nodes: int, nproc: int, gpus: bool) -> None:
     asks = {"requests": Resources(gpu=str(nproc))} if gpus else {}
-    task = make(SafeHorovod(nodes=nodes, nproc_per_node=None if gpus else nproc), **asks)
+    task = make(SafeHorovod(nnodes=nodes, nproc_per_node=None if gpus else nproc), **asks)
 
     found = [from_env(environment(pod), task.settings) for pod in pods(job_manifest(template_of(task, FAST)))]
 
@@ -89,9 +89,7 @@ def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> Non
 
 
 def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:
-    launcher, *_ = pods(
-        job_manifest(template_of(make(SafeHorovod(nodes=64, cluster=Kubeflow(operator="mpi")), **GPU8), FAST))
-    )
+    launcher, *_ = pods(job_manifest(template_of(make(SafeHorovod(nnodes=64, operator="mpi"), **GPU8), FAST)))
 
     assert launcher["spec"]["containers"][0]["resources"]["limits"]["memory"] == "4608Mi"
 
@@ -111,7 +109,6 @@ RESTARTS: dict[str, tuple[dict[str, str], int | None]] = {
     "two-nodes-fast": ({"Master": ON_FAILURE, "Worker": ON_FAILURE}, 10 * 2 + 1),
     "elastic": ({"Worker": ON_FAILURE}, 10 * 4 + 1),
     "mpi": ({"Launcher": ON_FAILURE, "Worker": ON_FAILURE}, 10 * 2 + 1),
-    "one-node-as-job": ({"Master": ON_FAILURE}, 10 + 1),
     "every-policy": ({"Master": ON_FAILURE, "Worker": ON_FAILURE}, 3),
     "restart-always": ({"Master": "Always", "Worker": NEVER}, 10 * 2 + 1),
 }
@@ -132,7 +129,7 @@ def test_every_lost_pod_comes_back_and_the_operators_limit_is_above_our_own(name
 
 @pytest.mark.parametrize(("said", "limit"), [(0, 1), (3, 7), (25, 51)])
 def test_the_operators_limit_follows_the_budget_for_lost_nodes(said: int, limit: int) -> None:
-    task = make(SafeHorovod(nodes=2, max_replacements=said))
+    task = make(SafeHorovod(nnodes=2, max_replacements=said))
     manifest = job_manifest(template_of(task, FAST))
 
     assert manifest["spec"]["runPolicy"]["backoffLimit"] == limit
@@ -141,7 +138,7 @@ def test_the_operators_limit_follows_the_budget_for_lost_nodes(said: int, limit:
 
 
 def test_a_limit_of_the_users_lowers_the_budget_below_it() -> None:
-    task = make(SafeHorovod(nodes=2, cluster=Kubeflow(run_policy=kfpytorch.RunPolicy(backoff_limit=3))))
+    task = make(SafeHorovod(nnodes=2, run_policy=kfpytorch.RunPolicy(backoff_limit=3)))
     manifest = job_manifest(template_of(task, FAST))
 
     assert manifest["spec"]["runPolicy"]["backoffLimit"] == 3
@@ -158,9 +155,9 @@ def stays(pod: dict[str, Any]) -> dict[str, object]:
 
 def test_pods_of_several_nodes_leave_a_lost_machine_after_30_s_and_one_alone_after_kubernetes_300() -> None:
     for config in (
-        SafeHorovod(nodes=2),
-        SafeHorovod(nodes="2:3"),
-        SafeHorovod(nodes=2, cluster=Kubeflow(operator="mpi")),
+        SafeHorovod(nnodes=2),
+        SafeHorovod(nnodes="2:3"),
+        SafeHorovod(nnodes=2, operator="mpi"),
     ):
         for pod in pods(job_manifest(template_of(make(config), FAST))):
             assert {key: stays(pod).get(key) for key in LOST} == dict.fromkeys(LOST, 30)
@@ -178,7 +175,7 @@ def test_pods_of_several_nodes_leave_a_lost_machine_after_30_s_and_one_alone_aft
 )
 def test_a_toleration_of_the_users_wins(said: V1Toleration, found: dict[str | None, int | None]) -> None:
     template = PodTemplate(pod_spec=V1PodSpec(containers=[], tolerations=[said]))
-    (pod, *_) = pods(job_manifest(template_of(make(SafeHorovod(nodes=2), pod_template=template), FAST)))
+    (pod, *_) = pods(job_manifest(template_of(make(SafeHorovod(nnodes=2), pod_template=template), FAST)))
 
     assert stays(pod) == found
 
@@ -186,7 +183,7 @@ def test_a_toleration_of_the_users_wins(said: V1Toleration, found: dict[str | No
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_grace_period_is_as_long_as_our_own_waits_and_the_pod_is_told(nodes: int) -> None:
     timeouts = Timeouts(preemption=90, stop=7.5)
-    manifest = job_manifest(template_of(make(SafeHorovod(nodes=nodes, timeouts=timeouts)), FAST))
+    manifest = job_manifest(template_of(make(SafeHorovod(nnodes=nodes, timeouts=timeouts)), FAST))
 
     for pod in pods(manifest) if nodes > 1 else [manifest]:
         assert pod["spec"]["terminationGracePeriodSeconds"] == 133  # 90 + 7.5 + 10 + 25
@@ -214,7 +211,7 @@ def test_a_grace_period_of_the_users_wins_and_is_warned_of_where_it_is_too_short
 @pytest.mark.parametrize(("policy", "lost"), [("NEVER", "fails the whole job"), ("ALWAYS", "never sees it succeed")])
 def test_a_policy_of_the_users_wins_with_a_warning_of_what_is_lost(warnings: list[str], policy: str, lost: str) -> None:
     master = kfpytorch.Master(restart_policy=kfpytorch.RestartPolicy[policy])
-    manifest = job_manifest(template_of(make(SafeHorovod(nodes=2, cluster=Kubeflow(master=master))), FAST))
+    manifest = job_manifest(template_of(make(SafeHorovod(nnodes=2, master=master)), FAST))
 
     assert manifest["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == policy.capitalize()
     assert len(warnings) == 1, "once, however often flytekit asks"
@@ -225,7 +222,7 @@ def test_a_policy_of_the_users_wins_with_a_warning_of_what_is_lost(warnings: lis
 def test_pods_that_may_not_restart_need_no_limit() -> None:
     never = kfpytorch.RestartPolicy.NEVER
     roles = {"worker": kfpytorch.Worker(restart_policy=never), "master": kfpytorch.Master(restart_policy=never)}
-    spec = job_manifest(template_of(make(SafeHorovod(nodes=2, cluster=Kubeflow(**roles))), FAST))["spec"]
+    spec = job_manifest(template_of(make(SafeHorovod(nnodes=2, **roles)), FAST))["spec"]
 
     assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == NEVER
     assert "backoffLimit" not in spec["runPolicy"]
@@ -235,7 +232,7 @@ def test_a_role_gives_init_containers_its_resources() -> None:
     init = V1Container(name="fetch", image="f:1", resources={"requests": {"cpu": "1"}, "limits": {"cpu": "1"}})
     template = PodTemplate(pod_spec=V1PodSpec(containers=[], init_containers=[init]))
     worker = kfpytorch.Worker(requests=Resources(cpu="8"), limits=Resources(cpu="8"))
-    task = make(SafeHorovod(nodes=2, cluster=Kubeflow(worker=worker)), pod_template=template)
+    task = make(SafeHorovod(nnodes=2, worker=worker), pod_template=template)
 
     job = job_manifest(template_of(task, FAST))
 
@@ -295,7 +292,7 @@ def summary_of(task: Any, **kwargs: Any) -> Any:
 
 
 def test_the_summary_counts_what_the_job_takes() -> None:
-    summary = summary_of(make(SafeHorovod(nodes=4), **GPU8), retries=2, max_restarts=3)
+    summary = summary_of(make(SafeHorovod(nnodes=4), **GPU8), retries=2, max_restarts=3)
 
     assert dict(summary.facts) == {
         "task": "t",
@@ -313,7 +310,7 @@ def test_the_summary_counts_what_the_job_takes() -> None:
 
 def test_the_summary_of_a_range_has_a_range_of_ranks() -> None:
     assert (
-        dict(summary_of(make(SafeHorovod(nodes="2:4", nproc_per_node=2))).facts)["ranks"]
+        dict(summary_of(make(SafeHorovod(nnodes="2:4", nproc_per_node=2))).facts)["ranks"]
         == "4 to 8 (2 per node, horovod)"
     )
 
@@ -324,7 +321,7 @@ def host_network() -> PodTemplate:
 
 WARNED = {
     "idle GPUs": (
-        lambda: make(SafeHorovod(nodes=2, nproc_per_node=4), **GPU8),
+        lambda: make(SafeHorovod(nnodes=2, nproc_per_node=4), **GPU8),
         "8 GPUs per master, but 4 ranks: 4 GPUs",
     ),
     "slices": (
@@ -333,23 +330,17 @@ WARNED = {
     ),
     "sidecars": (lambda: make(SafeHorovod(), pod_template=sidecar_template()), "metrics must end by themselves"),
     "workers that stay away": (
-        lambda: make(
-            SafeHorovod(
-                nodes="1:2", cluster=Kubeflow(worker=kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER))
-            )
-        ),
+        lambda: make(SafeHorovod(nnodes="1:2", worker=kfpytorch.Worker(restart_policy=kfpytorch.RestartPolicy.NEVER))),
         "a lost worker fails the job",
     ),
-    "host network": (lambda: make(SafeHorovod(nodes=2), pod_template=host_network()), "meet at the same port 23456"),
+    "host network": (lambda: make(SafeHorovod(nnodes=2), pod_template=host_network()), "meet at the same port 23456"),
     "queue": (
-        lambda: make(SafeHorovod(nodes=2), pod_template=sidecar_template()),
+        lambda: make(SafeHorovod(nnodes=2), pod_template=sidecar_template()),
         "kueue.x-k8s.io/queue-name is put on the pods, not on the PyTorchJob",
     ),
     "launcher with GPUs": (
         lambda: make(
-            SafeHorovod(
-                nodes=2, cluster=Kubeflow(operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1")))
-            ),
+            SafeHorovod(nnodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))),
             **GPU8,
         ),
         "the launcher holds 1 GPUs and runs no ranks",
@@ -393,7 +384,7 @@ def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
     from flytekitplugins_safedist.errors import ConfigError
 
     with pytest.raises(ConfigError, match="--env='RANK' says who a node or rank is"):
-        template_of(make(SafeHorovod(nodes=2)), replace(BAKED, env={"RANK": "0"}))
+        template_of(make(SafeHorovod(nnodes=2)), replace(BAKED, env={"RANK": "0"}))
 
 
 def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:

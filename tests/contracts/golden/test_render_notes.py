@@ -17,7 +17,7 @@ from flytekitplugins import kfpytorch as kf
 from golden_cases import FAST, make, template_of
 from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
 
-from flytekitplugins_safedist import Kubeflow, SafeTorch
+from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.errors import RenderError
 from tests.harness.product import (
     Execution,
@@ -34,7 +34,7 @@ TASK_FILE = """
 from flytekit import task, Resources
 from flytekitplugins_safedist import SafeTorch
 
-@task(task_config=SafeTorch(nodes=2), requests=Resources(cpu="32", gpu="8"), pod_template_name="gpu-template")
+@task(task_config=SafeTorch(nnodes=2), requests=Resources(cpu="32", gpu="8"), pod_template_name="gpu-template")
 def train(x: int) -> int:
     return x
 """
@@ -106,7 +106,7 @@ def test_looking_builds_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(ImageBuildEngine._REGISTRY, "fails", (Fails(), 5))
     image = ImageSpec(name="train", registry="registry.example", builder="fails")
-    task = make(SafeTorch(nodes=2), container_image=image)
+    task = make(SafeTorch(nnodes=2), container_image=image)
 
     (master, *_) = pods(job_manifest(template_to_show(task)))
 
@@ -131,7 +131,7 @@ def of_image(image: str) -> Any:
 def test_flytekits_default_image_is_warned_of_when_it_is_shown_and_registered(
     image: str, nodes: int, warnings: list[str]
 ) -> None:
-    task = make(SafeTorch(nodes=nodes))
+    task = make(SafeTorch(nnodes=nodes))
 
     notes = notes_of(task, template_of(task, of_image(image)), None)
 
@@ -173,7 +173,7 @@ def test_an_image_that_cannot_work_is_said_above_the_job(tmp_path: Path, capsys:
 def test_roles_that_all_have_an_image_need_none_of_the_task() -> None:
     own = {"master": kf.Master(image="m:1"), "worker": kf.Worker(image="w:1")}
     for roles, warned in ((own, False), ({"master": own["master"]}, True)):
-        task = make(SafeTorch(nodes=2, cluster=Kubeflow(**roles)))
+        task = make(SafeTorch(nnodes=2, **roles))
         notes = notes_of(task, template_of(task, of_image(DEFAULTS[0])), None)
         assert any(NO_COMMAND in note for note in notes) == warned
 
@@ -195,7 +195,7 @@ def test_what_a_template_asks_for_and_the_task_does_not_name_reaches_every_pod(a
     resources = V1ResourceRequirements(limits={**EXTENDED, "cpu": "64"}, requests={**EXTENDED, "cpu": "64"})
     template = PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", resources=resources)]))
     roles = {} if nodes == 1 else {"worker": kf.Worker(requests=Resources(mem="4Gi"))}
-    task = make(SafeTorch(nodes=nodes, nproc_per_node=1, cluster=Kubeflow(**roles)), pod_template=template, **asked)
+    task = make(SafeTorch(nnodes=nodes, nproc_per_node=1, **roles), pod_template=template, **asked)
     of_call = {"requests": [{"name": "CPU", "value": "1"}], "limits": [{"name": "CPU", "value": "1"}]}
 
     for node in (None, {"taskNode": {"overrides": {"resources": of_call}}}):

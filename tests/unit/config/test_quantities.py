@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist import SafeTorch, Scratch
-from flytekitplugins_safedist.config.cluster import Kubeflow, ScratchVolume
 from flytekitplugins_safedist.config.quantities import size_in_bytes
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
@@ -77,23 +76,16 @@ def test_what_kubernetes_does_not_take_for_a_size_is_none(value: object) -> None
     assert size_in_bytes(value) is None
 
 
-def task(**config: Any) -> SafeTask:
+def task(shared_memory: str | None = None, **config: Any) -> SafeTask:
     def train() -> None:
         """Never runs."""
 
-    return SafeTask(SafeTorch(**config), train)
-
-
-def volume(size: str) -> Kubeflow:
-    return Kubeflow(scratch_volume=ScratchVolume(size_limit=size))
+    return SafeTask(SafeTorch(**config), train, shared_memory=shared_memory)
 
 
 TAKEN: dict[str, Callable[[str], Any]] = {
     "scratch.size_limit": lambda size: task(scratch=Scratch(size_limit=size)),
-    "cluster.scratch_volume.size_limit": lambda size: task(
-        cluster=Kubeflow(scratch_volume=ScratchVolume(size_limit=size))
-    ),
-    "cluster.shared_memory": lambda size: task(cluster=Kubeflow(shared_memory=size)),
+    "shared_memory": task,
 }
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import Kubeflow, Logs, SafeHorovod, SafeTorch, ScratchVolume
+from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch
 from flytekitplugins_safedist.config.gpus import TaskArguments
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.serialization import plan_task
@@ -45,7 +45,7 @@ def gpus(value: str) -> V1ResourceRequirements:
 
 
 def run_policy(**kwargs: Any) -> Callable[[], Any]:
-    return lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(run_policy=kf.RunPolicy(**kwargs))))
+    return lambda: declare(SafeTorch(nnodes=2, run_policy=kf.RunPolicy(**kwargs)))
 
 
 def mount(path: str) -> list[V1VolumeMount]:
@@ -53,133 +53,115 @@ def mount(path: str) -> list[V1VolumeMount]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "cluster as text": (
-        lambda: declare(SafeTorch(nodes=2, cluster="mpi")),  # type: ignore[arg-type]
-        "cluster='mpi' is not a Kubeflow (use Kubeflow(operator=..., worker=..., ...))",
-    ),
     "unknown operator": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(operator="slurm"))),
-        "cluster.operator='slurm' is not an operator that Flyte has a plugin for (use 'pytorch' or 'mpi')",
+        lambda: declare(SafeTorch(operator="slurm")),
+        "operator='slurm' is not an operator that Flyte has a plugin for (use 'pytorch' or 'mpi')",
     ),
     "elastic mpi": (
-        lambda: declare(SafeTorch(nodes="2:4", cluster=Kubeflow(operator="mpi"))),
-        "nodes='2:4' is a range, which an MPIJob cannot have",
-    ),
-    "one-node job of two": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(one_node_job=True))),
-        "cluster.one_node_job=True has no meaning with 2 nodes (drop it, or use nodes=1)",
+        lambda: declare(SafeTorch(nnodes="2:4", operator="mpi")),
+        "nnodes='2:4' is a range, which an MPIJob cannot have",
     ),
     "role of a pod": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(master=kf.Master()))),
-        "cluster.master='set' has no effect: this 1-node pytorch job has no roles: it is an ordinary pod (drop master)",
+        lambda: declare(SafeTorch(master=kf.Master())),
+        "master='set' has no effect: this 1-node pytorch job has no roles: it is an ordinary pod (drop master)",
     ),
     "launcher of a PyTorchJob": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(launcher=kfmpi.Launcher()))),
-        "cluster.launcher='set' has no effect: this 2-node pytorch job has master and worker "
-        "(drop launcher or use master)",
+        lambda: declare(SafeTorch(nnodes=2, launcher=kfmpi.Launcher())),
+        "launcher='set' has no effect: this 2-node pytorch job has master and worker (drop launcher or use master)",
     ),
     "master of an MPIJob": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi", master=kf.Master()))),
-        "cluster.master='set' has no effect: this 2-node mpi job has launcher and worker",
+        lambda: declare(SafeTorch(nnodes=2, operator="mpi", master=kf.Master())),
+        "master='set' has no effect: this 2-node mpi job has launcher and worker",
     ),
     "master of an elastic job": (
-        lambda: declare(SafeTorch(nodes="2:3", cluster=Kubeflow(master=kf.Master()))),
-        "cluster.master='set' has no effect: this elastic pytorch job has worker (drop master or use worker)",
+        lambda: declare(SafeTorch(nnodes="2:3", master=kf.Master())),
+        "master='set' has no effect: this elastic pytorch job has worker (drop master or use worker)",
     ),
     "role of another class": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker={"image": "x"}))),
-        "cluster.worker={'image': 'x'} is not a Worker (import Worker from kfpytorch or kfmpi)",
+        lambda: declare(SafeTorch(nnodes=2, worker={"image": "x"})),
+        "worker={'image': 'x'} is not a Worker (import Worker from kfpytorch or kfmpi)",
     ),
     "replicas against nodes": (
-        lambda: declare(SafeTorch(nodes=4, cluster=Kubeflow(worker=kf.Worker(replicas=4)))),
-        "cluster.worker.replicas=4 contradicts nodes, which makes 3 (leave replicas out; nodes decides)",
+        lambda: declare(SafeTorch(nnodes=4, worker=kf.Worker(replicas=4))),
+        "worker.replicas=4 contradicts nnodes, which makes 3 (leave replicas out; nnodes decides)",
     ),
     "two launchers": (
-        lambda: declare(SafeTorch(nodes=4, cluster=Kubeflow(operator="mpi", launcher=kfmpi.Launcher(replicas=2)))),
-        "cluster.launcher.replicas=2 contradicts nodes, which makes 1",
+        lambda: declare(SafeTorch(nnodes=4, operator="mpi", launcher=kfmpi.Launcher(replicas=2))),
+        "launcher.replicas=2 contradicts nnodes, which makes 1",
     ),
     "command of a role": (
-        lambda: declare(
-            SafeTorch(nodes=4, cluster=Kubeflow(operator="mpi", worker=kfmpi.Worker(command=["/usr/sbin/sshd", "-De"])))
-        ),
-        "cluster.worker.command=['/usr/sbin/sshd', '-De'] would replace the command that stages the code",
+        lambda: declare(SafeTorch(nnodes=4, operator="mpi", worker=kfmpi.Worker(command=["/usr/sbin/sshd", "-De"]))),
+        "worker.command=['/usr/sbin/sshd', '-De'] would replace the command that stages the code",
     ),
     "restart policy as text": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(restart_policy="OnFailure")))),
-        "cluster.worker.restart_policy='OnFailure' is not a RestartPolicy",
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(restart_policy="OnFailure"))),
+        "worker.restart_policy='OnFailure' is not a RestartPolicy",
     ),
     "run policy as dict": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(run_policy={}))),
-        "cluster.run_policy={} is not a RunPolicy",
+        lambda: declare(SafeTorch(nnodes=2, run_policy={})),
+        "run_policy={} is not a RunPolicy",
     ),
     "run policy of a pod": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(run_policy=kf.RunPolicy()))),
-        "cluster.run_policy='set' has no effect: nodes=1 is an ordinary pod, not a job",
+        lambda: declare(SafeTorch(run_policy=kf.RunPolicy())),
+        "run_policy='set' has no effect: nnodes=1 is an ordinary pod, not a job",
     ),
     "clean pod policy as text": (run_policy(clean_pod_policy="All"), "clean_pod_policy='All' is not a CleanPodPolicy"),
-    "no backoff": (run_policy(backoff_limit=0), "cluster.run_policy.backoff_limit=0 must be a whole number, 1 or more"),
-    "no deadline": (run_policy(active_deadline_seconds=0), "cluster.run_policy.active_deadline_seconds=0 must be"),
+    "no backoff": (run_policy(backoff_limit=0), "run_policy.backoff_limit=0 must be a whole number, 1 or more"),
+    "no deadline": (run_policy(active_deadline_seconds=0), "run_policy.active_deadline_seconds=0 must be"),
     "negative ttl": (
         run_policy(ttl_seconds_after_finished=-1),
-        "cluster.run_policy.ttl_seconds_after_finished=-1 must be",
-    ),
-    "shm as number": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(shared_memory=64))),
-        "cluster.shared_memory=64 is not True, False or a quantity",
+        "run_policy.ttl_seconds_after_finished=-1 must be",
     ),
     "shm nonsense": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(shared_memory="a lot"))),
-        "cluster.shared_memory='a lot' is not True, False",
-    ),
-    "shm twice": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(shared_memory="1Gi")), shared_memory="2Gi"),
-        "cluster.shared_memory='1Gi' and @task(shared_memory='2Gi') both size /dev/shm (keep one of them)",
+        lambda: declare(SafeTorch(), shared_memory="a lot"),
+        "@task shared_memory='a lot' is not True, False or a quantity",
     ),
     "shm mounted twice": (
         lambda: declare(SafeTorch(), shared_memory=True, pod_template=template(volume_mounts=mount("/dev/shm/"))),
         "@task shared_memory=True and the pod template both mount /dev/shm, which the backend refuses",
     ),
     "scratch medium": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(medium="tape")))),
-        "cluster.scratch_volume.medium='tape' is unknown (use 'disk' or 'memory')",
+        lambda: declare(SafeTorch(scratch=Scratch(volume="tape"))),  # type: ignore[arg-type]
+        "scratch.volume='tape' is unknown (use one of: 'disk', 'memory')",
     ),
-    "scratch size": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(size_limit="big")))),
-        "cluster.scratch_volume.size_limit='big' is not a quantity",
+    "claim beside memory": (
+        lambda: declare(SafeTorch(scratch=Scratch(claim="c", volume="memory"))),
+        "scratch.claim='c' is mounted in the place of a volume (drop it, or volume='memory')",
     ),
-    "sized claim": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(claim="c", size_limit="1Gi")))),
-        "cluster.scratch_volume.claim='c' brings its own medium and size",
+    "claim without a name": (
+        lambda: declare(SafeTorch(scratch=Scratch(claim=""))),
+        "scratch.claim='' is not a name (name a PersistentVolumeClaim)",
     ),
-    "scratch path": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path="scratch")))),
-        "cluster.scratch_volume.mount_path='scratch' is not an absolute path below /",
+    "path beside a claim": (
+        lambda: declare(SafeTorch(scratch=Scratch(path="/data", claim="c"))),
+        "scratch.path='/data' is where scratch goes, so that no volume is mounted for it (drop it, or claim)",
+    ),
+    "path beside memory": (
+        lambda: declare(SafeTorch(scratch=Scratch(path="/data", volume="memory"))),
+        "scratch.path='/data' is where scratch goes, so that no volume is mounted for it (drop it, or volume)",
     ),
     "scratch over a mount": (
-        lambda: declare(
-            SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path="/data"))),
-            pod_template=template(volume_mounts=mount("/data")),
-        ),
-        "cluster.scratch_volume.mount_path='/data' is where the pod template mounts something already",
+        lambda: declare(SafeTorch(), pod_template=template(volume_mounts=mount("/var/run/safedist/scratch"))),
+        "pod_template='/var/run/safedist/scratch' mounts something where the scratch volume goes (set Scratch(path=",
     ),
     "identity in the environment": (
-        lambda: declare(SafeTorch(nodes=2), environment={"RANK": "0"}),
+        lambda: declare(SafeTorch(nnodes=2), environment={"RANK": "0"}),
         "@task environment='RANK' says who a node or rank is, which differs in each",
     ),
     "operator's variables": (
-        lambda: declare(SafeTorch(nodes=2), environment={"PET_NNODES": "4"}),
+        lambda: declare(SafeTorch(nnodes=2), environment={"PET_NNODES": "4"}),
         "@task environment='PET_NNODES' says who a node or rank is",
     ),
     "pinned in the environment": (
-        lambda: declare(SafeTorch(nodes=2), environment={"SAFEDIST_NODES": "4"}),
+        lambda: declare(SafeTorch(nnodes=2), environment={"SAFEDIST_NODES": "4"}),
         "@task environment='SAFEDIST_NODES' is decided by the task config (set nodes in the task config)",
     ),
     "identity in the template": (
-        lambda: declare(SafeTorch(nodes=2), pod_template=template(env=[V1EnvVar(name="WORLD_SIZE", value="2")])),
+        lambda: declare(SafeTorch(nnodes=2), pod_template=template(env=[V1EnvVar(name="WORLD_SIZE", value="2")])),
         "pod_template env='WORLD_SIZE' says who a node or rank is",
     ),
     "sidecar with the operator's name": (
-        lambda: declare(SafeTorch(nodes=2), pod_template=with_containers("primary", "pytorch")),
+        lambda: declare(SafeTorch(nnodes=2), pod_template=with_containers("primary", "pytorch")),
         "pod_template container='pytorch' is the name that the backend gives to the primary container 'primary'",
     ),
     "command in the template": (
@@ -210,10 +192,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "ranks above a role": (
         lambda: declare(
-            SafeTorch(nodes=2, nproc_per_node=8, cluster=Kubeflow(worker=kf.Worker(limits=Resources(gpu="4")))),
+            SafeTorch(nnodes=2, nproc_per_node=8, worker=kf.Worker(limits=Resources(gpu="4"))),
             requests=Resources(gpu="8"),
         ),
-        "nproc_per_node=8 exceeds cluster.worker.limits.gpu=4",
+        "nproc_per_node=8 exceeds worker.limits.gpu=4",
     ),
     "part of a GPU": (
         lambda: declare(SafeTorch(), requests=Resources(gpu="0.5")),
@@ -237,7 +219,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "launcher with the template's EFA": (
         lambda: declare(
-            SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi")),
+            SafeTorch(nnodes=2, operator="mpi"),
             requests=Resources(cpu="4"),
             pod_template=template(resources=V1ResourceRequirements(limits={"vpc.amazonaws.com/efa": "4"})),
         ),
@@ -246,22 +228,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "roles differ": (
         lambda: declare(
-            SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(requests=Resources(gpu="4")))),
+            SafeTorch(nnodes=2, worker=kf.Worker(requests=Resources(gpu="4"))),
             requests=Resources(gpu="8"),
         ),
-        "nproc_per_node=None is not decided by requests.gpu=8 and cluster.worker.requests.gpu=4",
+        "nproc_per_node=None is not decided by requests.gpu=8 and worker.requests.gpu=4",
     ),
     "role without GPUs": (
         lambda: declare(
-            SafeTorch(nodes=2, nproc_per_node=1, cluster=Kubeflow(master=kf.Master(requests=Resources(gpu="0")))),
+            SafeTorch(nnodes=2, nproc_per_node=1, master=kf.Master(requests=Resources(gpu="0"))),
             requests=Resources(gpu="8"),
         ),
-        "cluster.master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a count of zero",
+        "master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a count of zero",
     ),
     "launcher with the template's GPUs": (
-        lambda: declare(
-            SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi")), pod_template=template(resources=gpus("4"))
-        ),
+        lambda: declare(SafeTorch(nnodes=2, operator="mpi"), pod_template=template(resources=gpus("4"))),
         "pod_template nvidia.com/gpu='4' goes to the launcher too, which runs no ranks",
     ),
     "accelerator without a GPU": (
@@ -279,17 +259,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 REFUSED |= {
-    "scratch volume as text": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume="200Gi"))),  # type: ignore[arg-type]
-        "cluster.scratch_volume='200Gi' is not a ScratchVolume (use ScratchVolume(size_limit=...), or None",
-    ),
-    "scratch mounted nowhere": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path=None)))),  # type: ignore[arg-type]
-        "cluster.scratch_volume.mount_path=None is not an absolute path below /",
-    ),
-    "NUL in the mount path": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(scratch_volume=ScratchVolume(mount_path="/a\0b")))),
-        "cluster.scratch_volume.mount_path='/a\\x00b' is not an absolute path below /",
+    "scratch as text": (
+        lambda: declare(SafeTorch(scratch="200Gi")),  # type: ignore[arg-type]
+        "scratch='200Gi' is not a Scratch",
     ),
     "pod template as dict": (
         lambda: declare(SafeTorch(), pod_template={}),
@@ -311,19 +283,15 @@ REFUSED |= {
     ),
     "backoff beyond counting": (
         run_policy(backoff_limit=2**40),
-        "cluster.run_policy.backoff_limit=1099511627776 must be a whole number, 1 or more",
-    ),
-    "one-node job as text": (
-        lambda: declare(SafeTorch(cluster=Kubeflow(one_node_job="no"))),  # type: ignore[arg-type]
-        "cluster.one_node_job='no' is not True or False",
+        "run_policy.backoff_limit=1099511627776 must be a whole number, 1 or more",
     ),
     "memory that is no amount": (
         lambda: declare(SafeTorch(), requests=Resources(mem="lots")),
         "requests.mem='lots' is not an amount that Kubernetes can read (write e.g. '2', '500m' or '64Gi')",
     ),
     "memory of a role": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(limits=Resources(mem="64 GB"))))),
-        "cluster.worker.limits.mem='64 GB' is not an amount that Kubernetes can read",
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(limits=Resources(mem="64 GB")))),
+        "worker.limits.mem='64 GB' is not an amount that Kubernetes can read",
     ),
     "memory of the template": (
         lambda: declare(
@@ -341,10 +309,10 @@ REFUSED |= {
     ),
     "role's request above the task's limit": (
         lambda: declare(
-            SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(requests=Resources(cpu="16")))),
+            SafeTorch(nnodes=2, worker=kf.Worker(requests=Resources(cpu="16"))),
             limits=Resources(cpu="8"),
         ),
-        "cluster.worker.requests.cpu='16' is above limits.cpu='8'",
+        "worker.requests.cpu='16' is above limits.cpu='8'",
     ),
     "a pair as request": (
         lambda: declare(SafeTorch(), requests=Resources(cpu=("1", "2"))),
@@ -359,8 +327,8 @@ REFUSED |= {
         'requests=\'4 GPUs\' is not a Resources (use Resources(cpu="8", mem="32Gi"))',
     ),
     "requests of a role as number": (
-        lambda: declare(SafeTorch(nodes=2, cluster=Kubeflow(worker=kf.Worker(requests=5)))),
-        "cluster.worker.requests=5 is not a Resources",
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(requests=5))),
+        "worker.requests=5 is not a Resources",
     ),
     "accelerator as text": (
         lambda: declare(SafeTorch(), accelerator="T4"),
@@ -368,7 +336,7 @@ REFUSED |= {
     ),
     "the task's shared memory as number": (
         lambda: declare(SafeTorch(), shared_memory=5),
-        "@task shared_memory=5 is not True or a quantity",
+        "@task shared_memory=5 is not True, False or a quantity",
     ),
     "the task's environment as list": (
         lambda: declare(SafeTorch(), environment=["A=1"]),
@@ -379,12 +347,12 @@ REFUSED |= {
         "@task environment['A']='int' is not text (use a str)",
     ),
     "an endpoint without a port": (
-        lambda: declare(SafeTorch(nodes=2), environment={"SAFEDIST_ENDPOINT": "garbage"}),
+        lambda: declare(SafeTorch(nnodes=2), environment={"SAFEDIST_ENDPOINT": "garbage"}),
         "@task environment='SAFEDIST_ENDPOINT' is not where nodes can meet (write HOST:PORT)",
     ),
     "an endpoint in the template": (
         lambda: declare(
-            SafeTorch(nodes=2), pod_template=template(env=[V1EnvVar(name="SAFEDIST_ENDPOINT", value="h:99999")])
+            SafeTorch(nnodes=2), pod_template=template(env=[V1EnvVar(name="SAFEDIST_ENDPOINT", value="h:99999")])
         ),
         "pod_template env='SAFEDIST_ENDPOINT' is not where nodes can meet (write HOST:PORT)",
     ),
@@ -410,14 +378,14 @@ def yields(x: int) -> Iterator[int]:
 
 def test_a_size_that_cannot_be_read_hides_nothing_else() -> None:
     worker = kf.Worker(replicas=7, restart_policy="no", requests=Resources(mem="x"))
-    shape = Kubeflow(operator="slurm", shared_memory="x", run_policy={}, worker=worker)
+    config = SafeHorovod(nnodes=0, operator="slurm", run_policy={}, worker=worker)  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError) as caught:
-        declare(SafeHorovod(nodes=0, cluster=shape), requests=Resources(gpu="0.5"), pod_template=5)
+        declare(config, shared_memory="x", requests=Resources(gpu="0.5"), pod_template=5)
 
     assert {problem.field for problem in caught.value.problems} == {
-        *("nodes", "cluster.operator", "cluster.shared_memory", "cluster.run_policy", "cluster.worker.restart_policy"),
-        *("cluster.worker.requests.mem", "requests.gpu", "pod_template"),
+        *("nnodes", "operator", "@task shared_memory", "run_policy", "worker.restart_policy"),
+        *("worker.requests.mem", "requests.gpu", "pod_template"),
     }
 
 
@@ -428,11 +396,10 @@ ANYTHING: Any = st.one_of(
     st.sampled_from(
         [10**5000, 1e400, float("nan"), "", "\0", "9" * 5000, "1Gi", "2:4", (), [], {}, {"A": 1}, {1}, b"x"]
     ),
-    st.sampled_from([Resources(cpu="1"), kf.Worker(), kf.RunPolicy(), Logs(), Kubeflow, len, object(), template()]),
+    st.sampled_from([Resources(cpu="1"), kf.Worker(), kf.RunPolicy(), Logs(), SafeTorch, len, object(), template()]),
 )
 FIELDS = [*(f"config.{field.name}" for field in dataclasses.fields(SafeTorch))]
-FIELDS += [f"cluster.{field.name}" for field in dataclasses.fields(Kubeflow)]
-FIELDS += [f"volume.{field.name}" for field in dataclasses.fields(ScratchVolume)]
+FIELDS += [f"scratch.{field.name}" for field in dataclasses.fields(Scratch)]
 FIELDS += [f"worker.{field.name}" for field in dataclasses.fields(kf.Worker)]
 FIELDS += [f"policy.{field.name}" for field in dataclasses.fields(kf.RunPolicy)]
 FIELDS += [f"task.{name}" for name in TaskArguments.__dataclass_fields__]
@@ -441,18 +408,16 @@ FIELDS += [f"task.{name}" for name in TaskArguments.__dataclass_fields__]
 @settings(max_examples=400)
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=3))
 def test_whatever_stands_in_a_field_it_is_taken_or_refused_and_nothing_else_is_raised(fields: dict[str, Any]) -> None:
-    given: dict[str, dict[str, Any]] = {
-        part: {} for part in ("config", "cluster", "volume", "worker", "policy", "task")
-    }
+    given: dict[str, dict[str, Any]] = {part: {} for part in ("config", "scratch", "worker", "policy", "task")}
     for name, value in fields.items():
         part, _, field = name.partition(".")
         given[part][field] = value
-    cluster = {"scratch_volume": ScratchVolume(**given["volume"])}
+    config: dict[str, Any] = {"nnodes": 2, "scratch": Scratch(**given["scratch"])}
     if given["worker"]:
-        cluster["worker"] = kf.Worker(**given["worker"])
+        config["worker"] = kf.Worker(**given["worker"])
     if given["policy"]:
-        cluster["run_policy"] = kf.RunPolicy(**given["policy"])
-    config = {"nodes": 2, "cluster": Kubeflow(**{**cluster, **given["cluster"]}), **given["config"]}
+        config["run_policy"] = kf.RunPolicy(**given["policy"])
+    config |= given["config"]
     with contextlib.suppress(ConfigError):
         plan_task(SafeTorch(**config), given["task"], where={}, function=train)
 
@@ -474,10 +439,10 @@ def test_a_role_of_a_subclass_is_taken_with_what_it_asks_for() -> None:
         """A team's own preset."""
 
     def config(gpu: str) -> SafeTorch:
-        return SafeTorch(nodes=2, nproc_per_node=8, cluster=Kubeflow(worker=BigWorker(limits=Resources(gpu=gpu))))
+        return SafeTorch(nnodes=2, nproc_per_node=8, worker=BigWorker(limits=Resources(gpu=gpu)))
 
     declare(config("8"))
-    with pytest.raises(ConfigError, match=r"exceeds cluster\.worker\.limits\.gpu=4"):
+    with pytest.raises(ConfigError, match=r"exceeds worker\.limits\.gpu=4"):
         declare(config("4"))
 
 
@@ -485,16 +450,17 @@ def test_problems_of_size_and_shape_are_reported_together() -> None:
     with pytest.raises(ConfigError, match="4 problems") as caught:
         declare(
             SafeHorovod(
-                nodes=2,
+                nnodes=2,
                 nproc_per_node=8,
                 max_restarts=-1,
-                cluster=Kubeflow(shared_memory="x", worker=kf.Worker(replicas=3)),
+                worker=kf.Worker(replicas=3),
             ),
+            shared_memory="x",
             requests=Resources(gpu="4"),
         )
 
     fields = {problem.field for problem in caught.value.problems}
-    assert fields == {"nproc_per_node", "max_restarts", "cluster.shared_memory", "cluster.worker.replicas"}
+    assert fields == {"nproc_per_node", "max_restarts", "@task shared_memory", "worker.replicas"}
 
 
 def test_values_of_variables_stay_out_of_messages() -> None:
@@ -518,28 +484,27 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
     "roles": (
         lambda: declare(
             SafeTorch(
-                nodes=2,
-                cluster=Kubeflow(
-                    master=kf.Master(requests=Resources(gpu="2")), worker=kf.Worker(requests=Resources(gpu="2"))
-                ),
+                nnodes=2,
+                master=kf.Master(requests=Resources(gpu="2")),
+                worker=kf.Worker(requests=Resources(gpu="2")),
             )
         ),
         2,
     ),
     "worker of an elastic job": (
-        lambda: declare(SafeTorch(nodes="1:2", cluster=Kubeflow(worker=kf.Worker(requests=Resources(gpu="2"))))),
+        lambda: declare(SafeTorch(nnodes="1:2", worker=kf.Worker(requests=Resources(gpu="2")))),
         2,
     ),
     "an elastic job has no master to differ": (
         lambda: declare(
-            SafeTorch(nodes="1:2", cluster=Kubeflow(worker=kf.Worker(requests=Resources(gpu="2")))),
+            SafeTorch(nnodes="1:2", worker=kf.Worker(requests=Resources(gpu="2"))),
             requests=Resources(gpu="8"),
         ),
         2,
     ),
     "launcher's GPUs do not count": (
         lambda: declare(
-            SafeTorch(nodes=2, cluster=Kubeflow(operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1")))),
+            SafeTorch(nnodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))),
             requests=Resources(gpu="4"),
         ),
         4,
@@ -551,7 +516,7 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
     ),
     "a sidecar's environment is its own": (
         lambda: declare(
-            SafeTorch(nodes=2),
+            SafeTorch(nnodes=2),
             pod_template=PodTemplate(
                 pod_spec=V1PodSpec(
                     containers=[V1Container(name="side", image="i:1", env=[V1EnvVar(name="RANK", value="0")])]

@@ -16,7 +16,7 @@ from flytekitplugins import kfmpi, kfpytorch
 from google.protobuf.json_format import MessageToDict
 from kubernetes.client import V1Container, V1PodSpec, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
+from flytekitplugins_safedist import SafeHorovod, SafeTorch
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
 
@@ -65,7 +65,7 @@ def shm_template() -> PodTemplate:
 def test_a_pod_template_gets_the_scratch_volume_its_variable_and_the_primary_container_first() -> None:
     given = sidecar_first()
 
-    spec = overrides_of(make(SafeTorch(nodes=2), requests=GPU8), pod_template=given)["podTemplate"]["podSpec"]
+    spec = overrides_of(make(SafeTorch(nnodes=2), requests=GPU8), pod_template=given)["podTemplate"]["podSpec"]
 
     primary, side = spec["containers"]
     assert (primary["name"], side["name"]) == ("main", "side")
@@ -77,13 +77,13 @@ def test_a_pod_template_gets_the_scratch_volume_its_variable_and_the_primary_con
 
 
 def test_the_variable_of_the_scratch_volume_is_only_where_its_mount_is() -> None:
-    container = make(SafeTorch(nodes=2))._get_container(SETTINGS)
+    container = make(SafeTorch(nnodes=2))._get_container(SETTINGS)
 
     assert "SAFEDIST_SCRATCH_ROOT" not in container.env
 
 
 def test_shared_memory_replaces_what_the_task_asks_for() -> None:
-    task = make(SafeTorch(nodes=2))
+    task = make(SafeTorch(nnodes=2))
 
     assert task.get_extended_resources(SETTINGS).shared_memory.mount_path == "/dev/shm"
     assert overrides_of(task, shared_memory="8Gi")["extendedResources"]["sharedMemory"]["sizeLimit"] == "8Gi"
@@ -93,9 +93,9 @@ def test_shared_memory_replaces_what_the_task_asks_for() -> None:
     ("config", "kwargs", "size"),
     [
         (SafeTorch(), {}, ""),
-        (SafeTorch(cluster=Kubeflow(shared_memory="4Gi")), {}, "4Gi"),
         (SafeTorch(), {"shared_memory": "16Gi"}, "16Gi"),
-        (SafeTorch(cluster=Kubeflow(shared_memory=False)), {}, None),
+        (SafeTorch(), {"shared_memory": True}, ""),
+        (SafeTorch(), {"shared_memory": False}, None),
         (SafeTorch(), {"pod_template": shm_template()}, None),
     ],
 )
@@ -105,9 +105,9 @@ def test_shared_memory_is_asked_of_the_backend(config: Any, kwargs: dict[str, An
     assert (None if found is None else found.shared_memory.size_limit) == size
 
 
-MPI: dict[str, Any] = {"cluster": Kubeflow(operator="mpi"), "nodes": 2}
+MPI: dict[str, Any] = {"operator": "mpi", "nnodes": 2}
 REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
-    "another config": (make(SafeTorch(nodes=2)), {"task_config": SafeTorch(nodes=4)}, "never reaches the cluster"),
+    "another config": (make(SafeTorch(nnodes=2)), {"task_config": SafeTorch(nnodes=4)}, "never reaches the cluster"),
     "GPUs of an MPIJob": (
         make(SafeHorovod(**MPI), requests=GPU8),
         {"requests": Resources(gpu="4")},
@@ -121,12 +121,12 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
     ),
     "a pod template as dict": (make(SafeTorch()), {"pod_template": {}}, "is not a PodTemplate"),
     "resources that a role names": (
-        make(SafeTorch(nodes="2:4", cluster=Kubeflow(worker=kfpytorch.Worker(requests=Resources(cpu="8"))))),
+        make(SafeTorch(nnodes="2:4", worker=kfpytorch.Worker(requests=Resources(cpu="8")))),
         {"limits": Resources(cpu="16")},
         "the job's worker names its own resources, which win",
     ),
     "GPUs of some nodes": (
-        make(SafeTorch(nodes=2, cluster=Kubeflow(worker=kfpytorch.Worker(requests=Resources(gpu="8")))), requests=GPU8),
+        make(SafeTorch(nnodes=2, worker=kfpytorch.Worker(requests=Resources(gpu="8"))), requests=GPU8),
         {"requests": Resources(gpu="4")},
         "changes the GPUs of some nodes only: worker",
     ),
@@ -160,7 +160,7 @@ def test_another_config_is_refused_on_a_mapped_task_too() -> None:
     mapped = map_task(make(SafeTorch()))
 
     with pytest.raises(ConfigError, match="never reaches the cluster"):
-        overrides_of(mapped, task_config=SafeTorch(nodes=4))
+        overrides_of(mapped, task_config=SafeTorch(nnodes=4))
 
 
 def test_resources_reach_the_workers_of_an_mpi_job_without_gpus() -> None:
@@ -188,7 +188,7 @@ def test_a_role_that_keeps_what_is_its_own_is_named(
     monkeypatch.setattr(logger, "warning", lambda text, *_: texts.append(text))
     role = kfpytorch.Worker(image="w:1", requests=Resources(cpu="2"))
 
-    overrides_of(make(SafeTorch(nodes=2, cluster=Kubeflow(worker=role))), **said)
+    overrides_of(make(SafeTorch(nnodes=2, worker=role)), **said)
 
     assert any(warning in one for one in texts)
 
@@ -212,7 +212,7 @@ def test_a_mapped_tasks_node_is_left_to_flytekit() -> None:
 
 def test_roles_of_an_mpi_job_that_the_user_names_keep_the_tasks_other_resources() -> None:
     task = make(
-        SafeHorovod(nodes=2, cluster=Kubeflow(operator="mpi", worker=kfmpi.Worker(requests=Resources(gpu="2")))),
+        SafeHorovod(nnodes=2, operator="mpi", worker=kfmpi.Worker(requests=Resources(gpu="2"))),
         requests=Resources(cpu="8"),
     )
 

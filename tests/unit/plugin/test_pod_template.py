@@ -14,8 +14,8 @@ from flytekitplugins_safedist.plugin.serialization import plan_task
 
 def merged(template: PodTemplate | None) -> PodTemplate:
     kwargs = {} if template is None else {"pod_template": template}
-    resolved, known = plan_task(SafeTorch(nproc_per_node=1), kwargs, where={}, function=merged)
-    return merged_template(known.shape, resolved, TaskArguments.from_kwargs(kwargs))
+    resolved, _ = plan_task(SafeTorch(nproc_per_node=1), kwargs, where={}, function=merged)
+    return merged_template(resolved, TaskArguments.from_kwargs(kwargs))
 
 
 @pytest.mark.parametrize(("own", "policy"), [(None, "FallbackToLogsOnError"), ("File", "File")])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flytekitplugins_safedist import SafeTorch, Scratch
-from flytekitplugins_safedist.config.cluster import SCRATCH_MOUNT, ScratchVolume
+from flytekitplugins_safedist.config.fields import SCRATCH_MOUNT
 from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import disk_limit
@@ -20,44 +21,42 @@ USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * GI)), free=5 * MI)
 POD = {"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI), "SAFEDIST_SCRATCH_ROOT": SCRATCH_MOUNT}
 
 
-def limit(
-    environment: dict[str, str], volume: ScratchVolume | None, scratch: Scratch | None = None
-) -> DiskLimit | None:
-    return limit_of(resolve(SafeTorch(scratch=scratch or Scratch()), Requested()), environment, volume)
+def limit(environment: dict[str, str], **scratch: Any) -> DiskLimit | None:
+    return limit_of(resolve(SafeTorch(scratch=Scratch(**scratch)), Requested()), environment)
 
 
 def test_the_users_own_limit_counts_whatever_the_pod_has():
-    found = limit(POD, ScratchVolume(), Scratch(size_limit="2Gi"))
+    found = limit(POD, size_limit="2Gi")
     assert found == DiskLimit(2 * GI, "by Scratch(size_limit=...)")
     assert str(found) == "2.0 GiB by Scratch(size_limit=...)"
 
 
 @pytest.mark.parametrize(("pods", "ranks"), [(20 * GI, 18 * GI), (GI, GI - 128 * MI), (200 * MI, 100 * MI)])
 def test_else_the_pods_own_less_what_the_rest_of_it_needs(pods, ranks):
-    found = limit({**POD, "SAFEDIST_EPHEMERAL_STORAGE": str(pods)}, ScratchVolume())
+    found = limit({**POD, "SAFEDIST_EPHEMERAL_STORAGE": str(pods)})
     assert found is not None
     assert found.size == ranks
     assert "by the pod's ephemeral storage of " in str(found)
 
 
 @pytest.mark.parametrize(
-    ("environment", "volume", "scratch"),
+    ("environment", "scratch"),
     [
-        ({}, None, None),
-        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": "0"}, ScratchVolume(), None),
-        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": ""}, ScratchVolume(), None),
-        (POD, ScratchVolume(claim="team"), None),
-        (POD, ScratchVolume(medium="memory"), None),
-        ({**POD, "SAFEDIST_SCRATCH_ROOT": "/mnt/big"}, ScratchVolume(), None),
-        (POD, ScratchVolume(), Scratch(path="/mnt/big")),
+        ({}, {"volume": None}),
+        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": "0"}, {}),
+        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": ""}, {}),
+        (POD, {"claim": "team"}),
+        (POD, {"volume": "memory"}),
+        ({**POD, "SAFEDIST_SCRATCH_ROOT": "/mnt/big"}, {}),
+        (POD, {"path": "/mnt/big"}),
     ],
 )
-def test_none_where_scratch_is_not_on_what_kubernetes_counts_or_nothing_is_said(environment, volume, scratch):
-    assert limit(environment, volume, scratch) is None
+def test_none_where_scratch_is_not_on_what_kubernetes_counts_or_nothing_is_said(environment, scratch):
+    assert limit(environment, **scratch) is None
 
 
 def test_without_a_volume_scratch_is_in_the_container_which_kubernetes_counts():
-    assert limit({"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI)}, None) is not None
+    assert limit({"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI)}, volume=None) is not None
 
 
 def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:

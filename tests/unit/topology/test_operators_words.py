@@ -80,14 +80,14 @@ def test_an_empty_variable_is_told_with_its_operator(operator: str, name: str) -
 def test_another_number_of_nodes_is_told_with_both(operator: str) -> None:
     said = told(operator, lambda env: env.update({NODES_FROM[operator]: "5"}))
     assert said.startswith(f"{NAMES[operator]} contradicts the task's configuration [")
-    assert "(seen: nodes=5; expected: nodes=3)" in said
+    assert "(seen: nnodes=5; expected: nnodes=3)" in said
     assert said.endswith("register the task again; if it stays, something sets the operator's variables a second time")
 
 
 def test_another_elastic_range_is_told_with_both() -> None:
     said = told("elastic", lambda env: env.update(PET_NNODES="2:5"))
     assert said.startswith(f"{NAMES['elastic']} contradicts the task's configuration [")
-    assert "(seen: nodes=2:5; expected: nodes=2:4)" in said
+    assert "(seen: nnodes=2:5; expected: nnodes=2:4)" in said
 
 
 @pytest.mark.parametrize("text", ["2:", ":4", "a:4", "2:b", "2-4"])

@@ -2,7 +2,7 @@
 
 from flytekit import task
 
-from flytekitplugins_safedist import Kubeflow, SafeHorovod, SafeTorch
+from flytekitplugins_safedist import SafeHorovod, SafeTorch
 
 from .settings import GPUS, POOL
 
@@ -12,7 +12,7 @@ def prepare(size: int) -> int:
     return size * 2
 
 
-@task(task_config=SafeHorovod(nodes=2, max_restarts=1), requests=GPUS, limits=GPUS, pod_template=POOL, retries=2)
+@task(task_config=SafeHorovod(nnodes=2, max_restarts=1), requests=GPUS, limits=GPUS, pod_template=POOL, retries=2)
 def train(size: int) -> float:
     return size / 3
 
@@ -22,6 +22,6 @@ def evaluate(score: float) -> float:
     return score
 
 
-@task(task_config=SafeHorovod(nodes=2, nproc_per_node=2, cluster=Kubeflow(operator="mpi")))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi"))
 def legacy(size: int) -> float:
     return size / 4
