@@ -13,7 +13,7 @@ from tests.harness.procs import Ended
 
 @pytest.fixture
 def as_promised(request: pytest.FixtureRequest) -> Callable[[Ended], None]:
-    """Asserts that an end is the one of the README that the test is tagged with."""
+    """Asserts that an end is the one of docs/failures.md that the test is tagged with."""
     (tag,) = [mark.args for mark in request.node.iter_markers("end") if len(mark.args) > 1]
     row, code = tag
     return partial(ends.as_promised, row=row, code=code)

@@ -1,4 +1,4 @@
-"""Every row of the README's tables of failures has a test that is tagged with it (:mod:`tests.harness.ends`)."""
+"""Every row of docs/failures.md's tables has a test that is tagged with it (:mod:`tests.harness.ends`)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_each_rank_has_its_own_places_and_nobody_else_may_look(warm, tmp_path, r
 
 
 def test_a_relative_path_is_one_file_of_all_ranks_and_scratch_and_the_working_directory_are_not(warm, tmp_path):
-    """What the README says of ``open("result.txt", "w")``."""
+    """What docs/configuration.md says of ``open("result.txt", "w")``."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "data.txt").write_text("of the project")

@@ -42,7 +42,7 @@ def one_step(lines: list[str]) -> int:
 
 @pytest.mark.end(
     "a pod is told to stop (preempted, drained), and ranks use "
-    "[`Checkpoints`](docs/checkpoints.md#a-pod-that-is-told-to-stop)"
+    "[`Checkpoints`](checkpoints.md#a-pod-that-is-told-to-stop)"
 )
 @pytest.mark.parametrize("task", BACKENDS)
 def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_replaced(

@@ -1,4 +1,4 @@
-"""What the README's tables promise of each end of a job, and whether an end is that.
+"""What the tables of docs/failures.md promise of each end of a job, and whether an end is that.
 
 A test that proves a row is tagged with it, and with the code if the row has one: ``@pytest.mark.end(row, code)``. Its
 fixture ``as_promised`` compares; ``tests/agents/test_every_end.py`` sees that every row and code has such a test.
@@ -51,8 +51,8 @@ BEGINS = {
 
 
 def rows(title: str) -> dict[str, list[str]]:
-    """A table of the README by its first column: the others, as text."""
-    lines = (ROOT / "README.md").read_text().splitlines()
+    """A table of docs/failures.md by its first column: the others, as text."""
+    lines = (ROOT / "docs" / "failures.md").read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("| What happens |") and title in line)
     found = {}
     for line in lines[at + 2 :]:

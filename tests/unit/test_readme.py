@@ -1,15 +1,19 @@
-"""What the README has people type."""
+"""What the README and the docs have people type, and what the README says shorter than the docs."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flytekit.image_spec.default_builder import create_docker_context
 from packaging.requirements import Requirement
 
 from tests.harness.procs import ROOT
+from tests.harness.product import main
 
 README = (ROOT / "README.md").read_text()
 
@@ -43,3 +47,70 @@ def test_the_extras_of_the_install_line_are_there() -> None:
     (extras,) = re.findall(r"pip install '\.\[([\w,]+)\]'", README)
     setup = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].partition("\n[")[0]
     assert set(extras.split(",")) <= set(re.findall(r"^(\w+) =", setup, re.MULTILINE))
+
+
+FAILURES = (ROOT / "docs" / "failures.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = {"make", "pip", "python", "pyflyte", "safedist", "kubectl", "flytectl", "torchrun"}
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of all tables of a page."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's blocks without a language, and its code spans, that call a program; without comments."""
+    text = page.read_text()
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return [line for line in [*lines, *spans] if line.partition(" ")[0] in PROGRAMS and " " in line]
+
+
+def test_a_newcomer_reads_the_readme_in_ten_minutes() -> None:
+    assert len(README.split()) <= 2300
+
+
+def test_what_a_failure_costs_is_what_the_table_of_failures_says() -> None:
+    whole = {row[0]: (row[2], row[3]) for row in cells(FAILURES) if len(row) == 4}
+    short = [
+        row for row in cells(README.partition("## What a failure costs")[2].partition("\n## ")[0]) if len(row) == 3
+    ]
+    assert len(short) == 9, "a title and eight rows"
+    assert [row[0] for row in short[1:] if whole.get(row[0]) != (row[1], row[2])] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_of_a_page_is_there_with_its_options(page: Path) -> None:
+    assert [command for command in commands(page) if not is_there(command)] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["make nowhere", "python scripts/nowhere.py", "python benchmarks/restart.py --nowhere", "safedist nowhere"],
+)
+def test_a_command_that_is_not_there_is_seen(command: str) -> None:
+    assert not is_there(command)
+
+
+def is_there(command: str) -> bool:
+    """Whether the target of make, or the script or subcommand of ours with these options, is there."""
+    program, first, *others = command.replace("`", "").split()
+    options = {word.partition("=")[0] for word in others if word.startswith("--")}
+    if program == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        return first in targets or "=" in first
+    if program == "python" and first.startswith(("scripts/", "benchmarks/", "examples/")):
+        if not (ROOT / first).is_file():
+            return False
+        sources = [*(ROOT / first).parent.glob("*.py")]
+        return all(any(f'"{option}"' in source.read_text() for source in sources) for option in options)
+    if program == "safedist":
+        said = io.StringIO()
+        with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main([first, "--help"])
+        return ended.value.code == 0 and all(option in said.getvalue() for option in options - {"--help"})
+    return True

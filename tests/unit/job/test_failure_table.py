@@ -1,4 +1,4 @@
-"""What the README promises of each failure, and what is uploaded of it; exit statuses of real pods: tests/agents."""
+"""What docs/failures.md promises of each failure, and what is uploaded of it; exits of real pods: tests/agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, ju
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
 from tests.harness.outcomes import failed, outcome, raised
 
-README = Path(__file__).parents[3] / "README.md"
+FAILURES = Path(__file__).parents[3] / "docs" / "failures.md"
 NOBODY, RETRIES, FLYTE = "none: the task fails", "the task's `retries`", "Flyte"
 PAYS = {
     (Kind.NON_RECOVERABLE, Origin.USER): NOBODY,
@@ -73,8 +73,8 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
 
 
 def promised() -> dict[str, str]:
-    """Who pays, by code, as the README's table says it."""
-    rows = [line.split(" | ") for line in README.read_text().splitlines() if line.startswith("| ")]
+    """Who pays, by code, as the table says it."""
+    rows = [line.split(" | ") for line in FAILURES.read_text().splitlines() if line.startswith("| ")]
     codes = [row for row in rows if len(row) == 4 and row[2].startswith("`")]
     return {
         code: row[3].removesuffix(" |")
