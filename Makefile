@@ -53,7 +53,7 @@ LIBRARIES_STAMP := $(VENV)/.stamp-libraries
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container mutants corners matrix lint types docs demo-torch format bench image clean
+.PHONY: help demo examples check test test-container mutants corners matrix lint types docs demo-torch constraints format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -105,6 +105,10 @@ types: $(DEV_STAMP)
 ## make docs            the site of docs/ into build/site, strict, and the schema of .github/workflows
 docs: $(DEV_STAMP)
 	$(BIN)/nox -s docs
+
+## make constraints     requirements/constraints.txt anew (CONSTRAIN=--upgrade: with the newest versions)
+constraints: $(DEV_STAMP)
+	$(BIN)/nox -s constraints -- $(CONSTRAIN)
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .

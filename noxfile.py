@@ -27,6 +27,8 @@ FLYTEKITS = ("1.16.0", "1.16.31")
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / ".nox" / "results.jsonl"
+TORCHS_OWN = ("torch==", "sympy==", "triton==", "cuda-", "nvidia-")
+"""What `make TORCH=...` chooses, and torch then names exactly: not pinned."""
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 SMOKE_TESTS = (
     "tests/unit/test_import.py",
@@ -113,6 +115,19 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, WORKFLOWS))
     session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
+
+
+@nox.session(python=False, default=False)
+def constraints(session: nox.Session) -> None:
+    """Make constraints.txt anew; what is pinned stays where it still fits, unless `-- --upgrade` is given."""
+    target = ROOT / "requirements" / "constraints.txt"
+    head = [line for line in target.read_text().splitlines() if line.startswith("#")]
+    wanted = [f"requirements/{name}.txt" for name in ("build", "demo", "dev", "docs", "libraries")]
+    options = ("--quiet", "--universal", "--python-version", PYTHONS[0], "--no-annotate", "--no-header")
+    made = ("--output-file", str(target), *session.posargs)
+    session.run(own("uv"), "pip", "compile", *options, *wanted, "setup.cfg", *made, external=True)
+    pins = [line for line in target.read_text().splitlines() if not line.startswith(TORCHS_OWN)]
+    target.write_text("\n".join([*head, *pins]) + "\n")
 
 
 @nox.session(python=PYTHONS, venv_params=["--seed"])

@@ -114,3 +114,12 @@ def is_there(command: str) -> bool:
             main([first, "--help"])
         return ended.value.code == 0 and all(option in said.getvalue() for option in options - {"--help"})
     return True
+
+
+def test_all_places_name_one_newest_torch() -> None:
+    """noxfile.py's newest is the one that is tried; what people install by default is that one."""
+    newest = re.findall(r'^TORCHES = .*"([\d.]+)"\)$', (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    places = ("Makefile", "Dockerfile", "scripts/build_image.py", "README.md")
+    found = {place: set(re.findall(r"torch==([\d.]+)", (ROOT / place).read_text())) for place in places}
+    found["Makefile"] -= set(re.findall(r'"3.10": "([\d.]+)"', (ROOT / "noxfile.py").read_text()))
+    assert found == {place: set(newest) for place in places}
