@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from flytekit.image_spec.default_builder import create_docker_context
 from packaging.requirements import Requirement
 
+from flytekitplugins_safedist import SafeTorch
 from tests.harness.procs import ROOT
 from tests.harness.product import main
 
@@ -51,6 +53,7 @@ def test_the_extras_of_the_install_line_are_there() -> None:
 
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PROGRAMS = {"make", "pip", "python", "pyflyte", "safedist", "kubectl", "flytectl", "torchrun"}
 
 
@@ -64,10 +67,11 @@ def cells(text: str) -> list[list[str]]:
 def commands(page: Path) -> list[str]:
     """The lines of a page's blocks without a language, and its code spans, that call a program; without comments."""
     text = page.read_text()
-    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in BLOCKS.findall(text) if not language]
     lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
-    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
-    return [line for line in [*lines, *spans] if line.partition(" ")[0] in PROGRAMS and " " in line]
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", BLOCKS.sub("", text))
+    called = [part.strip() for line in [*lines, *spans] for part in re.split(r"&&|[|>]", line)]
+    return [line for line in called if line.partition(" ")[0] in PROGRAMS and " " in line]
 
 
 def test_a_newcomer_reads_the_readme_in_ten_minutes() -> None:
@@ -123,3 +127,10 @@ def test_all_places_name_one_newest_torch() -> None:
     found = {place: set(re.findall(r"torch==([\d.]+)", (ROOT / place).read_text())) for place in places}
     found["Makefile"] -= set(re.findall(r'"3.10": "([\d.]+)"', (ROOT / "noxfile.py").read_text()))
     assert found == {place: set(newest) for place in places}
+
+
+def test_the_tables_of_the_configuration_have_every_field() -> None:
+    fields = {field.name for field in dataclasses.fields(SafeTorch)}
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    for text in (README.partition("\n## Configuration")[2].partition("\n## ")[0], page.partition("\n## ")[0]):
+        assert {name for row in cells(text) for name in re.findall(r"`(\w+)`", row[0])} == fields
