@@ -12,6 +12,9 @@ from .stacks import Frame, Stack
 _LINES = 12
 """Of a stack, innermost first: the call that waits, and who made it."""
 
+_NAMED = 16
+"""Processes, one by one: a job may have thousands."""
+
 _COLLECTIVES = ("/torch/distributed/", "/horovod/", "/flytekitplugins_safedist/fs/")
 _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
 
@@ -113,7 +116,8 @@ def _group(group: Sequence[Standing], *, of: int) -> list[str]:
     for each in group:
         moved = "; it moves: the stack below was its last one" if each.moved else ""
         states.setdefault(f"{each.process}{moved}", []).append(each.rank)
-    lines.append(f"    process {', '.join(str(each.process.pid) for each in group)}")
+    more = f" and {count - _NAMED} more" if count > _NAMED else ""
+    lines.append(f"    process {', '.join(str(each.process.pid) for each in group[:_NAMED])}{more}")
     lines += [f"    {state}" + (f": {listed(ranks)}" if len(states) > 1 else "") for state, ranks in states.items()]
     used = [each.cpu for each in group]
     lines += [f"    waits in {pending}" for pending in first.record.pending]

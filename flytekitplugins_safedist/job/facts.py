@@ -36,6 +36,7 @@ class Spent(DataClassDictMixin):
         why: for logs and errors.
         node: a loss: whose place it was.
         lived: a loss: seconds from the process's hello to its loss; negative where nobody knows.
+        place: a restart: the error and the step that it was for, as :attr:`Cause.place`.
     """
 
     round: int
@@ -43,6 +44,7 @@ class Spent(DataClassDictMixin):
     why: str
     node: str = ""
     lived: float = -1.0
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Cause(DataClassDictMixin):
         name: of the exception or of the end, for logs.
         repeats: it would come again: no restart is spent on it.
         timed_out: a collective timed out.
+        step: at which the rank was, where it saves by steps; -1 where nobody knows.
     """
 
     echo: int
@@ -65,6 +68,12 @@ class Cause(DataClassDictMixin):
     name: str
     repeats: bool = False
     timed_out: bool = False
+    step: int = -1
+
+    @property
+    def place(self) -> str:
+        """The same for a failure that comes again: its rank, its error, and its step; "" where the step is unknown."""
+        return f"rank {self.rank} with {self.name} at step {self.step}" if self.step >= 0 else ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..ranks.outcome import RankOutcome, echo, is_consequence
+from ..ranks.outcome import Fault, RankOutcome, echo, is_consequence
 from ..texts import encodable
 from .facts import Cause
 from .messages import Told
@@ -26,7 +26,14 @@ def cause_of(outcome: RankOutcome) -> Cause:
         name=outcome.raised.type if outcome.raised is not None else outcome.status.value,
         repeats=outcome.raised is not None and outcome.raised.repeats,
         timed_out=outcome.timed_out,
+        step=outcome.step if _is_the_codes(outcome) else -1,
     )
+
+
+def _is_the_codes(outcome: RankOutcome) -> bool:
+    """Whether an exception may be the code's or the data's: no store, disk or network has a part in it."""
+    raised = outcome.raised
+    return raised is not None and raised.fault is Fault.USER and not raised.errnos
 
 
 def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:

@@ -192,18 +192,23 @@ class Rounds:
             self._again(f"the round is over ({lost or over.why}); the next begins when every node is there", now)
             return
         cause = root.cause
-        if not cause.repeats and len(spent) < rules.max_restarts:
+        came_again = bool(cause.place) and any(each.place == cause.place for each in spent)
+        if not cause.repeats and not came_again and len(spent) < rules.max_restarts:
             which = f"restart {len(spent) + 1} of {rules.max_restarts}"
             why = f"rank {cause.rank} failed ({cause.name}); all ranks start again: {which}"
-            self._note(restarts=with_one_more(spent, Spent(self.history.round, str(cause.rank), why)))
+            self._note(
+                restarts=with_one_more(spent, Spent(self.history.round, str(cause.rank), why, place=cause.place))
+            )
             self._again(why, now)
             return
         if cause.repeats:
             self._reason = f"{cause.name} would repeat: a restart cannot help"
         elif rules.max_restarts == 0:
             self._reason = "max_restarts=0"
-        else:
+        elif len(spent) >= rules.max_restarts:
             self._reason = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
+        else:
+            self._reason = f"{cause.place} has failed before: it is the code or the data, and a restart cannot help"
         self._ask(over.who_may_say, now)
 
     def _again(self, why: str, now: float) -> None:

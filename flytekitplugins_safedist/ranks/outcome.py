@@ -92,6 +92,7 @@ class RankOutcome(Record):
         out_of_memory: whether processes were OOM-killed there while the ranks ran.
         timed_out: whether a collective operation of it waited in vain for ranks that were there.
         others: where the other ranks of its node stood when it had failed for that; as text.
+        step: at which it was, by what it saves; -1 where it saves nothing by steps.
         seconds: how long each phase took, by name ("start", "inputs", "function", "outputs").
     """
 
@@ -110,6 +111,7 @@ class RankOutcome(Record):
     out_of_memory: bool = False
     timed_out: bool = False
     others: str = ""
+    step: int = -1
     seconds: dict[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

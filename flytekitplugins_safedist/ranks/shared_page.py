@@ -194,6 +194,11 @@ class RankPage:
         """``Timeouts.preemption``: how long a node that is told to stop stays for its ranks to save."""
         return self._words[_STAYS] / 1000
 
+    @property
+    def step(self) -> int:
+        """The first step at which this rank can still save; -1 where it does not save by steps."""
+        return int(self._words[_FLOOR]) - 1
+
     def take_part(self, step: int) -> None:
         """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""
         self._words[_FLOOR] = self._floor(step)

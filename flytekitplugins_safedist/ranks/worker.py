@@ -70,7 +70,7 @@ def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) ->
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = encodable(recording.own_frames_cut(error))
         raised = recording.record(error, shown, world_size=order.context.world_size)
-        shared.end(_outcome(order, Status.RAISED, seconds, raised))
+        shared.end(_outcome(order, Status.RAISED, seconds, raised, shared.step))
         if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
             print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
@@ -173,10 +173,17 @@ def _redirect_output(log: Path) -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
-def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None) -> str:
+def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None, step: int = -1) -> str:
     timed_out = raised is not None and raised.consequence and speaks_of_timeout(raised.message)
     outcome = RankOutcome.of(
-        order.context, os.getpid(), status, time.time_ns(), raised=raised, timed_out=timed_out, seconds=seconds
+        order.context,
+        os.getpid(),
+        status,
+        time.time_ns(),
+        raised=raised,
+        timed_out=timed_out,
+        seconds=seconds,
+        step=step,
     )
     return outcome.fitting(shared_page.RECORD_BYTES, RankOutcome.to_json).to_json()
 

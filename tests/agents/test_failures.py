@@ -137,6 +137,15 @@ def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_wa
     assert re.search(r"\[rank 1\] .* in evaluates_alone", skipped.out)
 
 
+def test_the_same_failure_of_the_same_rank_at_the_same_step_is_not_restarted_a_second_time(warm, tmp_path):
+    place = {"TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    ended = warm.run("job_checkpoints:fails_in_one_place", tmp_path / "job", kind="execute", environment=place)
+    message = error_document(ended).error.message
+    assert "raised ValueError: no such label" in message.splitlines()[0]
+    assert "Not restarted in place: rank 1 with ValueError at step 5 has failed before" in message
+    assert "This was round 1" in message, "the first restart could have helped"
+
+
 @pytest.mark.parametrize("how", ["recoverable", "recoverable subclass"])
 def test_a_recoverable_exception_stays_recoverable(warm, tmp_path, how):
     ended = failed(warm, tmp_path / "job", how)

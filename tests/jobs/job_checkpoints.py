@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+import torch.distributed as dist
 from flytekit import current_context, task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
@@ -36,8 +37,6 @@ def _trained(together: object) -> str:
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2))
 def by_torch() -> str:
-    import torch.distributed as dist
-
     dist.init_process_group("gloo")
     return _trained(dist.barrier)
 
@@ -48,6 +47,19 @@ def by_horovod() -> str:
 
     hvd.init()
     return _trained(hvd.barrier)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=3))
+def fails_in_one_place() -> None:
+    """Rank 1 finds bad data at step 5 of each round; all save every second step, and go on from there."""
+    dist.init_process_group("gloo")
+    state = {"done": 0}
+    ckpt = Checkpoints(os.environ["TEST_CHECKPOINTS"], every=2)
+    for step in range(ckpt.restore(state), 9):
+        if step == 5 and current_rank().rank == 1:
+            raise ValueError("no such label")
+        ckpt.save(step, state)
+        ckpt.wait()
 
 
 @task(task_config=SafeTorch(nproc_per_node=2))

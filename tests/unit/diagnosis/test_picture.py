@@ -110,3 +110,11 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
     assert processes.look(running[0].pid) == Process(running[0].pid)
+
+
+def test_of_a_very_large_job_the_picture_stays_one_that_is_read() -> None:
+    text = picture.told([Standing(rank, Process(10_000 + rank, "S"), stacks.parse(DUMP)) for rank in range(4096)])
+    assert text.startswith("ranks 0-4095 (4096 of 4096) stand in all_reduce")
+    assert "process 10000, 10001, " in text
+    assert " and 4080 more" in text
+    assert max(map(len, text.splitlines())) < 200

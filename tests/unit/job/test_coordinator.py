@@ -939,3 +939,20 @@ def test_reasons_are_short_and_kept_of_the_latest_only():
         job.all_end("a", "c")
     assert len(job.it.history.restarts) == 20
     assert sum(len(spent.why) for spent in job.it.history.restarts) < 2000
+
+
+@pytest.mark.parametrize(
+    ("again", "ends"),
+    [({}, True), ({"step": 8}, False), ({"rank": 1}, False), ({"name": "KeyError"}, False), ({"step": -1}, False)],
+    ids=["the same", "further", "another rank", "another error", "who knows where"],
+)
+def test_a_failure_that_comes_again_at_the_same_step_is_the_codes_or_the_datas(again, ends):
+    job = begun()
+    first = replace(cause(0), step=again.get("step", 7) if again.get("step") == -1 else 7)
+    job.say("a", Ended(0, first))
+    job.all_end("b", "c")
+    assert job.heard(Go).keys() == set("abc")
+    job.say("a", Ended(1, replace(first, **again)))
+    job.all_end("b", "c", round_no=1)
+    assert (job.heard(Tell).keys() == {"a"}) == ends
+    assert job.budgets == ((1, 0) if ends else (2, 0))
