@@ -26,5 +26,5 @@ def warning_of_image(image: str | None, custom: Mapping[str, Any] | None) -> str
     return (
         f"{what} no safedist-execute, the command of every pod: none would start. Build one with this package and the "
         "training's own, and name it with container_image= of @task, or --image: the README's "
-        '"Installing" shows an ImageSpec'
+        '"Install" shows an ImageSpec'
     )
