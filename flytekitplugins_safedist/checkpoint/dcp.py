@@ -197,7 +197,7 @@ class _Writer(torchs.FileSystemWriter):  # type: ignore[misc]  # the same
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
-class Saved(torchs.FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
+class SavedFiles(torchs.FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
     """One save; each item is compared with its digest as it is read.
 
     Attributes:

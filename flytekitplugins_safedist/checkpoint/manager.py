@@ -330,15 +330,14 @@ class Checkpoints:
         Raises:
             CheckpointError: it is whole, and cannot be loaded here.
         """
-        from . import dcp
-        from . import state as states
+        from . import dcp, restoring
 
         trees: dict[str, Any] = {}
         group = self._group()
-        error = failure_of(lambda: trees.update(states.read(dcp.Saved(store, name), state, group)))
+        error = failure_of(lambda: trees.update(restoring.read(dcp.SavedFiles(store, name), state, group)))
         damage = f"{error}" if isinstance(error, DamagedError) else None
         told = self._together({"error": None if damage else error, "damage": damage})
         damages = [str(one["damage"]) for one in told if one["damage"] is not None]
         if not damages:
-            states.distribute(state, trees)
+            restoring.distribute(state, trees)
         return damages[0] if damages else None
