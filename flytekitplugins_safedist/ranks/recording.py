@@ -12,6 +12,7 @@ from ..errors import (
     ConfigError,
     FsAccessError,
     FsUnsupportedError,
+    HangError,
     IncompatibleVersionError,
     MissingDependencyError,
     NoTerminalError,
@@ -92,7 +93,7 @@ def _fault(error: BaseException) -> Fault:
     # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
     if isinstance(error, system):
         return Fault.SYSTEM
-    if isinstance(error, recoverable):
+    if isinstance(error, (recoverable, HangError)):
         return Fault.RECOVERABLE
     # Ours say by their class whose doing they are, or by what they were raised from.
     is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))

@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,10 @@ def _main(there: Any, here: Any, work: Callable[..., Any], args: Sequence[Any], 
     here.close()
     _channel = there
     os.environ.update(env)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(
+            1
+        )  # more would wait forever: OpenMP's are the parent's, where a test before this one had some
     try:
         message = ("value", work(*args))
     except BaseException as error:
