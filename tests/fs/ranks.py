@@ -113,9 +113,8 @@ def _main(there: Any, here: Any, work: Callable[..., Any], args: Sequence[Any], 
     _channel = there
     os.environ.update(env)
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(
-            1
-        )  # more would wait forever: OpenMP's are the parent's, where a test before this one had some
+        # A further thread of OpenMP would be waited for without end where a test before this one had some.
+        torch.set_num_threads(1)
     try:
         message = ("value", work(*args))
     except BaseException as error:
