@@ -2,8 +2,8 @@
 
 Run by hand (``make mutants``): a hundred take an hour or two. They are drawn by chance over the rooms that are asked
 for, the same ones for the same seed. The changes are cosmic-ray's; each is made in a copy of the repository, and judged
-there by the room's tests: the fast ones, then those with real processes, until one fails. The same tests are run first
-without a change, and must pass: what fails by itself notices nothing.
+there by the room's tests, until one fails: those that are named as its module, the other fast ones, and those with real
+processes. The same tests are run first without a change, and must pass: what fails by itself notices nothing.
 What survives is printed as a diff; docs/mutants.md says why it may.
 
 This runs in an environment that has cosmic-ray; the tests in the repository's own.
@@ -32,11 +32,17 @@ PACKAGE = "flytekitplugins_safedist"
 ROOMS: Mapping[str, Sequence[str]] = {
     "checkpoint": ["unit/checkpoint", "checkpoint", "agents/test_preemption.py"],
     "config": ["unit/config", "unit/plugin", "contracts/golden", "contracts/oracle"],
-    "container": ["unit/container", "agents/test_entrypoint.py", "agents/test_staging_race.py"],
+    "container": [
+        "unit/container",
+        "agents/test_entrypoint.py",
+        "agents/test_staging_race.py",
+        "agents/test_staging_disks.py",
+    ],
     "fs": ["unit/fs", "fs"],
     "job": [
         *("unit/job", "agents/test_failures.py", "agents/test_nodes.py", "agents/test_node_0_lost.py"),
         *("agents/test_arrival.py", "agents/test_stopping.py", "agents/test_elastic.py", "agents/test_outputs.py"),
+        "agents/test_hangs.py",
     ],
     "plugin": ["unit/plugin", "contracts/golden", "contracts/oracle", "agents/test_local_runs.py"],
     "ranks": [
@@ -134,7 +140,7 @@ def control(room: str, copies: SimpleQueue[Path], python: str) -> float:
         SystemExit: they fail, or do not look at the copy.
     """
     where, began = copies.get(), time.monotonic()
-    code, output = tested(room, where, python, 3600)
+    code, output = tested(room, where, python, 3600, module=None)
     look = [python, "-c", f"import {PACKAGE}; print({PACKAGE}.__file__)"]
     seen = subprocess.run(look, cwd=where, env=_environment(where), capture_output=True, text=True, check=False).stdout
     copies.put(where)
@@ -156,7 +162,7 @@ def fate(mutant: Mutant, copies: SimpleQueue[Path], python: str, limit: float) -
     try:
         after = mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence)
         path.write_text(after, encoding="utf-8")
-        code, output = tested(mutant.room, where, python, limit)
+        code, output = tested(mutant.room, where, python, limit, module=mutant.module)
         changed = subprocess.run(
             ["diff", "-U2", str(ROOT / mutant.module), str(path)], capture_output=True, text=True, check=False
         ).stdout
@@ -170,10 +176,18 @@ def fate(mutant: Mutant, copies: SimpleQueue[Path], python: str, limit: float) -
     return found
 
 
-def tested(room: str, where: Path, python: str, limit: float) -> tuple[int | None, str]:
-    """The exit code of a room's tests in a copy, None past the limit in seconds, and their output."""
+def tested(room: str, where: Path, python: str, limit: float, *, module: str | None) -> tuple[int | None, str]:
+    """The exit code of a room's tests in a copy, None past the limit in seconds, and their output.
+
+    Args:
+        room: whose tests.
+        where: the copy.
+        python: runs them.
+        limit: seconds.
+        module: of the change, None without one; the tests that have its name, or its folder's, come first.
+    """
     command = [python, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "300"]
-    command += [f"tests/{name}" for name in ROOMS[room] if (where / "tests" / name).exists()]
+    command += [f"tests/{name}" for name in tests_of(room, module, where)]
     running = subprocess.Popen(
         command,
         cwd=where,
@@ -192,6 +206,17 @@ def tested(room: str, where: Path, python: str, limit: float) -> tuple[int | Non
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
+
+
+def tests_of(room: str, module: str | None, where: Path) -> list[str]:
+    """The room's tests below a copy's ``tests``, each once; those named as the module or its folder first."""
+    names = [Path(module).stem, Path(module).parent.name] if module else []
+    own = [
+        str(path.relative_to(where / "tests"))
+        for name in names
+        for path in sorted((where / "tests" / "unit" / room).rglob(f"test_*{name}*.py"))
+    ]
+    return list(dict.fromkeys([*own, *(name for name in ROOMS[room] if (where / "tests" / name).exists())]))
 
 
 def _environment(where: Path) -> dict[str, str]:

@@ -46,9 +46,14 @@ def test_every_room_and_its_tests_are_there(mutants: ModuleType) -> None:
             assert (mutants.ROOT / "tests" / test).exists(), test
 
 
+def test_the_tests_that_are_named_as_the_changed_module_come_first_and_all_come_once(mutants: ModuleType) -> None:
+    module = f"{mutants.PACKAGE}/ranks/rank_set.py"
+    assert mutants.tests_of("ranks", module, mutants.ROOT) == ["unit/ranks/test_rank_set.py", *mutants.ROOMS["ranks"]]
+
+
 def test_a_change_is_judged_by_the_copy_that_has_it(mutants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(mutants.ROOMS, "topology", ["unit/topology/test_operators_words.py"])
     with mutants.copy() as where:
-        assert mutants.tested("topology", where, sys.executable, 120)[0] == 0
+        assert mutants.tested("topology", where, sys.executable, 120, module=None)[0] == 0
         (where / mutants.PACKAGE / "topology" / "__init__.py").write_text("raise RuntimeError('changed')\n")
-        assert mutants.tested("topology", where, sys.executable, 120)[0] not in (0, None)
+        assert mutants.tested("topology", where, sys.executable, 120, module=None)[0] not in (0, None)
