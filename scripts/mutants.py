@@ -125,6 +125,7 @@ def drawn(there: Sequence[Sequence[Mutant]], sample: int, seed: int) -> list[Mut
 def copy() -> Iterator[Path]:
     """A copy of what git has of the repository."""
     with tempfile.TemporaryDirectory(prefix="safedist-mutants-") as directory:
+        Path(directory).chmod(0o755)  # some tests become another user
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
         for name in filter(None, listed.stdout.split("\0")):
             target = Path(directory, name)

@@ -245,7 +245,7 @@ def test_directories_without_permissions_are_removed_and_the_root_keeps_its_mode
     assert mode(unprivileged) == 0o755, "the root is not ours to open or close"
 
 
-def test_nor_does_it_matter_where_the_process_is(unprivileged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_it_matter_where_the_process_is(monkeypatch: pytest.MonkeyPatch, unprivileged: Path) -> None:
     job = tree(unprivileged)
     (job / "a").chmod(0o500)
     closed = unprivileged / "closed"
