@@ -48,6 +48,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "ranks": [
         *("unit/ranks", "agents/test_startmethods.py", "agents/test_isolation.py", "agents/test_errors_in_ranks.py"),
         *("agents/test_failures.py", "agents/test_environment.py", "agents/test_logs.py", "agents/test_leftovers.py"),
+        "agents/test_groups_meet.py",
     ],
     "topology": ["unit/topology"],
 }

@@ -145,6 +145,16 @@ def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves
     assert not job.mark.exists()
 
 
+def test_a_mark_that_another_pod_has_left_stays(warm, tmp_path, ranks_gate: Gate):
+    job = Overlapping(warm, tmp_path, ranks_gate, TEST_HOW="raise")
+    job.mark.write_text('{"host": "another", "since": 0}')  # long ago: nobody waits for it
+    first = job.start(0)
+    assert ranks_gate.heard(2) == ["attempt 0 begins with 0", "in a long step"]
+    ranks_gate.let_go(1)
+    assert first.wait().uploaded == ["error.pb"]
+    assert job.mark.exists()
+
+
 def test_a_single_pod_that_is_killed_before_it_has_saved_is_waited_for_once(warm, tmp_path, ranks_gate: Gate):
     job = Overlapping(warm, tmp_path, ranks_gate, TEST_PREEMPTION="3")
     first = job.start(0)
