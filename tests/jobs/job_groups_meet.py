@@ -40,12 +40,14 @@ def summed() -> float:
 def looks(fifos: str) -> list[float]:
     if current_rank().rank == 0:
         tell(fifos, "here")  # in the function, without a group
+        wait(fifos, "heard")
         sums = [summed()]
         tell(fifos, "destroyed")
         wait(fifos, "looked")
     else:
         wait(fifos, "here")
         assert listens()
+        tell(fifos, "heard")
         sums = [summed()]
         wait(fifos, "destroyed")
         assert not listens()
