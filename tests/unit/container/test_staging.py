@@ -95,6 +95,12 @@ def test_what_an_archive_may_hold_ends_as_with_tar(either, form):
     assert content(either.dest) == content(expected)
 
 
+def test_a_file_of_which_only_the_mode_is_another_is_replaced(node):
+    for mode in (0o644, 0o755):
+        node.stage(member("run.sh", b"#!/bin/sh", mode=mode))
+        assert (node.dest / "run.sh").stat().st_mode & 0o777 == mode
+
+
 def test_names_of_any_bytes_are_kept(node):
     info, data = member("x", b"1")
     info.name = os.fsdecode(b"\xff.py")
