@@ -836,6 +836,18 @@ def test_a_node_that_cannot_begin_while_the_job_runs_is_turned_away_alone(rules)
     assert job.budgets == before
 
 
+def test_nor_does_a_newcomer_that_cannot_begin_in_a_later_round_of_a_range():
+    job = begun(RANGE, "abc")
+    job.say("c", Leaves("told to stop"))
+    job.all_end("a", "b")
+    job.wait(RANGE.last_call + STEP)
+    assert job.heard(Go)["a"].round == 1
+    job.hello("d", state="cannot")
+    job.say("d", CannotBegin("no disk", "no rank was started"))
+    assert job.heard(Refused)["d"].why == "begun"
+    assert job.it.end is None
+
+
 def test_a_process_that_cannot_begin_starts_no_round_in_a_fixed_job():
     job = Job()
     for process in "abc":
