@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable
+from typing import Protocol
 
 from .. import frames
 from ..errors import RendezvousError
@@ -14,24 +15,46 @@ _UNSENT_BYTES = 1 << 26
 """What one connection may leave unread before it is closed."""
 
 
-class Way:
+class Way(Protocol):
     """The way to one node: its connection, or this process's own inbox."""
 
-    def __init__(self, send: Callable[[Message], object], drop: Callable[[], object]) -> None:
+    def send(self, message: Message) -> None: ...
+
+    def drop(self) -> None: ...
+
+
+class Connected:
+    """The way to a node of another process. One of thousands."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def send(self, message: Message) -> None:
+        """Never waits; a node that reads nothing loses its connection."""
+        if not self._writer.is_closing():
+            self._writer.write(frames.packed(message.dump()))
+            if self._writer.transport.get_write_buffer_size() > _UNSENT_BYTES:
+                self.drop()
+
+    def drop(self) -> None:
+        self._writer.transport.abort()
+
+
+class Own:
+    """The way to the node of the coordinator's own process."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
         self.send = send
-        self.drop = drop
+
+    def drop(self) -> None:
+        """There is nothing to close."""
 
 
 def superseded(by: str) -> Refused:
     """What a node 0 is told that has been left for a newer one."""
     return Refused("fenced", f"a newer node 0 answers under this node's name, and leads the job (found by {by[:64]})")
-
-
-def send(writer: asyncio.StreamWriter, message: Message) -> None:
-    if not writer.is_closing():
-        writer.write(frames.packed(message.dump()))
-        if writer.transport.get_write_buffer_size() > _UNSENT_BYTES:
-            writer.transport.abort()
 
 
 async def frame_of(reader: asyncio.StreamReader, limit: int) -> bytes:

@@ -16,7 +16,7 @@ Key = int | str
 """A place: the node_rank where the job's size is fixed, the process's id in a range."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """The process in one place.
 

@@ -7,6 +7,11 @@ from contextlib import suppress
 
 from ..topology import Endpoint
 
+BACKLOG = 65535
+"""Connections that may wait to be accepted: thousands of nodes connect in the same second. The kernel caps it at
+``net.core.somaxconn``; whoever finds it full tries again a second later.
+"""
+
 
 class ReservedPort:
     """A free port that nobody else gets, and that a server with ``SO_REUSEADDR`` (as torch's) may still bind.
@@ -32,8 +37,7 @@ def listener(host: str, port: int) -> socket.socket:
     """
     sock = _bound(socket.AF_INET, "", port) if _is_ipv4_only(host) else _bound_everywhere(port)
     try:
-        # The kernel caps it at net.core.somaxconn. Thousands of nodes connect in the same second.
-        sock.listen(65535)
+        sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise

@@ -21,13 +21,13 @@ from .. import frames
 from ..errors import RendezvousError
 from ..topology import Endpoint
 from . import messages
-from .connections import Way, allow_open_files, frame_of, peer_of, send, superseded
+from .connections import Connected, Own, Way, allow_open_files, frame_of, peer_of, superseded
 from .coordinator import Coordinator, Disconnected, Said, Tick
 from .corner import Corner
 from .facts import Rules
 from .link import Inbox, who_coordinates
 from .messages import Beat, Go, Hello, Message, Refused, Welcome
-from .ports import listener
+from .ports import BACKLOG, listener
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Server:
         self._came: set[int | str] = set()
         self._process = process
         self._inbox = inbox
-        self._own = Way(inbox.put, lambda: None)
+        self._own = Own(inbox.put)
         self._beat = max(0.05, min(5.0, rules.heartbeat / _BEATS))
         self._prepare = prepare
         self._ways: dict[str, Way] = {}
@@ -108,7 +108,8 @@ class Server:
                 expected="a free port on node 0",
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
-        self._serve(asyncio.start_server(self._connected, sock=sock, limit=1 << 16))
+        # asyncio listens again on it, for 100 connections unless told otherwise.
+        self._serve(asyncio.start_server(self._connected, sock=sock, limit=1 << 16, backlog=BACKLOG))
         self._endpoint = endpoint
         found: int = sock.getsockname()[1]
         return found
@@ -210,12 +211,17 @@ class Server:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = peer_of(writer)
         try:
-            first = await asyncio.wait_for(frame_of(reader, frames.HELLO_BYTES), HELLO_SECONDS)
-            head = json.loads(first)
-            if isinstance(head, dict) and head.get("kind") == "Meet":
-                await self._meet(head, reader, writer, peer)
+            greeting = _greeting(await asyncio.wait_for(frame_of(reader, frames.HELLO_BYTES), HELLO_SECONDS))
+            if not isinstance(greeting, Message):
+                await self._meet(greeting, reader, writer, peer)
+                return
+            way = Connected(writer)
+            process = self._admitted(greeting, way, peer)
+            del greeting  # it would stay as long as the node
+            if process:
+                await self._node(process, way, reader)
             else:
-                await self._node(messages.parse(first), reader, writer, peer)
+                await asyncio.wait_for(writer.drain(), HELLO_SECONDS)
         except (ValueError, RecursionError, frames.FrameError) as error:
             self._stranger(peer, f"what it sent is no message: {str(error)[:200]}")
         except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.CancelledError):
@@ -224,9 +230,8 @@ class Server:
             with suppress(Exception):
                 writer.close()
 
-    async def _node(
-        self, hello: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
-    ) -> None:
+    def _admitted(self, hello: Message, way: Way, peer: str) -> str:
+        """Take a node in, whose process this is; "" for one that has no part in this job, or that only looks."""
         if not isinstance(hello, Hello):
             raise frames.FrameError(f"the first message is {type(hello).__name__}, not Hello")
         refused = self._refusal(hello)
@@ -235,19 +240,19 @@ class Server:
         if hello.state == "looks" and self._process in hello.lost:
             self._inbox.put(superseded(hello.host))
         if refused is not None or hello.state == "looks":
-            answer = refused or Welcome(self._process, self._coordinator.history)
-            writer.write(frames.packed(answer.dump()))
-            await asyncio.wait_for(writer.drain(), HELLO_SECONDS)
-            return
-        way = Way(lambda message: send(writer, message), writer.transport.abort)
+            way.send(refused or Welcome(self._process, self._coordinator.history))
+            return ""
         self._hear(hello.process, hello, way)
+        return hello.process
+
+    async def _node(self, process: str, way: Way, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                self._hear(hello.process, messages.parse(await frame_of(reader, frames.NODE_BYTES)), way)
+                self._hear(process, messages.parse(await frame_of(reader, frames.NODE_BYTES)), way)
         finally:
-            if self._ways.get(hello.process) is way:
-                del self._ways[hello.process]
-                self._on(Disconnected(hello.process))
+            if self._ways.get(process) is way:
+                del self._ways[process]
+                self._on(Disconnected(process))
             self._note_departure()
 
     def _look_for_a_newer_one(self) -> None:
@@ -300,3 +305,9 @@ class Server:
             f"{who} came to this job's coordinator and was turned away: {peer}, {why}. Next step: see why it has this "
             "pod's address: a name that leads here, or a machine's port that two jobs share"
         )
+
+
+def _greeting(frame: bytes) -> Message | dict[str, object]:
+    """A node's first message, or a rank's. One value alone: what else is read here would stay as long as the node."""
+    head = json.loads(frame)
+    return head if isinstance(head, dict) and head.get("kind") == "Meet" else messages.parse(frame)

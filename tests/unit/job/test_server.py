@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -196,6 +199,30 @@ def test_what_a_round_cannot_open_is_the_agents_error() -> None:
     assert "no port" in str(node.hears(OSError))
     link.close()
     node.server.close()
+
+
+STOPPED_SERVER = """
+import os, queue, signal
+from flytekitplugins_safedist.job.facts import Rules
+from flytekitplugins_safedist.job.server import Server
+from flytekitplugins_safedist.topology import Endpoint
+server = Server(Rules("job", 2, 2, fixed=True), "0a", queue.SimpleQueue(), lambda _: {})
+print(server.listen(Endpoint("127.0.0.1", 0)), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_hundreds_of_nodes_connect_while_the_server_has_accepted_none_yet() -> None:
+    somaxconn = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    with subprocess.Popen([sys.executable, "-c", STOPPED_SERVER], stdout=subprocess.PIPE) as node_0:
+        try:
+            port = int(node_0.stdout.readline())
+            os.waitid(os.P_PID, node_0.pid, os.WSTOPPED)
+            with ExitStack() as connections:
+                for _ in range(min(400, somaxconn)):
+                    connections.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        finally:
+            node_0.kill()
 
 
 @pytest.fixture
