@@ -7,7 +7,7 @@
 #   docker build -t safedist --target mpi .                 with an ssh server, for operator="mpi"
 #
 # CPU builds of torch are not on the default package index: hand in an index with PIP_EXTRA_INDEX_URL, or wheels with
-# WHEELS_IMAGE (an image that holds wheel files in its root directory, and Horovod wheels of scripts/build_horovod.py's
+# WHEELS_IMAGE (an image that holds wheel files in its root directory, and Horovod wheels of horovod_build/build.py's
 # cache below /horovod). Private indexes and CA certificates come in as
 # build secrets "pip_conf" and "ca", which stay out of every layer; scripts/build_image.py makes them from pip's own settings.
 
@@ -45,13 +45,13 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
  && pip install -q -c requirements/constraints.txt "${TORCH}" \
  && grep -v '^cmake' requirements/build.txt > build.txt \
  && pip install -q -c requirements/constraints.txt -r build.txt
-COPY scripts/build_horovod.py scripts/horovod_*.py scripts/verify_horovod.py scripts/
+COPY horovod_build/*.py horovod_build/
 # The wheel is kept outside the layers, so that a change of these scripts that changes no wheel compiles none; nor is one
 # compiled that the building machine has: same torch, Python, compiler, C library, patches and so on, or it is another key.
 RUN --mount=type=cache,id=safedist-horovod,target=/var/cache/safedist-horovod \
     --mount=type=bind,from=wheels,target=/wheels \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
-    python scripts/build_horovod.py --gpu "${HOROVOD_GPU}" --cache-dir /var/cache/safedist-horovod --also-from /wheels/horovod
+    python horovod_build/build.py --gpu "${HOROVOD_GPU}" --cache-dir /var/cache/safedist-horovod --also-from /wheels/horovod
 COPY --from=metadata /dependencies.txt .
 # numpy: torch warns where it is absent, and no training is without it.
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \

@@ -5,7 +5,7 @@
 # make help   everything else
 #
 # Needs Linux, Python 3.10-3.12 with venv and headers, a C++ compiler, and make. Everything goes into .venv; the Horovod
-# wheel is kept in the user's cache (scripts/build_horovod.py), so that it is compiled once per machine.
+# wheel is kept in the user's cache (horovod_build/build.py), so that it is compiled once per machine.
 
 PYTHON ?= python3
 ifndef TORCH
@@ -149,8 +149,8 @@ $(PACKAGE_STAMP): $(VENV)/.stamp-venv $(TORCH_STAMP) setup.cfg pyproject.toml $(
 	PYTHONWARNINGS=ignore $(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-$(HOROVOD_STAMP): $(PACKAGE_STAMP) scripts/build_horovod.py $(wildcard scripts/horovod_*.py) scripts/verify_horovod.py
-	$(BIN)/python scripts/build_horovod.py --gpu $(HOROVOD_GPU)
+$(HOROVOD_STAMP): $(PACKAGE_STAMP) $(wildcard horovod_build/*.py)
+	$(BIN)/python horovod_build/build.py --gpu $(HOROVOD_GPU)
 	@touch $@
 
 $(DEV_STAMP): $(PACKAGE_STAMP) requirements/dev.txt

@@ -198,7 +198,7 @@ def smoke(session: nox.Session, torch: str, flytekits: tuple[str, ...]) -> None:
         row.update(install=time.monotonic() - began, result="failed: Horovod's build")
         session.log(f"installed in {row['install']:.0f} s")
         began = time.monotonic()
-        session.run("python", "scripts/build_horovod.py")
+        session.run("python", "horovod_build/build.py")
         row.update(horovod=time.monotonic() - began)
         began = time.monotonic()
         for flytekit in flytekits:

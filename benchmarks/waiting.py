@@ -1,11 +1,11 @@
 """What Horovod's waiting costs where ranks outnumber the cores, and the latency of a small allreduce: with and without
-the patch of the wait (``scripts/horovod_patches.py``).
+the patch of the wait (``horovod_build/patches.py``).
 
 The first is `make demo`'s command on two cores: wall time, and the processor time of the program and of the kernel, of
 all its processes. The second needs two cores that nobody else uses. Runs are interleaved; medians are printed. Another
 Horovod to compare with is a directory that holds one:
 
-    git stash; python scripts/build_horovod.py --no-install --wheel-dir /tmp/wheel; git stash pop  # without the patch
+    git stash; python horovod_build/build.py --no-install --wheel-dir /tmp/wheel; git stash pop  # without the patch
     python -m pip install --no-deps --no-index --target /tmp/unpatched /tmp/wheel/horovod-*.whl
     python benchmarks/waiting.py --against /tmp/unpatched --runs 3
 """

@@ -24,9 +24,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from horovod_toolchain import default_cache
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "horovod_build"))
+
+from toolchain import default_cache  # noqa: E402
+
 TAG = "flytekitplugins-safedist:dev"
 BASE_IMAGE = "python:3.11-slim-bookworm"
 TORCH = "torch==2.15.0"
@@ -104,7 +106,7 @@ def local_wheels(settings: Mapping[str, str]) -> list[Path]:
 
 
 def built_wheels(cache: Path, torch: str) -> list[Path]:
-    """What scripts/build_horovod.py keeps in its cache: for each key, a directory with a wheel and its facts.
+    """What horovod_build/build.py keeps in its cache: for each key, a directory with a wheel and its facts.
 
     Only those for *torch*, where that names one version: a wheel that is built for another would change the image of
     wheels, and everything that is built on it would be built anew.

@@ -137,7 +137,7 @@ def _horovod(backend: str | None) -> Iterator[Finding]:
     if isinstance(found, str):
         missing = "No module named 'horovod'" in found
         status: Status = "warning" if missing and backend != "horovod" else "broken"
-        remedy = "build the wheel against this torch (see docs/horovod.md)" if backend != "torch" else ""
+        remedy = "build the wheel against this torch (see horovod_build/README.md)" if backend != "torch" else ""
         yield Finding("horovod", "ok" if missing and backend == "torch" else status, found, remedy)
         return
     over = ", ".join(name.upper() for name in ("gloo", "nccl", "mpi") if found[name])

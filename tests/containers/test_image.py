@@ -10,7 +10,7 @@ from docker.types import Mount
 from tests.containers.conftest import Run
 from tests.containers.engine import Docker, Options
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+BUILD = Path(__file__).parents[2] / "horovod_build"
 SIZE_LIMIT_MB = 2200
 """A ceiling that torch's growth will not touch, but a compiler or a second torch in a layer will."""
 
@@ -87,8 +87,8 @@ def test_its_torch_is_a_cpu_build_that_knows_numpy_and_horovod_imports(run_in_im
 def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
     # A pod's own name resolves, as it does under Kubernetes: where it does not, hvd.init() dies of SIGSEGV inside gloo.
     named = {"hostname": "pod", "extra_hosts": {"pod": "127.0.0.1"}}
-    mounted = (Mount("/scripts", str(SCRIPTS), type="bind", read_only=True),)
-    done = run_in_image("python", "/scripts/verify_horovod.py", options=Options(mounts=mounted, more=named))
+    mounted = (Mount("/horovod_build", str(BUILD), type="bind", read_only=True),)
+    done = run_in_image("python", "/horovod_build/verify.py", options=Options(mounts=mounted, more=named))
     assert done.returncode == 0, done.stderr
     assert "an allreduce over 2 ranks is right" in done.stdout
 

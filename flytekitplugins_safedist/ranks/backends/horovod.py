@@ -17,7 +17,7 @@ from .base import LOOPBACK, require, require_found
 from .torch import TorchBackend
 
 _HINT = (
-    "build its wheel against the installed torch with scripts/build_horovod.py of this project "
+    "build its wheel against the installed torch with horovod_build/build.py of this project "
     "(the published sdist does not compile against torch >= 2.1), in the task's image too"
 )
 

@@ -242,7 +242,7 @@ def checked(backend: str, missing: list[str], error: str = "") -> str:
 
 TORCH_HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 HOROVOD_HINT = (
-    "build its wheel against the installed torch with scripts/build_horovod.py of this project "
+    "build its wheel against the installed torch with horovod_build/build.py of this project "
     "(the published sdist does not compile against torch >= 2.1), in the task's image too"
 )
 

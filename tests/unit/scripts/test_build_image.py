@@ -174,7 +174,7 @@ def test_a_horovod_for_gpus_is_asked_of_the_dockerfile(said: tuple[str, ...], gi
 
     assert given in command
     assert "ARG HOROVOD_GPU=none" in dockerfile
-    assert 'build_horovod.py --gpu "${HOROVOD_GPU}"' in dockerfile
+    assert 'horovod_build/build.py --gpu "${HOROVOD_GPU}"' in dockerfile
     for before, word in pairwise(command):
         if before == "--build-arg":
             assert f"ARG {word.partition('=')[0]}=" in dockerfile, "a name that the Dockerfile lacks would be ignored"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "horovod_build"))
 
-import horovod_cuda as cuda
+import cuda_toolkit as cuda
 
 NAMED_NCCL = {"HOROVOD_NCCL_HOME": "/nccl"}
 Toolkit = Callable[..., Path]

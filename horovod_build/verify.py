@@ -5,7 +5,7 @@ With ``--nccl`` the tensors are on GPUs, where there are any; where there are no
 line says so.
 
 The ranks are started as safedist starts them: with ``HOROVOD_*`` variables and Horovod's own key-value server, without
-horovodrun, ssh or MPI. Everything stays on the loopback interface. Used by ``build_horovod.py`` before a wheel enters
+horovodrun, ssh or MPI. Everything stays on the loopback interface. Used by ``build.py`` before a wheel enters
 the cache and after it was installed, and by the image's own test.
 
 Exit status: 0 it works; 1 it does not, and the last line says why.
@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
         check_build(nccl=nccl)
         where = allreduce(nccl=nccl)
     except VerifyError as error:
-        print(f"verify_horovod: {error}", file=sys.stderr)
+        print(f"horovod_build: {error}", file=sys.stderr)
         return 1
     built = "PyTorch, Gloo and NCCL" if nccl else "PyTorch and Gloo"
     print(f"{built} are built in; an allreduce over {RANKS} ranks is right, {where}")

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import horovod_cuda
-import horovod_patches
+import cuda_toolkit
+import patches
 
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -99,7 +99,7 @@ class Toolchain:
     torch_abi: bool
     standard: int
     """The C++ standard that torch's headers ask for."""
-    cuda: horovod_cuda.Cuda | None = None
+    cuda: cuda_toolkit.Cuda | None = None
     """For a build with NCCL."""
 
 
@@ -214,14 +214,14 @@ def find_headers() -> Missing | None:
     )
 
 
-def find_cuda(env: Mapping[str, str], torch: Mapping[str, object]) -> horovod_cuda.Cuda | Missing:
+def find_cuda(env: Mapping[str, str], torch: Mapping[str, object]) -> cuda_toolkit.Cuda | Missing:
     """What a build with NCCL needs on top."""
     if not torch["cuda"]:
         seen = f"torch {torch['version']} is a CPU build"
         return Missing("torch with CUDA", seen, "install a CUDA build of torch, or leave out --gpu nccl")
     try:
-        return horovod_cuda.choose(env, tool_path(env), str(torch["cuda"]))
-    except horovod_cuda.CudaError as error:
+        return cuda_toolkit.choose(env, tool_path(env), str(torch["cuda"]))
+    except cuda_toolkit.CudaError as error:
         remedy = f"install the CUDA toolkit of torch's CUDA version ({torch['cuda']}) and set HOROVOD_CUDA_HOME to it"
         return Missing("CUDA's compiler and NCCL", str(error), remedy)
 
@@ -249,7 +249,7 @@ def find_toolchain(env: Mapping[str, str], *, nccl: bool) -> Toolchain:
         torch_cuda=str(torch["cuda"]) if torch["cuda"] else None,
         torch_abi=bool(torch["abi"]),
         standard=standard,
-        cuda=cuda if isinstance(cuda, horovod_cuda.Cuda) else None,
+        cuda=cuda if isinstance(cuda, cuda_toolkit.Cuda) else None,
     )
 
 
@@ -275,7 +275,7 @@ def build_facts(tools: Toolchain, flags: Mapping[str, str]) -> dict[str, object]
     return {
         "horovod": VERSION,
         "sdist_sha256": SDIST_SHA256,
-        "patches": horovod_patches.digest(tools.standard),
+        "patches": patches.digest(tools.standard),
         "cxx_standard": tools.standard,
         "torch": tools.torch,
         "torch_cuda": tools.torch_cuda,

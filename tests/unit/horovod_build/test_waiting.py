@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.scripts.test_build_horovod import patches
+from tests.unit.horovod_build.test_build import patches
 
 pytestmark = pytest.mark.horovod  # where Horovod was built there is a compiler
 

@@ -2,7 +2,7 @@
 """Build the Horovod wheel that safedist needs, once per machine, and install it into the Python that runs this script.
 
 Horovod's last release (0.28.1, June 2023) does not compile against any torch that safedist runs on. This script takes
-the released sdist (by its hash), applies what it needs (horovod_patches.py), builds against the *installed* torch,
+the released sdist (by its hash), applies what it needs (patches.py), builds against the *installed* torch,
 proves the wheel with a real allreduce, and only then puts it into the cache, under a key made of everything that
 decides what the compiler produces. What the machine has beside that (an nvcc, CUDA_HOME) decides nothing.
 
@@ -30,9 +30,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import horovod_cuda
-import horovod_patches
-from horovod_toolchain import (
+import cuda_toolkit
+import patches
+from toolchain import (
     SDIST_SHA256,
     UNSAFE_IN_PATH,
     VERSION,
@@ -57,7 +57,7 @@ ERROR_LINE = re.compile(r"\b(fatal )?error: |CMake Error|\w+Error: ")
 
 
 def say(text: str) -> None:
-    print(f"build_horovod: {text}", flush=True)
+    print(f"horovod_build: {text}", flush=True)
 
 
 # --- source -----------------------------------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ def unpack(sdist: Path, into: Path) -> Path:
 def patch(source: Path, standard: int) -> None:
     """Apply the patches. Raises BuildError when the source is not the one that they were made for."""
     try:
-        horovod_patches.apply(source, standard)
-    except horovod_patches.PatchError as error:
+        patches.apply(source, standard)
+    except patches.PatchError as error:
         raise BuildError(str(error)) from error
 
 
@@ -141,13 +141,13 @@ def with_cuda(tools: Toolchain, aside: Path, env: Mapping[str, str]) -> Mapping[
     if tools.cuda.home is None:
         say(
             f"no CUDA toolkit here that fits torch: fetching the compiler of CUDA {tools.cuda.version} with pip "
-            f"({horovod_cuda.PIP_SIZE}, for this build only; HOROVOD_CUDA_HOME names a toolkit instead)"
+            f"({cuda_toolkit.PIP_SIZE}, for this build only; HOROVOD_CUDA_HOME names a toolkit instead)"
         )
     else:
         say(f"CUDA toolkit: {tools.cuda.home} ({tools.cuda.version})")
     try:
-        return horovod_cuda.prepare(tools.cuda, aside, env)
-    except horovod_cuda.CudaError as error:
+        return cuda_toolkit.prepare(tools.cuda, aside, env)
+    except cuda_toolkit.CudaError as error:
         raise BuildError(str(error)) from error
 
 
@@ -189,8 +189,8 @@ def tail(text: str) -> str:
 
 
 def verify(*, nccl: bool, site: Path | None = None) -> None:
-    """Run verify_horovod.py in a process of its own, on the installed Horovod or on the one unpacked in ``site``."""
-    script = Path(__file__).with_name("verify_horovod.py")
+    """Run verify.py in a process of its own, on the installed Horovod or on the one unpacked in ``site``."""
+    script = Path(__file__).with_name("verify.py")
     command = [sys.executable, str(script), *(["--nccl"] if nccl else [])]
     paths = [str(path) for path in (site, os.environ.get("PYTHONPATH")) if path]
     env = {**os.environ, **({"PYTHONPATH": os.pathsep.join(paths)} if site else {})}
@@ -367,10 +367,10 @@ def main(arguments: list[str]) -> int:
     try:
         run(parse(arguments))
     except BuildError as error:
-        print(f"build_horovod: {error}", file=sys.stderr)
+        print(f"horovod_build: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"build_horovod: {error} (a full disk or a missing permission? see --cache-dir)", file=sys.stderr)
+        print(f"horovod_build: {error} (a full disk or a missing permission? see --cache-dir)", file=sys.stderr)
         return 1
     return 0
 

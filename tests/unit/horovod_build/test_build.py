@@ -20,19 +20,19 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+FOLDER = Path(__file__).parents[3] / "horovod_build"
 
 
 def load(name: str) -> ModuleType:
-    if str(SCRIPTS) not in sys.path:
-        sys.path.insert(0, str(SCRIPTS))
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
     return importlib.import_module(name)
 
 
-build = load("build_horovod")
-patches = load("horovod_patches")
-toolchain = load("horovod_toolchain")
-verify = load("verify_horovod")
+build = load("build")
+patches = load("patches")
+toolchain = load("toolchain")
+verify = load("verify")
 
 
 def executable(path: Path, script: str) -> None:
@@ -42,7 +42,7 @@ def executable(path: Path, script: str) -> None:
 
 
 def run_script(python: str, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [python, str(SCRIPTS / "build_horovod.py"), *arguments]
+    command = [python, str(FOLDER / "build.py"), *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -161,7 +161,7 @@ class TestPatch:
             assert patch.origin.startswith("ours") or "#" in patch.origin
 
     def test_the_documentation_lists_them_all(self) -> None:
-        text = (SCRIPTS.parent / "docs" / "horovod.md").read_text()
+        text = (FOLDER / "README.md").read_text()
         listed = [
             line.split("|")[1].strip() for line in text.partition("## The patches")[2].splitlines() if "|" in line
         ]
@@ -273,7 +273,7 @@ class TestCacheKey:
     def test_the_cuda_of_a_build_with_nccl_changes_the_key(self) -> None:
         keys = set()
         for version, nccl in (("13.0", "2.28"), ("13.2", "2.28"), ("13.2", "2.29")):
-            tools = dataclasses.replace(self.tools, cuda=toolchain.horovod_cuda.Cuda(None, version, None, nccl))
+            tools = dataclasses.replace(self.tools, cuda=toolchain.cuda_toolkit.Cuda(None, version, None, nccl))
             keys.add(toolchain.cache_key(toolchain.build_facts(tools, {})))
         assert len({*keys, self.key()}) == 4
 
@@ -349,15 +349,15 @@ class TestCache:
         )
         lock = tmp_path / "key.lock"
         waiter = (
-            "import sys; sys.path.insert(0, sys.argv[1]); import build_horovod; from pathlib import Path\n"
-            "with build_horovod.one_builder(Path(sys.argv[2])): print('mine', flush=True)"
+            "import sys; sys.path.insert(0, sys.argv[1]); import build; from pathlib import Path\n"
+            "with build.one_builder(Path(sys.argv[2])): print('mine', flush=True)"
         )
         with subprocess.Popen(
             [sys.executable, "-c", holder, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as first:
             assert first.stdout is not None
             first.stdout.readline()  # it has the lock
-            command = [sys.executable, "-c", waiter, str(SCRIPTS), str(lock)]
+            command = [sys.executable, "-c", waiter, str(FOLDER), str(lock)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:
                 assert second.stdout is not None
                 assert "waiting for it" in second.stdout.readline()
@@ -425,9 +425,7 @@ class TestVerify:
         assert verify.place(gpus, nccl=nccl) == where
 
     def test_without_horovod_it_says_so(self, bare_python: str) -> None:
-        done = subprocess.run(
-            [bare_python, str(SCRIPTS / "verify_horovod.py")], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([bare_python, str(FOLDER / "verify.py")], capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "horovodrun --check-build failed" in done.stderr
         assert "No module named 'horovod'" in done.stderr
