@@ -8,12 +8,11 @@ group of this process (version 1 and 2), and ``/proc``. Reading never fails: wha
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .scratch import human
+from ..texts import human
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,10 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class _Version:
-    """The files of one version of control groups."""
+    """One version of control groups: where it is mounted, as every distribution and container runtime has it, and the
+    names of its files."""
 
+    mount: str
     limit: str
     usage: str
     kills: str
@@ -42,12 +43,13 @@ class _Version:
 
 
 _V1 = _Version(
+    "sys/fs/cgroup/memory",
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     "memory.oom_control",
     ("total_inactive_file", "total_active_file"),
 )
-_V2 = _Version("memory.max", "memory.current", "memory.events", ("inactive_file", "active_file"))
+_V2 = _Version("sys/fs/cgroup", "memory.max", "memory.current", "memory.events", ("inactive_file", "active_file"))
 
 
 def cgroup(root: Path = Path("/")) -> Cgroup | None:
@@ -56,9 +58,14 @@ def cgroup(root: Path = Path("/")) -> Cgroup | None:
     Args:
         root: where ``proc`` and the mount points lie; another one in tests.
     """
-    for version, mount, own in _places(root):
+    for line in _lines(root / "proc" / "self" / "cgroup"):
+        number, controllers, path = line.split(":", 2)
+        version = _V1 if "memory" in controllers.split(",") else _V2
+        mount = root / version.mount
+        # In a container the mount's root is often the group itself, and the path that of another machine's directory.
+        own = mount / path.lstrip("/") if (mount / path.lstrip("/") / version.usage).is_file() else mount
         usage = _number(own / version.usage)
-        if usage is None:
+        if usage is None or (version is _V2 and number != "0"):
             continue
         cached = sum(_table(own / "memory.stat").get(name, 0) for name in version.cached)
         above = [own, *own.parents][: len(own.parts) - len(mount.parts) + 1]
@@ -69,38 +76,6 @@ def cgroup(root: Path = Path("/")) -> Cgroup | None:
         kills = _table(own / version.kills).get("oom_kill")
         return Cgroup(limit=min(real, default=None), in_use=max(0, usage - cached), kills=kills)
     return None
-
-
-def _places(root: Path) -> Iterator[tuple[_Version, Path, Path]]:
-    """For each version that this process is under: its mount point, and this process's own directory below it."""
-    paths = _paths(root)
-    for line in _lines(root / "proc" / "self" / "mountinfo"):
-        # proc_pid_mountinfo(5): ... root, mount point, options, optional fields, "-", type, source, options
-        before, dash, after = line.partition(" - ")
-        if not dash:
-            continue
-        mounted, point = before.split()[3:5]
-        kind, *_, options = after.split()
-        if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
-            continue
-        mount = root / point.lstrip("/")
-        # In a container the mount's root is often the group itself; in a namespace of its own, both are "/".
-        below = os.path.relpath(paths[kind], mounted)
-        own = mount if below.startswith("..") else mount / below
-        if own.is_dir():
-            yield (_V1 if kind == "cgroup" else _V2), mount, own
-
-
-def _paths(root: Path) -> dict[str, str]:
-    """The path of this process's group by the kind of its file system (cgroups(7), /proc/pid/cgroup)."""
-    found = {}
-    for line in _lines(root / "proc" / "self" / "cgroup"):
-        number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            found["cgroup"] = path
-        elif number == "0" and not controllers:
-            found["cgroup2"] = path
-    return found
 
 
 def anonymous(pid: int | str = "self") -> int:

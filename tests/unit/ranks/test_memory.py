@@ -17,17 +17,13 @@ from flytekitplugins_safedist.ranks.memory import Cgroup, anonymous, cgroup, hig
 MIB = 1024**2
 NO_LIMIT_V1 = "9223372036854771712"
 
-V1_MOUNT = "35 32 0:32 {root} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory"
-V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
-
 
 class Machine:
     """A root directory with what the kernel would show under it."""
 
-    def __init__(self, root: Path, *, groups: str, mounts: str, machine_mib: int = 16_000) -> None:
+    def __init__(self, root: Path, *, groups: str, machine_mib: int = 16_000) -> None:
         self.root = root
         self.write("proc/self/cgroup", groups)
-        self.write("proc/self/mountinfo", "23 1 8:1 / / rw - ext4 /dev/root rw\n" + mounts)
         self.write("proc/meminfo", f"MemTotal:       {machine_mib * 1024} kB\nMemFree:         1024 kB\n")
 
     def write(self, path: str, text: str) -> None:
@@ -55,32 +51,25 @@ class Machine:
 def test_a_pod_under_version_1_whose_mount_begins_at_its_own_group(tmp_path: Path) -> None:
     pod = "/kubepods/burstable/pod1/c1"
     groups = f"9:name=systemd:{pod}\n4:cpuset,memory:{pod}\n0::/"
-    machine = Machine(tmp_path, groups=groups, mounts=V1_MOUNT.format(root=pod))
+    machine = Machine(tmp_path, groups=groups)
     machine.v1("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB, kills=2)
     assert cgroup(tmp_path) == Cgroup(limit=1024 * MIB, in_use=500 * MIB, kills=2)
 
 
 def test_a_pod_under_version_2_in_a_namespace_of_its_own(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, groups="0::/", mounts=V2_MOUNT.format(root="/"))
+    machine = Machine(tmp_path, groups="0::/")
     machine.v2("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB, kills=2)
     assert cgroup(tmp_path) == Cgroup(limit=1024 * MIB, in_use=500 * MIB, kills=2)
 
 
 def test_version_1_counts_where_the_machine_mounts_both(tmp_path: Path) -> None:
-    mounts = "\n".join(
-        [
-            V2_MOUNT.format(root="/").replace("/sys/fs/cgroup ", "/sys/fs/cgroup/unified "),
-            V1_MOUNT.format(root="/").replace("memory", "cpu"),
-            V1_MOUNT.format(root="/"),
-        ]
-    )
-    machine = Machine(tmp_path, groups="4:memory:/job\n1:cpu:/\n0::/", mounts=mounts)
+    machine = Machine(tmp_path, groups="4:memory:/job\n1:cpu:/\n0::/")
     machine.v1("/job", limit=str(64 * MIB), usage=10 * MIB, cached=0)
     assert cgroup(tmp_path) == Cgroup(limit=64 * MIB, in_use=9 * MIB, kills=0)
 
 
 def test_the_smallest_limit_above_a_group_holds(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, groups="0::/pods/pod1/c1", mounts=V2_MOUNT.format(root="/"))
+    machine = Machine(tmp_path, groups="0::/pods/pod1/c1")
     machine.v2("/pods/pod1/c1", limit="max", usage=9 * MIB, cached=0)
     machine.write("sys/fs/cgroup/pods/pod1/memory.max", str(512 * MIB))
     machine.write("sys/fs/cgroup/pods/memory.max", str(700 * MIB))
@@ -91,29 +80,21 @@ def test_the_smallest_limit_above_a_group_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["max", str(32_000 * MIB)])
 def test_a_limit_that_the_machine_does_not_have_is_none(tmp_path: Path, limit: str) -> None:
-    machine = Machine(tmp_path, groups="0::/", mounts=V2_MOUNT.format(root="/"))
+    machine = Machine(tmp_path, groups="0::/")
     machine.v2("", limit=limit, usage=9 * MIB, cached=0)
     assert cgroup(tmp_path) == Cgroup(limit=None, in_use=8 * MIB, kills=0)
 
 
 def test_version_1_says_no_limit_with_a_large_number_and_may_count_no_kills(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, groups="4:memory:/", mounts=V1_MOUNT.format(root="/"))
+    machine = Machine(tmp_path, groups="4:memory:/")
     machine.v1("", limit=NO_LIMIT_V1, usage=9 * MIB, cached=0, kills=None)
     assert cgroup(tmp_path) == Cgroup(limit=None, in_use=8 * MIB, kills=None)
 
 
-@pytest.mark.parametrize(
-    ("groups", "mounts"),
-    [
-        ("", ""),
-        ("0::/", ""),
-        ("0::/", V2_MOUNT.format(root="/")),  # the root group of a bare machine accounts for nothing
-        ("0::/../other", V2_MOUNT.format(root="/")),
-        ("4:memory:/gone", V1_MOUNT.format(root="/")),
-    ],
-)
-def test_nothing_is_known_where_nothing_accounts_for_memory(tmp_path: Path, groups: str, mounts: str) -> None:
-    Machine(tmp_path, groups=groups, mounts=mounts)
+@pytest.mark.parametrize("groups", ["", "0::/", "0::/../other", "4:memory:/gone", "1:cpu:/"])
+def test_nothing_is_known_where_nothing_accounts_for_memory(tmp_path: Path, groups: str) -> None:
+    """As in the root group of a bare machine."""
+    Machine(tmp_path, groups=groups)
     assert cgroup(tmp_path) is None
     assert cgroup(tmp_path / "no proc here") is None
 
