@@ -7,6 +7,7 @@ holds state: ``tests/unit/test_house.py`` looks, and has the list of what is non
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ class Handoff:
 
     Attributes:
         rank_server: the ``RankServer`` that was forked before anything could start a thread. From the entrypoint to
-            the task's agent, once (``ranks.prefork``).
+            the task's agent, once (``ranks.forkserver_client``).
         inputs: the literals that flytekit was to convert, and left to the ranks. Within one dispatch, from one method
             of the task to the next (``plugin.task``); a context variable, since tasks may run in threads.
         upload_seconds: for how long an upload is tried again; None: the longest there is. From the task to the way to
@@ -49,7 +50,7 @@ class Handoff:
     rank: Any = None
     page: Any = None
     at_end: list[Callable[[], object]] = field(default_factory=list)
-    in_any_case: list[Callable[[], object]] = field(default_factory=list)
+    in_any_case: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def take(self, name: str) -> Any:
         """A value that is handed on once; None afterwards, and where there was none."""

@@ -160,22 +160,33 @@ def leave(code: int) -> NoReturn:
     if not uploaded:  # else nothing turns that success into a failure
         is_open = _PROCESS.requested_at is not None and _PROCESS.verdict is None
         decided(_undecided() if is_open and code in (0, EXIT_UNDECIDED) else code)
-    threading = sys.modules.get("threading")
     if _PROCESS.leaving is not None and _PROCESS.ends_at is None:
         end_within(_PROCESS.leaving)
     try:
-        if threading is not None:
+        if not handlers_run():
+            decided(0 if uploaded else _PROCESS.verdict or 1)
+    finally:
+        end()
+
+
+def handlers_run() -> bool:
+    """Do what an interpreter does at its end, up to where it would take itself apart. Whether all is written that was
+    held back."""
+    written = True
+    try:
+        if (threading := sys.modules.get("threading")) is not None:
             threading._shutdown()
         atexit._run_exitfuncs()
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (AttributeError, OSError, ValueError):
-                decided(0 if uploaded else _PROCESS.verdict or 1)
-        end()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except AttributeError:
+            continue  # an object of the user's with no more than a write(), which holds nothing back
+        except Exception:  # the same, whatever it raises: nothing may come between here and the end
+            written = False
+    return written
 
 
 def _on_sigterm(number: int, _frame: object) -> None:

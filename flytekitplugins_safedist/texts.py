@@ -68,3 +68,13 @@ def said(error: BaseException) -> str:
 def named(error: BaseException) -> str:
     """What an error says, behind its type."""
     return f"{type(error).__name__}: {said(error)}"
+
+
+def human(size: int) -> str:
+    """Bytes for people: ``1.5 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -163,9 +163,9 @@ def with_place(invocation: Invocation, own: ExitStack) -> Invocation:
 
 def prepare_ranks(environment: Mapping[str, str]) -> None:
     """Import what every rank needs and fork the rank server, while this process has one thread and no clients."""
-    from ..ranks import prefork
+    from ..ranks import forkserver_client
 
-    prefork.prepare(environment)
+    forkserver_client.fork_early(environment)
 
 
 def parse(arguments: list[str]) -> Invocation:

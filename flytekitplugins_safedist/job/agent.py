@@ -17,9 +17,10 @@ from typing import Any
 
 from .. import stopping
 from ..config.grace_period import END_SECONDS
+from ..diagnosis import picture
 from ..errors import JobInterruptedError, SafedistError
-from ..ranks import scratch, stacks
-from ..ranks.disk_limit import DiskWatch
+from ..ranks import scratch
+from ..ranks.disk import DiskWatch
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks
 from . import messages as m
@@ -115,7 +116,7 @@ class NodeAgent:
             LinkLost: self._lost,
             GivenUp: self._given_up,
             Signalled: self._signalled,
-            StacksWanted: lambda _: self._say(stacks.of(self._hangs.standing() if self._hangs else ())),
+            StacksWanted: lambda _: self._show_stacks(),
         }
 
     def drive(self) -> Finish:
@@ -312,6 +313,10 @@ class NodeAgent:
                 ranks.stop(number)
         finally:
             self.plan.job.backend.close_round()
+
+    def _show_stacks(self) -> None:
+        standing = self._hangs.standing() if self._hangs is not None else ()
+        self._say("where the ranks of this node stand:\n" + picture.told(standing))
 
     # --- signals -----------------------------------------------------------------------------------------------------
     def _longest(self, number: int) -> float:

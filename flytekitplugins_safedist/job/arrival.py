@@ -21,9 +21,9 @@ from ..config.options import Resolved, Timeouts
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
-from ..ranks import memory, recording, scratch
+from ..ranks import memory, recording
 from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
-from ..texts import ask, named
+from ..texts import ask, human, named
 from ..topology import Topology
 from . import ending, reports
 from .facts import Rules
@@ -77,7 +77,7 @@ class Attempt:
             heartbeat=timeouts.heartbeat,
             stop=timeouts.stop,
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
-            about="" if limit is None else f"Its container's memory is limited to {scratch.human(limit)}.",
+            about="" if limit is None else f"Its container's memory is limited to {human(limit)}.",
         )
 
     def verdict_is_there(self) -> bool:

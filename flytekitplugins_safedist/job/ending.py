@@ -33,7 +33,7 @@ from .messages import Go, Hello, Leave, Refused, TheEnd, Uploaded, Welcome
 from .verdict import Verdict, is_infrastructure, judge, of_error
 
 if TYPE_CHECKING:
-    from ..ranks.disk_limit import DiskLimit
+    from ..ranks.disk import DiskLimit
     from ..topology import Topology
     from .opening import Membership
 

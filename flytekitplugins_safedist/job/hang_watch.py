@@ -13,7 +13,6 @@ from ..diagnosis.picture import Standing
 from ..diagnosis.processes import Process
 from ..diagnosis.progress import Progress
 from ..errors import HangError
-from ..ranks import stacks
 from ..ranks.forkserver_client import RankServer
 from ..ranks.outcome import Fault, RankOutcome
 from ..ranks.rank_set import Ranks
@@ -92,7 +91,7 @@ class HangWatch:
         """What the ranks of this node do right now; takes a second or two."""
         running = {order.context.rank: (pid, order, page) for pid, (order, page) in self._ranks.running.items()}
         asked = {rank: (pid, order.stacks) for rank, (pid, order, _) in running.items()}
-        found = evidence.gather(asked, stacks.sender(self._server))
+        found = evidence.gather(asked, self._server.ask_for_stacks)
         sockets = self._records()
         recorded, held = records.read(sockets), records.holding_the_interpreter(sockets)
         standing = [

@@ -15,7 +15,7 @@ from typing import Literal
 
 from .. import envvars
 from ..errors import RendezvousError, TopologyError
-from ..ranks.backends.base import LOOPBACK
+from ..ranks.backends.torch import LOOPBACK
 from ..topology import Topology
 from . import ports
 from .facts import Rules

@@ -20,11 +20,12 @@ from ..config.options import Resolved
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..flyte.output_limits import OutputLimits, limits_from
-from ..ranks import backends, disk_limit, main_module, memory, payload, scratch
-from ..ranks.disk_limit import DiskLimit
+from ..ranks import backends, disk, literals, memory, order, scratch
+from ..ranks.disk import DiskLimit
 from ..ranks.forkserver_client import RankServer
-from ..ranks.payload import JobOrder
+from ..ranks.order import JobOrder
 from ..ranks.scratch import JobScratch
+from ..texts import human
 from . import arrival
 
 if TYPE_CHECKING:
@@ -115,7 +116,6 @@ class NodePlan:
         job: what it is to run.
         server: starts ranks.
         scratched: the job's directory on this node.
-        job_order: file with what all ranks share.
         fork: whether ranks may be forked from the server.
         limit: how much they may write to disk.
         seconds: that preparing took.
@@ -124,7 +124,6 @@ class NodePlan:
     job: Job
     server: RankServer
     scratched: Scratched
-    job_order: Path
     fork: bool
     limit: DiskLimit | None
     seconds: float
@@ -168,20 +167,19 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     goes = goes if made.short == made.path else [made.short, *goes]
     remote = job.attempt.flyte.mode == "TASK_EXECUTION"
     limits = limits_from(job.ranks_environment) if remote else None
-    order = _job_order(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits=limits)
+    told = _job_order(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits=limits)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes
-    fork = _prepared(running, job, order, goes, scratch.make_preload(made, settings.scratch.shared_caches))
-    payload.write_literals(inputs, order.inputs)
-    order_file = made.orders / "job.json"
-    order_file.write_text(order.to_json())
+    fork = _prepared(running, job, told, goes, scratch.make_preload(made, settings.scratch.shared_caches))
+    literals.write_literals(inputs, told.inputs)
+    (made.orders / JobOrder.FILE).write_text(told.to_json())
     if not fork:
         job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
-    limit = disk_limit.limit_of(settings, job.environment)
-    return NodePlan(job, running, scratched, order_file, fork, limit, time.monotonic() - started)
+    limit = disk.limit_of(settings, job.environment)
+    return NodePlan(job, running, scratched, fork, limit, time.monotonic() - started)
 
 
-def _prepared(server: RankServer, job: Job, order: JobOrder, guard: Sequence[Path], caches: Mapping[str, str]) -> bool:
+def _prepared(server: RankServer, job: Job, told: JobOrder, guard: Sequence[Path], caches: Mapping[str, str]) -> bool:
     """Whether ranks may be forked from the server, which is ready then; says why not where the user asked for it."""
     settings, backend = job.settings, job.backend
     preloads = settings.start_method == "preload"
@@ -189,9 +187,9 @@ def _prepared(server: RankServer, job: Job, order: JobOrder, guard: Sequence[Pat
         guard=guard,
         cwd=Path.cwd(),
         environment={**job.ranks_environment, **caches, **dict(settings.environment)},
-        sys_path=order.sys_path,
+        sys_path=told.sys_path,
         libraries=[*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"] if preloads else [],
-        modules=[order.module] if order.module is not None else [],
+        modules=[told.module] if told.module is not None else [],
         late=backend.late,
         timeout=settings.timeouts.start,
     )
@@ -208,20 +206,20 @@ def _job_order(
     *,
     limits: OutputLimits | None = None,
 ) -> JobOrder:
-    module, name, pickled = payload.reference(task, sys.modules)
+    module, name, pickled = order.reference(task, sys.modules)
     # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
     home = task.task_function.__module__
     return JobOrder(
         module=module,
         name=name,
         pickled=pickled,
-        sys_path=payload.search_path(None if home == "__main__" else home, sys.modules, sys.path),
+        sys_path=order.search_path(None if home == "__main__" else home, sys.modules, sys.path),
         argv=tuple(sys.argv),
         inputs=inputs,
         flyte=flyte,
         upload_timeout=upload_timeout,
         limits=limits,
-        main=main_module.of(task.task_function, sys.modules),
+        main=order.main_of(sys.modules),
     )
 
 
@@ -276,6 +274,6 @@ def _check_room(root: Path, limit: int | None) -> None:
         ) from error
     if limit is not None and free < limit:
         logger.warning(
-            f"Scratch(size_limit=...) allows {scratch.human(limit)}, but {root} has only "
-            f"{scratch.human(free)} free: the disk will be full before the limit is reached"
+            f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
+            f"{human(free)} free: the disk will be full before the limit is reached"
         )

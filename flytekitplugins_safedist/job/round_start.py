@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import envvars
 from ..ranks import debugger, scratch
 from ..ranks.context import RankContext
-from ..ranks.orders import RankOrder, plan_orders
+from ..ranks.order import RankOrder
 from .messages import Go
 from .prepare import NodePlan
 
@@ -17,8 +17,8 @@ def orders(go: Go, plan: NodePlan) -> list[RankOrder]:
         ScratchError: these cannot be made.
     """
     contexts = [_context(go, plan, local_rank) for local_rank in range(plan.settings.nproc_per_node)]
-    environments = [_environment(go, plan, context) for context in contexts]
-    return plan_orders(contexts, environments, plan.scratch, plan.job_order, terminal=debugger.terminal())
+    terminal = debugger.terminal()
+    return [RankOrder.of(context, _environment(go, plan, context), plan.scratch, terminal) for context in contexts]
 
 
 def _context(go: Go, plan: NodePlan, local_rank: int) -> RankContext:

@@ -13,7 +13,7 @@ from .. import lastwords, log, stopping
 from ..config.options import Resolved
 from ..errors import SafedistError
 from ..flyte import uploads
-from ..ranks import payload
+from ..ranks import literals
 from ..ranks.forkserver_client import RankServer
 from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent, Report
@@ -166,7 +166,7 @@ def _result(report: Report) -> Done | Verdict:
         return replace(report.verdict, decks=report.decks)
     if report.result is None:
         raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
-    return Done(payload.read_literals(report.result), tuple(payload.read_decks(report.result)))
+    return Done(literals.read_literals(report.result), tuple(literals.read_decks(report.result)))
 
 
 def _start_line(plan: NodePlan) -> str:

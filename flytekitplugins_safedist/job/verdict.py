@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..ranks.disk_limit import DiskLimit
+from ..ranks.disk import DiskLimit
 from ..ranks.outcome import (
     Fault,
     RankOutcome,

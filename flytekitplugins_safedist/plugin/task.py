@@ -27,7 +27,7 @@ from ..flyte import error_document
 from ..handoff import HERE
 from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
-from ..ranks import payload, prefork
+from ..ranks import literals
 from . import overrides
 from .serialization import SerializesToKubeflow, plan_task
 
@@ -100,7 +100,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one
         # path. What execute() gets as arguments is only looked at by flytekit's log line, which prints it.
-        HERE.inputs.set(payload.mended(literal_map))
+        HERE.inputs.set(literals.mended(literal_map))
         return dict.fromkeys(literal_map.literals, "converted by each rank")
 
     def execute(self, **kwargs: Any) -> Any:
@@ -129,7 +129,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         stopping.leave_within(self.settings.timeouts.exit)
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
-            result = run.run(self, self.settings, inputs, dict(os.environ), server=prefork.take())
+            result = run.run(self, self.settings, inputs, dict(os.environ), server=HERE.take("rank_server"))
         except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
             if remote:
                 raise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,14 +111,4 @@ def finish() -> None:
 
 def in_any_case(let_go: Callable[[], object]) -> None:
     """Have ``let_go`` called at the end of the task's function, also where it raises; ``let_go`` itself must not."""
-    HERE.in_any_case.append(let_go)
-
-
-@contextmanager
-def letting_go() -> Iterator[None]:
-    """Inside, the task's function runs: afterwards what :func:`in_any_case` was given."""
-    try:
-        yield
-    finally:
-        for action in HERE.in_any_case:
-            action()
+    HERE.in_any_case.callback(let_go)

@@ -12,7 +12,6 @@ any time.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import multiprocessing.util
@@ -22,16 +21,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import frames, stopping
 from ..errors import IncompatibleVersionError
 from . import importer, known, preload, process_tree, replicas, scratch, worker
-from .orders import RankOrder
+from .order import RankOrder
 from .preload import Preloaded
 
 _KILL_GRACE_SECONDS = 30.0
@@ -45,19 +42,16 @@ _LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signa
 
 def main(arguments: list[str]) -> NoReturn:
     """Entry as a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.forkserver SOCKET_FD``."""
-    serve(socket.socket(fileno=int(arguments[0])))
+    ForkServer(socket.socket(fileno=int(arguments[0]))).run()
     with contextlib.suppress(Exception):  # an object of a user's module may stand there
         sys.stdout.flush()
     # What libraries have to say at an interpreter's end (nanobind lists what it takes for leaks) concerns nobody.
     stopping.end_now(0)
 
 
-def serve(connection: socket.socket) -> None:
-    """Serve one agent until it goes away or says so."""
-    _Server(connection).run()
+class ForkServer:
+    """Serves one agent."""
 
-
-class _Server:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.ranks: set[int] = set()
@@ -68,12 +62,6 @@ class _Server:
         self.importing = False
         self.suspicious_until = 0.0
         self.wake_read, self.wake_write = os.pipe()
-        self.handlers: dict[str, Callable[..., dict[str, Any] | None]] = {
-            "prepare": self.on_prepare,
-            "start": self.on_start,
-            "signal": self.on_signal,
-            "quit": self.on_quit,
-        }
 
     def run(self) -> None:
         """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
@@ -112,7 +100,7 @@ class _Server:
 
     def answer(self, op: str, **request: Any) -> None:
         try:
-            reply = self.handlers[op](**request)
+            reply = getattr(self, f"on_{op}")(**request)
         except (OSError, ValueError) as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
         self.send(reply or {})
@@ -228,8 +216,7 @@ class _Server:
             scratch.remove(path)
 
     def become_rank(self, order_file: Path, server: int) -> NoReturn:
-        """In the forked child: shed the server, be the rank, and end as an interpreter would."""
-        code = worker.EXIT_FAILED
+        """In the forked child: shed the server, and be the rank."""
         try:
             self.connection.close()
             signal.set_wakeup_fd(-1)
@@ -238,24 +225,11 @@ class _Server:
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.setsid()
             # The server's finalizers are not ours (multiprocessing does the same in its children).
             multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
-            code = worker.run(order_file, parent=server, preloaded=self.preloaded)
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = code or worker.EXIT_FAILED
+            worker.be(order_file, server=server, preloaded=self.preloaded)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                try:
-                    stream.flush()
-                except AttributeError:
-                    continue  # an object of the user's with no more than a write(), which holds nothing back
-                except Exception:  # the same, whatever it raises: nothing may come between here and the end
-                    code = code or worker.EXIT_FAILED
-            os._exit(code)
+            os._exit(worker.EXIT_FAILED)
 
 
 def _fresh(file: str) -> int:

@@ -1,9 +1,21 @@
-"""The agent's end of the rank server: start it, ask it, hear of ranks that ended."""
+"""The agent's end of the rank server: start it, ask it, hear of ranks that ended.
+
+A pod's server is forked out of the entrypoint's own process, so that a node imports torch and flytekit only once. The
+order is what makes it safe: import everything heavy, look whether this process still has one thread and no CUDA, fork,
+and only then do anything that may start threads or open channels (staging, flytekit's clients). Where it is not safe,
+the agent starts its rank server as a fresh interpreter later on, which costs the imports a second time.
+
+The container's first process becomes the agent, and not the server. The server imports the user's module, which may
+end it, crash it or take its signals; the first process of a container takes all others with it, and nobody could upload
+why. And it imports before it forks: to run the task at all flytekit imports the user's module in the agent, and with it
+torch in nearly every job, which is there already, in pages that agent, server and ranks share.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -16,10 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import frames
+from .. import envvars, frames
+from ..config.options import BACKENDS
+from ..diagnosis import stacks
 from ..errors import LaunchError, LaunchTimeoutError
-from . import forkserver, memory, process_tree
+from ..handoff import HERE
+from . import backends, forkserver, known, memory, preload, process_tree
 from .outcome import signal_reason
+
+logger = logging.getLogger(__name__)
 
 SERVER_NICE_SECONDS = 40.0
 SIGNAL_SECONDS = 30.0
@@ -94,7 +111,7 @@ class RankServer:
             try:
                 ours.close()
                 os.setsid()
-                forkserver.serve(theirs)
+                forkserver.ForkServer(theirs).run()
                 code = 0
             finally:
                 os._exit(code)
@@ -167,6 +184,10 @@ class RankServer:
             with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
                 os.kill(self._pid, signal.SIGKILL)
             raise self._lost() from error
+
+    def ask_for_stacks(self, pid: int) -> None:
+        """Have a rank write its stacks: its parent signals it, so that the number is nobody else's by then."""
+        self.signal([pid], stacks.SIGNAL, whole_group=False)
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.
@@ -288,3 +309,42 @@ def _as_launch_error() -> Iterator[None]:
             seen=f"{type(error).__name__}: {error}",
             hint="look at this node's limits of processes, memory and open files",
         ) from error
+
+
+def fork_early(environment: Mapping[str, str]) -> None:
+    """Leave a rank server in ``HERE.rank_server`` for the task that this pod is going to run, if it is one of ours.
+
+    Args:
+        environment: the pod's variables, with what was pinned into them when the task was registered.
+    """
+    backend = next((name for name in BACKENDS if name == environment.get(envvars.BACKEND)), None)
+    if backend is None or environment.get(envvars.START_METHOD, "preload") != "preload":
+        return
+    if preload.unsafe_to_fork("starting this process") is not None:
+        return
+    libraries = [
+        *backends.create(backend).libraries,
+        "flytekit",
+        "flytekitplugins_safedist.plugin.task",
+        "flytekitplugins_safedist.job.run",
+    ]
+    # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
+    with variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
+        unsafe = preload.import_libraries(libraries)
+    if unsafe is None:
+        preload.keep()
+        HERE.rank_server = RankServer.fork()
+    else:
+        logger.info(f"ranks are not forked from this process: {unsafe}")
+
+
+@contextlib.contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Libraries read these when they are loaded; ranks and the agent must not inherit what is meant for that alone."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
@@ -65,16 +65,16 @@ class CodeFinder(MetaPathFinder):
         """See :class:`importlib.abc.MetaPathFinder`."""
         places = [self.tree] if path is None else [place for entry in path if (place := self._within_tree(entry))]
         spec = PathFinder.find_spec(fullname, places) if places else None
-        if spec is None or spec.origin is None or not isinstance(spec.loader, (SourceFileLoader, SourcelessFileLoader)):
-            # Namespace packages have portions in both places; the dynamic linker reads extensions where they are.
+        if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
+            # Namespace packages have portions in both places; the dynamic linker reads extensions where they are; and
+            # flytekit leaves bytecode out of an archive.
             return spec if spec is not None and spec.has_location else None
         shown = self.dest + spec.origin[len(self.tree) :]
-        loader_type = _Source if isinstance(spec.loader, SourceFileLoader) else _Bytecode
         locations = spec.submodule_search_locations
         return spec_from_file_location(
             fullname,
             shown,
-            loader=loader_type(fullname, shown, self),
+            loader=_Source(fullname, shown, self),
             submodule_search_locations=None if locations is None else [os.path.dirname(shown)],  # noqa: PTH120
         )
 
@@ -103,30 +103,24 @@ class CodeFinder(MetaPathFinder):
                 del sys.modules[name]
 
 
-class _Read:
-    """What both loaders do differently: they read the pod's own copy."""
+class _Source(SourceFileLoader):
+    """Reads the pod's own copy."""
 
     def __init__(self, fullname: str, path: str, finder: CodeFinder) -> None:
-        super().__init__(fullname, path)  # type: ignore[call-arg]
+        super().__init__(fullname, path)
         self._finder = finder
 
     def get_data(self, path: Any) -> bytes:
         """``pkgutil.get_data`` comes here too, for files that perhaps only the image has."""
         try:
-            return super().get_data(self._finder.real(os.fspath(path)))  # type: ignore[misc,no-any-return]
+            return super().get_data(self._finder.real(os.fspath(path)))
         except FileNotFoundError:
             if path.endswith(".pyc"):
                 raise  # the destination's bytecode may be another archive's
-            return super().get_data(path)  # type: ignore[misc,no-any-return]
+            return super().get_data(path)
 
-
-class _Source(_Read, SourceFileLoader):  # type: ignore[misc]  # typeshed: its bases disagree among themselves
     def path_stats(self, path: Any) -> Mapping[str, Any]:
         return super().path_stats(self._finder.real(os.fspath(path)))
 
     def set_data(self, path: Any, data: Any, *, _mode: int = 0o666) -> None:
         super().set_data(self._finder.real(os.fspath(path)), data, _mode=_mode)
-
-
-class _Bytecode(_Read, SourcelessFileLoader):
-    pass

@@ -18,6 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config.fields import Logs
+from .context import RankContext
+from .order import RankOrder
+
 POLL_SECONDS = 0.1
 BAR_SECONDS = 5.0
 """Between two looks at a progress bar. Of one rank, the node's first that is shown: they all go the same way."""
@@ -54,6 +58,17 @@ class _Followed:
     """When the half line is shown, for it overwrites itself; None: it is an ordinary one."""
     bar: bytes = b""
     """How it was shown last."""
+
+
+def followed(orders: Sequence[RankOrder], logs: Logs) -> list[tuple[str | None, Path]]:
+    """Each rank's log with the prefix of its lines; None where they are not shown."""
+    return [(_prefix(order.context, logs), order.log) for order in orders]
+
+
+def _prefix(at: RankContext, logs: Logs) -> str | None:
+    if logs.show is not None and at.rank not in logs.show:
+        return None
+    return logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank)
 
 
 class LogFollower:

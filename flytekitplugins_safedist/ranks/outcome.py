@@ -13,7 +13,7 @@ from typing import Any
 
 from ..texts import encodable
 from .context import RankContext
-from .records import Record
+from .order import Record
 
 
 class Status(str, Enum):

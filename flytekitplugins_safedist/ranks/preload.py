@@ -25,7 +25,7 @@ from typing import Any
 from ..compat import flytekit as flytekit_inside
 from ..errors import IncompatibleVersionError
 from ..handoff import HERE
-from . import known, users_code, watching
+from . import known, users_code
 
 GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
 """How the paths of the GPU drivers' device files begin."""
@@ -160,21 +160,20 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None and not preloaded.numpy_seeded:
         numpy_random.seed()  # type: ignore[attr-defined, unused-ignore]
-    threads = {"blas": blas_threads(environment), "openmp": openmp_threads(environment)}
-    if set(threads.values()) != {1}:  # with one, the libraries are as they were loaded
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(threads)
+    _limit({"blas": blas_threads(environment), "openmp": _threads_by(environment, ("OMP_NUM_THREADS",))})
 
 
 def limit_openmp(environment: Mapping[str, str]) -> None:
     """In the preloading process: give OpenMP, where it is loaded already, the number of threads that modules expect
     under ``environment``. Starts none of them."""
-    threads = openmp_threads(environment)
-    if threads != 1:  # with one, what is loaded has it
+    _limit({"openmp": _threads_by(environment, ("OMP_NUM_THREADS",))})
+
+
+def _limit(threads: dict[str, int]) -> None:
+    if set(threads.values()) != {1}:  # with one, the libraries are as they were loaded
         import threadpoolctl
 
-        threadpoolctl.threadpool_limits({"openmp": threads})
+        threadpoolctl.threadpool_limits(threads)
 
 
 def blas_threads(environment: Mapping[str, str]) -> int:
@@ -182,12 +181,8 @@ def blas_threads(environment: Mapping[str, str]) -> int:
     return _threads_by(environment, ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"))
 
 
-def openmp_threads(environment: Mapping[str, str]) -> int:
-    """How many threads OpenMP, and with it torch, would have under ``environment``."""
-    return _threads_by(environment, ("OMP_NUM_THREADS",))
-
-
 def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
+    """How many threads a library would have that goes by these variables, in this order."""
     for name in names:
         # OpenMP takes a list, one number for each level of nesting; and what is no number of threads is as if unset.
         with contextlib.suppress(KeyError, ValueError):
@@ -198,7 +193,7 @@ def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
 
 def _import_alike(name: str, *, needed: bool = True) -> str | None:
     """Import what must be the same in all ranks; why it is not, or why ranks must not be forked, or None."""
-    with watching.identity_withheld(name.partition(".")[0] if needed else "") as reads:
+    with known.identity_withheld(name.partition(".")[0] if needed else "") as reads:
         reason = _import(name, needed=needed)
         noted = "; ".join(reads)
         try:
@@ -212,7 +207,7 @@ def _import_alike(name: str, *, needed: bool = True) -> str | None:
 
 def _import(name: str, *, needed: bool = True) -> str | None:
     try:
-        with users_code.importing(), watching.threads_traced() as noted:
+        with users_code.importing(), known.threads_traced() as noted:
             importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         if needed:
@@ -258,8 +253,8 @@ def _threads() -> list[str]:
         if not others or time.monotonic() > deadline:
             break
         time.sleep(0.002)
-    known = {thread.native_id: thread.name for thread in threading.enumerate()}
-    return [known.get(thread) or _native_name(thread) for thread in sorted(others)]
+    named = {thread.native_id: thread.name for thread in threading.enumerate()}
+    return [named.get(thread) or _native_name(thread) for thread in sorted(others)]
 
 
 def _native_name(thread: int) -> str:

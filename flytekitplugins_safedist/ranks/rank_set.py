@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..config.options import Resolved
+from ..diagnosis import picture, stacks
 from ..errors import LaunchError, SafedistError, ScratchError
-from . import log_lines, memory, payload, scratch, shared_page, stacks
+from ..texts import human
+from . import disk, literals, log_lines, memory, scratch, shared_page
 from .forkserver_client import EndedRank, RankServer
-from .orders import RankOrder
+from .order import RankOrder
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason, speaks_of_timeout
 from .scratch import JobScratch
 from .shared_page import AgentPage
@@ -22,13 +24,15 @@ SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
 
 _KILL_PATIENCE_SECONDS = 30.0
+_LINES = 12
+"""Of a rank's stack, in the error."""
 
 
 @dataclass
 class _Member:
     order: RankOrder
-    page: AgentPage | None = None
-    pid: int = 0
+    page: AgentPage
+    pid: int
     ended: EndedRank | None = None
     outcome: RankOutcome | None = None
     noted: bool = False
@@ -38,16 +42,24 @@ class _Member:
     @property
     def running(self) -> bool:
         """Whether there is a process that can still be waited for."""
-        return bool(self.pid) and self.ended is None and not self.given_up
+        return self.ended is None and not self.given_up
 
     @property
     def begun(self) -> bool:
         """Whether it has come to the task's function."""
-        return self.page is not None and self.page.begun
+        return self.page.begun
 
 
 class Ranks:
-    """A started round on this node."""
+    """A started round on this node.
+
+    Args:
+        server: starts and signals processes.
+        orders: one for each rank of this node, by local rank.
+        settings: timeouts and log settings.
+        show: takes blocks of whole lines of the ranks' output.
+        warn: takes one sentence for the node's log.
+    """
 
     def __init__(
         self,
@@ -58,18 +70,9 @@ class Ranks:
         show: Callable[[str], object],
         warn: Callable[[str], object],
     ) -> None:
-        """
-        Args:
-            server: starts and signals processes.
-            orders: one for each rank of this node, by local rank.
-            settings: timeouts and log settings.
-            show: takes blocks of whole lines of the ranks' output.
-            warn: takes one sentence for the node's log.
-        """
         self._server = server
-        self._members = [_Member(order) for order in orders]
-        self.pages: list[AgentPage] = []
-        """What the agent shares with each rank, by local rank, once they are started."""
+        self._orders = orders
+        self._members: list[_Member] = []
         self._settings = settings
         self._show = show
         self._warn = warn
@@ -78,43 +81,35 @@ class Ranks:
         self._start_deadline: float | None = None
         self._memory_before = memory.cgroup()
         self._stacks: dict[int, str] = {}
-        self._follower = log_lines.LogFollower(_followed(orders, settings), show)
+        self._follower = log_lines.LogFollower(log_lines.followed(orders, settings.logs), show)
 
-    def start(self, *, fork: bool) -> dict[int, int]:
-        """Start every rank.
-
-        Args:
-            fork: from the preloaded server; else fresh interpreters.
-
-        Returns:
-            local rank -> process id.
+    def start(self, *, fork: bool) -> None:
+        """Start every rank, from the preloaded server (``fork``) or as fresh interpreters.
 
         Raises:
-            ScratchError: a rank's directories cannot be made.
+            ScratchError: a rank's orders cannot be written.
             LaunchError: processes cannot be started.
         """
-        for member in self._members:
-            order = member.order
-            file = order.file
-            try:
-                file.write_text(order.to_json())
-                member.page = shared_page.make(order.page)
-                member.page.stays(self._settings.timeouts.preemption)
-                self.pages.append(member.page)
-            except OSError as error:
-                raise ScratchError(
-                    "the orders for a rank cannot be written",
-                    where={"path": file, "rank": order.context.rank},
-                    seen=str(error),
-                    hint=scratch.remedy(error),
-                ) from error
-        files = [member.order.file for member in self._members]
+        pages = [self._told_its_order(order) for order in self._orders]
+        files = [order.file for order in self._orders]
         pids = self._server.start(files, fork=fork, timeout=self._settings.timeouts.start)
-        for member, pid in zip(self._members, pids, strict=True):
-            member.pid = pid
+        self._members = [_Member(*each) for each in zip(self._orders, pages, pids, strict=True)]
         self._start_deadline = time.monotonic() + self._settings.timeouts.start
         self._follower.start()
-        return {member.order.context.local_rank: member.pid for member in self._members}
+
+    def _told_its_order(self, order: RankOrder) -> AgentPage:
+        try:
+            order.file.write_text(order.to_json())
+            page = shared_page.make(order.page)
+        except OSError as error:
+            raise ScratchError(
+                "the orders for a rank cannot be written",
+                where={"path": order.file, "rank": order.context.rank},
+                seen=str(error),
+                hint=scratch.remedy(error),
+            ) from error
+        page.stays(self._settings.timeouts.preemption)
+        return page
 
     def poll(self, *, wait: float = 0.0) -> None:
         """Take in what happened.
@@ -140,6 +135,11 @@ class Ranks:
         if ended.exit_code != 0 and self._all_reported is None:
             how = signal_reason(-ended.exit_code) if ended.exit_code < 0 else f"exit code {ended.exit_code}"
             self._warn(f"rank {outcome.rank} reported success, then ended with {how}; its result counts")
+
+    @property
+    def pages(self) -> list[AgentPage]:
+        """What the agent shares with each rank, by local rank, once they are started."""
+        return [member.page for member in self._members]
 
     @property
     def failed(self) -> bool:
@@ -190,11 +190,10 @@ class Ranks:
             self._start_deadline = time.monotonic() + self._settings.timeouts.start
             return None
         self._start_deadline = None
-        waiting = [member for member in self._members if member.running and not member.begun]
-        waiting = [member for member in waiting if member.outcome is None]
+        waiting = [each for each in self._members if each.running and not each.begun and each.outcome is None]
         if not waiting:
             return None
-        self._note_stacks(waiting)
+        self.note_stacks(waiting)
         seconds = f"{self._settings.timeouts.start:g} s"
         listed = ", ".join(str(member.order.context.rank) for member in waiting)
         error = LaunchError(
@@ -205,22 +204,33 @@ class Ranks:
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
         raised = Raised(type(error).__name__, str(error), "", Fault.RECOVERABLE, code="USER:RanksNotReady")
-        others = stacks.told(self._stacks, ())
-        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=others))
+        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=self._stood()))
 
-    def note_stacks(self) -> None:
-        """Have the ranks that still run write where they are, before they are ended or lose the others."""
-        self._note_stacks([member for member in self._members if member.running and member.begun])
+    def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
+        """Have ranks write where they are, before they are ended or lose the others: those that still run."""
+        members = members or [member for member in self._members if member.running and member.begun]
+        ranks = {each.order.context.rank: (each.pid, each.order.stacks) for each in members if each.outcome is None}
+        found = stacks.ask(ranks, self._server.ask_for_stacks)
+        for rank, threads in found.items():
+            for number, stack in enumerate(threads):
+                lines = [f"thread {number + 1} of {len(threads)}, innermost call first:", *map(picture.line_of, stack)]
+                self._show("".join(f"[rank {rank}] {line}\n" for line in lines))
+        self._stacks = {rank: "\n".join(map(picture.line_of, each[0][:_LINES])) for rank, each in found.items()}
 
-    def _note_stacks(self, members: Sequence[_Member]) -> None:
-        asked = {member.pid: member.order for member in members if member.outcome is None}
-        self._stacks = stacks.ask(self._server, asked, self._show)
+    def _stood(self) -> str:
+        """Where ranks were that no collective has let wait in vain, by their stacks, or what they raised."""
+        ended = [member.outcome for member in self._members if member.outcome is not None]
+        raised = {outcome.rank: outcome.raised.traceback for outcome in ended if outcome.raised is not None}
+        where = {**raised, **self._stacks}
+        for outcome in ended:
+            if outcome.timed_out:
+                where.pop(outcome.rank, None)
+        return "\n".join(f"Where rank {rank} was then:\n{stack.rstrip()}" for rank, stack in where.items() if stack)
 
     @property
     def running(self) -> dict[int, tuple[RankOrder, AgentPage]]:
         """The order and the page of each rank that has begun and has not ended, by process id."""
-        found = [member for member in self._members if member.running and member.outcome is None]
-        return {m.pid: (m.order, m.page) for m in found if m.page is not None and m.page.begun}
+        return {m.pid: (m.order, m.page) for m in self._members if m.running and m.outcome is None and m.begun}
 
     def settle(self) -> None:
         """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
@@ -245,7 +255,7 @@ class Ranks:
         finally:
             unseen = self._follower.stop()
             if unseen:
-                self._warn(f"{scratch.human(unseen)} of the ranks' output were not shown: this node's log is not read")
+                self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float) -> None:
         running = [member.pid for member in self._members if member.running]
@@ -276,14 +286,14 @@ class Ranks:
 
     def result(self) -> Path:
         """Where rank 0 left its outputs; only on node 0."""
-        return self._members[0].order.result
+        return self._orders[0].result
 
     def decks(self) -> tuple[dict[str, str], ...]:
         """Of the first rank here that left some, failed or not: one that is told to end with the others leaves none."""
-        return next((tuple(left) for each in self._members if (left := payload.read_decks(each.order.result))), ())
+        return next((tuple(left) for each in self._orders if (left := literals.read_decks(each.result))), ())
 
     def _outcome(self, member: _Member) -> RankOutcome | None:
-        record = member.page.record if member.page is not None else None
+        record = member.page.record
         if record is None:
             return self._without_record(member) if member.ended is not None else None
         outcome = RankOutcome.from_json(record)
@@ -320,28 +330,13 @@ class Ranks:
         wanted = self._settings.logs.tail_lines
         lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
         if outcome.timed_out:
-            outcome = replace(outcome, others=stacks.told(self._stacks, [each.outcome for each in self._members]))
+            outcome = replace(outcome, others=self._stood())
         return replace(outcome, log_tail=log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ())
 
-    def usage(self, job: JobScratch) -> scratch.Usage:
+    def usage(self, job: JobScratch) -> disk.Usage:
         """How much the ranks of this round hold in scratch."""
-        contexts = [member.order.context for member in self._members]
-        return scratch.usage(job, contexts[0].round, [context.rank for context in contexts])
-
-
-def _followed(orders: Sequence[RankOrder], settings: Resolved) -> list[tuple[str | None, Path]]:
-    """Each rank's log with the prefix of its lines; None where they are not shown."""
-    logs = settings.logs
-    return [
-        (
-            logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank)
-            if logs.show is None or at.rank in logs.show
-            else None,
-            order.log,
-        )
-        for order in orders
-        if (at := order.context)
-    ]
+        contexts = [order.context for order in self._orders]
+        return disk.usage(job, contexts[0].round, [context.rank for context in contexts])
 
 
 def _outcome_of(member: _Member, status: Status, **facts: Any) -> RankOutcome:

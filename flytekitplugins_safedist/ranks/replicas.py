@@ -18,7 +18,7 @@ import importlib.util
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -54,24 +54,16 @@ class Expecting(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # as if the finder had not been there
+                execute(module)
+                _guard(module)
+
+            loader.exec_module = exec_module
         return spec
-
-
-class _Loader(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # As if the finder had not been there: modules ask their own loader for their source.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        _guard(module)
 
 
 class _Hold:

@@ -11,7 +11,7 @@ Layout, all of it mode 0700::
         logs/round-0-rank-3.log
         orders/                what the agent hands to ranks, and what they hand back
 
-Names are short because sockets are made below TMPDIR (``short_paths.py``); below a long root, TMPDIR goes through a
+Names are short because sockets are made below TMPDIR (:func:`short_for`); below a long root, TMPDIR goes through a
 short link to the job's directory.
 """
 
@@ -20,20 +20,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
-import stat
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config.caches import CACHES
 from ..envvars import TMPDIR
 from ..errors import ScratchError
-from . import short_paths
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+SOCKET_PATH_BYTES = 107
+"""The longest path of a socket: unix(7)'s ``sun_path`` has 108 bytes, one of them for the end."""
+SOCKET_NAME_BYTES = 40
+"""Of these, kept for what is made below TMPDIR: multiprocessing's ``/pymp-xxxxxxxx/listener-xxxxxxxx`` takes 32 bytes,
+torch's ``/torch-shm-dir-XXXXXX/manager.sock`` 34."""
+
 _LONGEST_TMP = Path("round-999") / "rank-9999" / "tmp"
 
 
@@ -125,7 +130,7 @@ def make_job(root: Path) -> JobScratch:
     except OSError as error:
         raise _cannot_write(root, error) from error
     try:
-        job = JobScratch(path, short_paths.of(path, below=_LONGEST_TMP))
+        job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
         job.orders.mkdir(mode=0o700)
         job.logs.mkdir(mode=0o700)
     except OSError as error:
@@ -197,12 +202,12 @@ def make_preload(job: JobScratch, shared: Collection[str]) -> dict[str, str]:
 
 def remove_rounds_before(job: JobScratch, round_: int) -> None:
     """Remove what the ranks of earlier rounds left, their logs too, as far as possible. Their processes are gone."""
-    for path in _of_other_rounds(job, round_):
+    for path in other_rounds(job, round_):
         if int(path.name.split("-")[1]) < round_:
             remove(path)
 
 
-def _of_other_rounds(job: JobScratch, round_: int) -> list[Path]:
+def other_rounds(job: JobScratch, round_: int) -> list[Path]:
     """Directories and logs of all rounds but this one."""
     found = [*job.path.glob("round-*"), *job.logs.glob("round-*")]
     return [path for path in found if path.name.split("-")[1] != str(round_)]
@@ -231,83 +236,6 @@ def remove(path: Path) -> str | None:
     return "; ".join(said[:5]) or None
 
 
-def bytes_of(path: Path) -> int:
-    """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return 0
-    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else found.st_blocks * 512
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    todo = [str(path)]  # no recursion: a task may leave directories of any depth
-    while todo:
-        try:
-            entries = list(os.scandir(todo.pop()))
-        except OSError:
-            continue
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                else:
-                    yield entry.stat(follow_symlinks=False).st_blocks * 512
-            except OSError:
-                continue
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What the ranks of this node hold on disk, in bytes, and how much room the file system has left.
-
-    Attributes:
-        path: the job's directory.
-        by_rank: rank and bytes of each, its log included.
-        free: bytes.
-        earlier: bytes that are kept of earlier rounds.
-    """
-
-    path: Path
-    by_rank: tuple[tuple[int, int], ...]
-    free: int
-    earlier: int = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes of all ranks together, and of earlier rounds."""
-        return sum(size for _, size in self.by_rank) + self.earlier
-
-    def largest(self) -> int:
-        """The rank that holds most."""
-        return max(self.by_rank, key=lambda item: item[1])[0]
-
-    def __str__(self) -> str:
-        ranked = sorted(self.by_rank, key=lambda item: -item[1])
-        listed = [f"rank {rank}: {human(size)}" for rank, size in ranked]
-        listed += [f"earlier rounds: {human(self.earlier)}"] if self.earlier else []
-        free = f"{human(self.free)} free on its file system"
-        return f"{human(self.total)} in {self.path} ({', '.join(listed)}); {free}"
-
-
-def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
-    """Measure a job in one of its rounds."""
-    own = {rank: (job.rank(round_, rank).path, job.rank(round_, rank).caches, job.log(round_, rank)) for rank in ranks}
-    by_rank = tuple((rank, sum(map(bytes_of, paths))) for rank, paths in own.items())
-    earlier = sum(map(bytes_of, _of_other_rounds(job, round_)))
-    return Usage(path=job.path, by_rank=by_rank, free=shutil.disk_usage(job.path).free, earlier=earlier)
-
-
-def human(size: int) -> str:
-    """Bytes for people: ``1.5 GiB``."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def _cannot_write(path: Path, error: OSError) -> ScratchError:
     return ScratchError(
         "the scratch directory cannot be made",
@@ -315,4 +243,50 @@ def _cannot_write(path: Path, error: OSError) -> ScratchError:
         seen=f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}",
         expected="a writable directory with room",
         hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this user may write",
+    )
+
+
+def short_for(directory: Path, *, below: Path) -> Path:
+    """The directory itself, or a new link to it where sockets in ``directory / below`` would have too long a path.
+
+    A DataLoader's workers hand tensors over through a socket in TMPDIR. Where its path is longer than the kernel takes,
+    the worker prints ``OSError: AF_UNIX path too long``, and the rank waits for it for ever.
+
+    The link is as private as the directory: nobody else may enter that. It is made in the first place that is short
+    enough and can be written.
+
+    Raises:
+        ScratchError: there is no such place.
+    """
+    if _fits(directory, below):
+        return directory
+    tried: dict[str, str] = {}
+    for place in dict.fromkeys([str(directory.parent), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]):  # noqa: S108
+        link = Path(place) / f"safedist-{secrets.token_hex(4)}"
+        if not _fits(link, below):
+            tried[place] = "too long"
+            continue
+        try:
+            link.symlink_to(directory)  # EEXIST where somebody has this name already
+        except OSError as error:
+            tried[place] = error.strerror or str(error)
+        else:
+            return link
+    raise _too_long(directory, below, tried)
+
+
+def _fits(directory: Path, below: Path) -> bool:
+    return len(os.fsencode(directory / below)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES
+
+
+def _too_long(directory: Path, below: Path, tried: dict[str, str]) -> ScratchError:
+    root = directory.parent
+    taken = len(os.fsencode(root))
+    allowed = taken + SOCKET_PATH_BYTES - SOCKET_NAME_BYTES - len(os.fsencode(directory / below))
+    return ScratchError(
+        "the scratch directory's path is too long for sockets: DataLoader workers would hang",
+        where={"path": root, "tried for a link": "; ".join(f"{place}: {why}" for place, why in tried.items())},
+        seen=f"{taken} bytes",
+        expected=f"at most {allowed} bytes (a socket's path has at most {SOCKET_PATH_BYTES})",
+        hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a shorter path, or make /tmp writable",
     )

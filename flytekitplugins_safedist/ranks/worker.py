@@ -14,18 +14,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import envvars, log
+from .. import envvars, log, stopping
 from ..compat import flytekit as flytekit_inside
 from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context, uploads
+from ..handoff import HERE
 from ..texts import encodable
 from . import (
     context,
     debugger,
     importer,
-    payload,
+    literals,
     preload,
     process_tree,
     recording,
@@ -34,7 +35,7 @@ from . import (
     users_code,
 )
 from .backends.torch import open_store_early
-from .orders import RankOrder
+from .order import JobOrder, RankOrder, load_task
 from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
 from .preload import Preloaded
 from .shared_page import RankPage
@@ -46,18 +47,27 @@ EXIT_FAILED = 1
 EXIT_LOST_PARENT = 75
 
 
-def run(order_file: Path, *, parent: int, preloaded: Preloaded | None = None) -> int:
-    """Be a rank from its order to its outcome record.
+def be(order_file: Path, *, server: int, preloaded: Preloaded | None = None) -> NoReturn:
+    """Be a rank, in a session of its own, and end as an interpreter would, without what libraries have to say then.
 
     Args:
         order_file: a :class:`RankOrder` as JSON.
-        parent: process id of the rank server. The rank dies with it.
+        server: process id of the rank server. The rank dies with it.
         preloaded: what was imported before this process was forked; None in a fresh interpreter.
-
-    Returns:
-        The exit code for the process.
     """
-    _die_with(parent)
+    code = EXIT_FAILED
+    try:
+        os.setsid()
+        _die_with(server)
+        code = run(order_file, preloaded)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code if stopping.handlers_run() else code or EXIT_FAILED)
+
+
+def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
+    """From the rank's order to its outcome record; the exit code for the process."""
     order = RankOrder.from_json(order_file.read_text())
     seconds: dict[str, float] = {}
     shared = shared_page.open_page(order.page)
@@ -98,7 +108,7 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
     def phase_ended(name: str) -> None:
         seconds[name] = time.monotonic() - started - sum(seconds.values())
 
-    job = payload.JobOrder.from_json(order.job.read_text())
+    job = JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
     recording.flytes_errors()
@@ -113,11 +123,11 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
     ) as ctx:
         phase_ended("import")
         shared.begin()
-        with payload.decks_left(ctx, order.result):
+        with literals.decks_left(ctx, order.result):
             with users_code.without_children():
-                inputs = payload.native_inputs(job, task, ctx)
+                inputs = literals.native_inputs(job.inputs, task, ctx)
             phase_ended("inputs")
-            with context.letting_go():
+            with HERE.in_any_case:
                 with users_code.without_children():
                     returned = task.task_function(**inputs)
                 flytekit_inside.no_warning_is_an_error()
@@ -127,16 +137,16 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
             phase_ended("function")
             if place.rank == 0:
                 with users_code.without_children():
-                    payload.write_outputs(task, inputs, returned, order.result, job.limits)
+                    literals.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
 
 
-def _loaded(job: payload.JobOrder) -> PythonFunctionTask[Any]:
+def _loaded(job: JobOrder) -> PythonFunctionTask[Any]:
     # flytekit, which is imported by now, exits with a traceback at SIGINT. Ctrl-C ends an import at once: nothing is to
     # be cleared up yet.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with users_code.importing():
-        task = payload.load_task(job)
+        task = load_task(job)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return task
@@ -188,17 +198,13 @@ def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised
     return outcome.fitting(shared_page.RECORD_BYTES, RankOutcome.to_json).to_json()
 
 
-def main(arguments: list[str]) -> int:
-    """Entry of a rank that is a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.worker ORDER PARENT``."""
-    order_file, parent = arguments
-    os.setsid()
+def main(arguments: list[str]) -> NoReturn:
+    """Entry of a rank that is a fresh interpreter: ``python -m flytekitplugins_safedist.ranks.worker ORDER SERVER``."""
+    order_file, server = arguments
     importer.install_from(os.environ)  # a forked rank has this, and the next, from the server
     replicas.install()
-    try:
-        return run(Path(order_file), parent=int(parent))
-    finally:
-        storage_clients.close()  # a forked rank ends without what libraries have to say at an interpreter's end
+    be(Path(order_file), server=int(server))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -45,7 +45,7 @@ PRIVATE = {
     "SafeTask": "plugin.task:SafeTask",
     "context": "ranks.context",
     "SAFE_IMPORT_ENVIRONMENT": "ranks.known:VARIABLES",
-    "payload": "ranks.payload",
+    "literals": "ranks.literals",
     "process_tree": "ranks.process_tree",
     "replicas": "ranks.replicas",
     "scratch": "ranks.scratch",

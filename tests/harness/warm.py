@@ -1,8 +1,8 @@
 """A process that imported torch, Horovod and flytekit once, and forks a supervised process for each case it is sent.
 
 What runs in a case is real: a real agent, rank server and ranks, in processes of their own; only the imports are paid
-once for all cases, the way ``safedist-execute`` does it (``prefork``). Each case has a supervisor that every orphan of
-the case is handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
+once for all cases, the way ``safedist-execute`` does it. Each case has a supervisor that every orphan of the case is
+handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
 
 Run by :mod:`tests.harness.procs`: ``python -m tests.harness.warm LISTENING_SOCKET_FD [FURTHER_LIBRARY...]``. Every
 worker of a test session has a connection to it; with the last one it ends.
@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.handoff import HERE
-from flytekitplugins_safedist.ranks import backends, known, prefork, preload
-from flytekitplugins_safedist.ranks.forkserver_client import RankServer
+from flytekitplugins_safedist.ranks import backends, known, preload
+from flytekitplugins_safedist.ranks.forkserver_client import RankServer, variables
 from tests.harness import hugepages
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
     further = [one for one in ("horovod", *arguments[1:]) if one not in MODULES or importlib.util.find_spec(one)]
     libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
-    with prefork._variables({envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
+    with variables({envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
         unsafe = preload.preload(libraries, [], backends.create("torch").late).unsafe
     hugepages.collapse()
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
@@ -159,7 +159,7 @@ def _be_the_case(case: dict[str, Any]) -> NoReturn:
 def _call(case: dict[str, Any]) -> int:
     sys.path[:0] = case["path"]
     if case["prefork"]:
-        # As prefork.prepare() does in safedist-execute: before anything here may start a thread.
+        # As fork_early() does in safedist-execute: before anything here may start a thread.
         HERE.rank_server = RankServer.fork()
     if case["kind"] == "entrypoint":
         sys.argv[1:] = case["arguments"]

@@ -218,9 +218,9 @@ def call_large() -> str:
 
 
 if "TEST_RESULT_LIMIT" in os.environ:  # a real result of one GiB would only prove that memory is large
-    from tests.harness.product import payload
+    from tests.harness.product import literals
 
-    payload.MAX_RESULT_BYTES = int(os.environ["TEST_RESULT_LIMIT"])
+    literals.MAX_RESULT_BYTES = int(os.environ["TEST_RESULT_LIMIT"])
 
 
 def logged(function: Callable[..., Any]) -> Callable[..., Any]:

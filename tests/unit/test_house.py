@@ -54,7 +54,6 @@ STATE = {
     "stopping": "the process's signals, and what they have decided: there is one of each",
     "container.staging.unpack": "the faster library, where there is one: found once, at import",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
-    "ranks.main_module": "keeps the modules alive whose functions may still run",
 }
 """Modules that hold state, and why; every other one is the same after a call as before it."""
 
@@ -62,8 +61,8 @@ ENVIRONMENT = {
     "container.entrypoint": "where code lies and temporary files go, for the task's command",
     "container.task_command": "takes out what Flyte says to this command alone",
     "ranks.forkserver": "what modules read when they are imported for all ranks",
-    "ranks.prefork": "what libraries read when they are imported; put back",
-    "ranks.watching": "hides who this process is from modules that are imported; put back",
+    "ranks.forkserver_client": "what libraries read when they are imported; put back",
+    "ranks.known": "hides who this process is from modules that are imported; put back",
     "ranks.worker": "a rank's whole environment, before anything of the user's runs",
 }
 """Modules that write ``os.environ``, and why."""

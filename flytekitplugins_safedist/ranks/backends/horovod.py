@@ -13,8 +13,7 @@ from typing import Any
 
 from ... import envvars
 from ...fs.identity import Identity
-from .base import LOOPBACK, require, require_found
-from .torch import TorchBackend
+from .torch import LOOPBACK, TorchBackend
 
 _HINT = (
     "build its wheel against the installed torch with horovod_build/build.py of this project "
@@ -28,22 +27,13 @@ _PORT = "horovod_port"
 class HorovodBackend(TorchBackend):
     """``hvd.init()`` finds everything in the environment; torch.distributed is told the same places."""
 
+    # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
+    needs = (*TorchBackend.needs, ("horovod", "horovod.runner.http.http_server", _HINT))
     libraries = ("torch", "horovod.torch")
 
     def __init__(self) -> None:
         self._server: Any = None
         self._thread: threading.Thread | None = None
-
-    def find(self) -> None:
-        """See :meth:`TorchBackend.find`."""
-        super().find()
-        require_found("horovod", package="horovod", hint=_HINT)
-
-    def check(self) -> None:
-        """See :meth:`TorchBackend.check`."""
-        super().check()
-        # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
-        require("horovod.runner.http.http_server", package="horovod", hint=_HINT)
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """Start the key-value server: on the loopback interface when the job has only this node."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,7 +16,9 @@ from ... import envvars
 from ...compat.torch import STORE_MAKER
 from ...errors import MissingDependencyError
 from ...fs.identity import Identity
-from .base import LOOPBACK, require, require_found
+from ...handoff import HERE
+
+LOOPBACK = "127.0.0.1"
 
 FLOOR = (2, 5)
 """The oldest torch that ranks run with, and that anything is tried with (docs/versions.md). Under 2.4 functions that
@@ -31,11 +35,13 @@ class TorchBackend:
     """A way for ranks to find each other: ``init_process_group()`` finds everything in the environment.
 
     Attributes:
+        needs: packages that must be installed, each with the module that proves it and how to get it.
         libraries: modules worth importing once for all ranks of a node.
         late: modules that these import by themselves when a rank begins to train (by the first optimizer, or
             DistributedDataParallel): worth it too, after the user's.
     """
 
+    needs: tuple[tuple[str, str, str], ...] = (("torch", "torch", _HINT),)
     libraries: tuple[str, ...] = ("torch", "torch.distributed")
     late: tuple[str, ...] = ("torch._dynamo",)
 
@@ -46,16 +52,18 @@ class TorchBackend:
         Raises:
             MissingDependencyError: it is not, or torch is older than :data:`FLOOR`.
         """
-        require_found("torch", package="torch", hint=_HINT)
+        for package, _, hint in self.needs:
+            if package not in sys.modules and importlib.util.find_spec(package) is None:
+                what = f"{package} is not installed"
+                raise MissingDependencyError(what, where={"module": package}, seen="no such module", hint=hint)
         with suppress(PackageNotFoundError):  # a source tree, say: whoever imports it will know
             refuse_before_floor(version("torch"))
 
     def check(self) -> None:
         """Import it; raises as :meth:`find` does."""
-        require("torch", package="torch", hint=_HINT)
-        import torch
-
-        refuse_before_floor(str(torch.__version__))
+        for _, module, hint in self.needs:
+            require(module, hint=hint)
+        refuse_before_floor(str(sys.modules["torch"].__version__))
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """On node 0, before each round: start what ranks meet at. What it returns, every node finds among what is
@@ -142,3 +150,19 @@ def refuse_before_floor(version: str) -> None:
             expected=f"torch {FLOOR[0]}.{FLOOR[1]} or later",
             hint=_HINT,
         )
+
+
+def require(module: str, *, hint: str) -> None:
+    """Import ``module``.
+
+    Raises:
+        MissingDependencyError: its package is not installed, or its native parts do not load.
+    """
+    package = module.partition(".")[0]
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        installed = not isinstance(error, ModuleNotFoundError) or error.name != package
+        what = f"{package} is {'installed, but cannot be imported' if installed else 'not installed'}"
+        told = HERE.failed_imports.setdefault(package, f"{type(error).__name__}: {error}")
+        raise MissingDependencyError(what, where={"module": module}, seen=told, hint=hint) from error

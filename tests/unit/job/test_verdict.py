@@ -31,9 +31,8 @@ from flytekitplugins_safedist.errors import (
     TopologyError,
 )
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
-from flytekitplugins_safedist.ranks.disk_limit import DiskLimit
+from flytekitplugins_safedist.ranks.disk import DiskLimit, Usage
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status, describe
-from flytekitplugins_safedist.ranks.scratch import Usage
 from tests.harness.outcomes import failed, outcome, raised
 
 OVER = "max_restarts=0"

@@ -21,9 +21,8 @@ from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.errors import MissingDependencyError
 from flytekitplugins_safedist.fs.identity import Identity
 from flytekitplugins_safedist.ranks import backends
-from flytekitplugins_safedist.ranks.backends.base import require
 from flytekitplugins_safedist.ranks.backends.horovod import HorovodBackend
-from flytekitplugins_safedist.ranks.backends.torch import FLOOR, TorchBackend, refuse_before_floor
+from flytekitplugins_safedist.ranks.backends.torch import FLOOR, TorchBackend, refuse_before_floor, require
 
 
 def told(
@@ -280,8 +279,8 @@ def test_horovod_that_lacks_something_is_told_apart_from_no_horovod() -> None:
 
 
 def test_a_package_whose_own_dependency_is_missing_is_installed_all_the_same() -> None:
-    with pytest.raises(MissingDependencyError, match="a is installed, but cannot be imported") as caught:
-        require("json.no_such_part", package="a", hint="b")
+    with pytest.raises(MissingDependencyError, match="json is installed, but cannot be imported") as caught:
+        require("json.no_such_part", hint="b")
     assert caught.value.where == {"module": "json.no_such_part"}
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -314,7 +313,7 @@ def test_why_torch_cannot_be_imported_is_what_its_first_import_said(tmp_path: Pa
 
 
 def test_a_package_that_is_there_is_no_trouble() -> None:
-    require("json.decoder", package="json", hint="")
+    require("json.decoder", hint="")
 
 
 def test_importing_the_backends_imports_neither_torch_nor_horovod() -> None:

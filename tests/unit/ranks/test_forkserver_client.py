@@ -18,7 +18,7 @@ from flytekitplugins_safedist.errors import LaunchError
 from flytekitplugins_safedist.ranks import forkserver, forkserver_client, shared_page
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank, RankServer
-from flytekitplugins_safedist.ranks.orders import RankOrder
+from flytekitplugins_safedist.ranks.order import RankOrder
 from tests.harness.procs import DEADLINE, ROOT, alive, until
 
 
@@ -49,11 +49,8 @@ def order(tmp_path: Path, name: str) -> Path:
     to = RankOrder(
         context=place,
         environment={**os.environ, "PYTHONPATH": str(ROOT)},
-        job=tmp_path / "job.json",
         file=tmp_path / f"{name}.json",
         log=tmp_path / f"{name}.log",
-        page=tmp_path / f"no-{name}.page",
-        result=tmp_path / f"{name}.pb",
         records=tmp_path / f"{name}.fr",
     )
     to.file.write_text(to.to_json())
@@ -92,7 +89,7 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
     assert all(each.time_ns > 1_500_000_000 * 10**9 for each in reported)
     assert server.ended() == []
     if not fork:
-        assert "no-a.page" in (tmp_path / "a.log").read_text()
+        assert "a.page" in (tmp_path / "a.log").read_text()
 
 
 def test_a_server_that_cannot_do_what_it_is_asked_says_so_and_lives_on(server, tmp_path):
@@ -169,7 +166,7 @@ def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_
 
 def test_an_orphan_that_the_kernel_cannot_end_does_not_hold_up_the_report_of_its_rank(monkeypatch):
     ours, theirs = socket.socketpair()
-    served = forkserver._Server(theirs)
+    served = forkserver.ForkServer(theirs)
     rank = os.fork()
     if rank == 0:
         os._exit(0)
@@ -187,7 +184,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     """Stopped, as under a debugger or on a machine that is out of memory: what it is told to signal must end all the
     same."""
     monkeypatch.setattr(forkserver_client, "SIGNAL_SECONDS", 0.05)
-    shared_page.make(tmp_path / "no-a.page")
+    shared_page.make(tmp_path / "a.page")
     job = tmp_path / "job.json"  # a FIFO that nobody fills: the rank waits for it
     os.mkfifo(job)
     [pid] = server.start([order(tmp_path, "a")], fork=fork, timeout=DEADLINE)

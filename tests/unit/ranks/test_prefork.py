@@ -7,8 +7,9 @@ import gc
 import pytest
 
 from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.plugin.task import SafeTask
-from flytekitplugins_safedist.ranks import prefork, preload
+from flytekitplugins_safedist.ranks import forkserver_client, preload
 
 
 def train() -> None:
@@ -26,20 +27,20 @@ def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method,
 
     monkeypatch.setattr(preload, "import_libraries", noting)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
-    prefork.prepare(pinned)
+    forkserver_client.fork_early(pinned)
     assert ("torch" in imported) == early
-    assert prefork.take() is None
+    assert HERE.rank_server is None
 
 
 def test_what_is_imported_before_the_fork_is_kept_from_the_collector_whose_marks_would_copy_its_pages(monkeypatch):
     frozen: list[int] = []
     monkeypatch.setattr(preload, "import_libraries", lambda libraries: None)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
-    monkeypatch.setattr(prefork.RankServer, "fork", lambda: frozen.append(gc.get_freeze_count()))
+    monkeypatch.setattr(forkserver_client.RankServer, "fork", lambda: frozen.append(gc.get_freeze_count()))
     pinned = dict(SafeTask(SafeTorch(), train).serialized.job.environment)
     gc.unfreeze()
     try:
-        prefork.prepare(pinned)
+        forkserver_client.fork_early(pinned)
     finally:
         gc.unfreeze()
     assert frozen[0] > 100_000

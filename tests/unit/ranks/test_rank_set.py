@@ -18,7 +18,7 @@ from flytekitplugins_safedist.ranks import memory, shared_page, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank
-from flytekitplugins_safedist.ranks.orders import RankOrder, plan_orders
+from flytekitplugins_safedist.ranks.order import RankOrder
 from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
 from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
@@ -43,6 +43,9 @@ class Processes:
 
     def start(self, files: Sequence[Path], *, fork: bool, timeout: float) -> list[int]:
         return [100 + number for number in range(len(files))]
+
+    def ask_for_stacks(self, pid: int) -> None:
+        raise AssertionError(f"process {pid} is not to be asked: it is none")
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         if wait:
@@ -84,7 +87,7 @@ def contexts(job: JobScratch) -> list[RankContext]:
 @pytest.fixture
 def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)), Requested())
-    orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
+    orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     processes, warnings = Processes(), []
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=warnings.append)  # type: ignore[arg-type]
     ranks.start(fork=True)
@@ -115,7 +118,7 @@ def leave(order: RankOrder, status: Status, *, time_ns: int = 1, raised: Raised 
 def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
     here = contexts(job)
     again = [replace(each, round=2) for each in here]
-    orders = plan_orders([*here, *again], [{}] * 4, job, job.orders / "job.json")
+    orders = [RankOrder.of(context, {}, job) for context in (*here, *again)]
     for name in ("file", "log", "page", "result"):
         assert len({getattr(order, name) for order in orders}) == 4
     assert {order.job for order in orders} == {job.orders / "job.json"}
@@ -174,7 +177,7 @@ def test_other_ends_say_nothing_of_memory(round_, code):
 
 def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeypatch):
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
-    orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
+    orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     open_page(orders[0].page).begin()
@@ -193,7 +196,7 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeyp
 
 def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
-    orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
+    orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     for order in orders:
@@ -205,7 +208,7 @@ def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
 
 def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(job):
     settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
-    orders, processes = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json"), Processes()
+    orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     with open_page(orders[0].page).debugging():
@@ -342,7 +345,7 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
 
     monkeypatch.setattr(shared_page, "make", full)
     settings = resolve(SafeTorch(nproc_per_node=2), Requested())
-    orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
+    orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     ranks = Ranks(Processes(), orders, settings, show=print, warn=print)  # type: ignore[arg-type]
     with pytest.raises(ScratchError, match="No space left on device") as caught:
         ranks.start(fork=True)
@@ -358,7 +361,7 @@ def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monk
         raise OSError(number, "no", str(path))
 
     settings = resolve(SafeTorch(nproc_per_node=2), Requested())
-    orders = plan_orders(contexts(job), [{}, {}], job, job.orders / "job.json")
+    orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     ranks = Ranks(Processes(), orders, settings, show=lambda text: None, warn=lambda text: None)  # type: ignore[arg-type]
     monkeypatch.setattr(shared_page, "make", fail)
     with pytest.raises(ScratchError, match=remedy):

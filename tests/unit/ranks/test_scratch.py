@@ -17,8 +17,10 @@ import pytest
 from flytekitplugins_safedist.config.caches import CACHES
 from flytekitplugins_safedist.config.fields import SCRATCH_MOUNT
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.ranks import scratch
-from flytekitplugins_safedist.ranks.scratch import JobScratch, RankScratch, Usage
+from flytekitplugins_safedist.ranks import disk, scratch
+from flytekitplugins_safedist.ranks.disk import Usage
+from flytekitplugins_safedist.ranks.scratch import JobScratch, RankScratch
+from flytekitplugins_safedist.texts import human
 
 NOBODY = 65534
 
@@ -60,7 +62,7 @@ def test_a_tree_of_any_depth_is_measured_and_removed(tmp_path):
         at = below
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
     os.close(at)
-    assert scratch.bytes_of(job) >= 0
+    assert disk.bytes_of(job) >= 0
     assert scratch.remove(job) is None
     assert not job.exists()
 
@@ -293,8 +295,8 @@ def test_bytes_are_those_on_disk_links_not_followed(tmp_path: Path) -> None:
     (inside / "up").symlink_to(tmp_path)
     with (inside / "sparse").open("wb") as file:
         file.truncate(1 << 30)
-    assert 100_000 <= scratch.bytes_of(inside) < 200_000
-    assert scratch.bytes_of(tmp_path / "missing") == 0
+    assert 100_000 <= disk.bytes_of(inside) < 200_000
+    assert disk.bytes_of(tmp_path / "missing") == 0
 
 
 def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
         (scratch.make_rank(job, round_, rank).tmp / "data").write_bytes(os.urandom(size))
     job.log(1, 2).write_bytes(b"x" * (1 << 19))
     job.log(0, 2).write_bytes(b"x" * (1 << 14))
-    measured = scratch.usage(job, 1, [0, 1, 2])
+    measured = disk.usage(job, 1, [0, 1, 2])
     assert measured.path == job.path
     assert [rank for rank, _ in measured.by_rank] == [0, 1, 2]
     sizes = dict(measured.by_rank)
@@ -342,7 +344,7 @@ def test_the_rank_that_holds_most_is_known() -> None:
     ],
 )
 def test_sizes_are_written_for_people(size: int, text: str) -> None:
-    assert scratch.human(size) == text
+    assert human(size) == text
 
 
 def test_directories_are_values_that_compare() -> None:
@@ -367,7 +369,7 @@ def test_compile_caches_are_the_ranks_in_every_round_and_count_as_its_own(tmp_pa
     scratch.remove_rounds_before(job, 1)
     assert scratch.make_rank(job, 1, 1).caches == caches
     assert (caches / "inductor" / "kernel.so").stat().st_size == 1 << 18
-    assert dict(scratch.usage(job, 1, [1]).by_rank)[1] >= 1 << 18
+    assert dict(disk.usage(job, 1, [1]).by_rank)[1] >= 1 << 18
 
 
 def test_a_lock_that_a_killed_rank_left_in_a_cache_does_not_hold_the_next_round(tmp_path):

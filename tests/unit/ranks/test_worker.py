@@ -34,7 +34,7 @@ from flytekitplugins_safedist.errors import (
 )
 from flytekitplugins_safedist.ranks import recording, shared_page, worker
 from flytekitplugins_safedist.ranks.context import RankContext
-from flytekitplugins_safedist.ranks.orders import RankOrder
+from flytekitplugins_safedist.ranks.order import RankOrder
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
 from flytekitplugins_safedist.texts import chain
 from tests.harness.procs import DEADLINE
@@ -54,11 +54,8 @@ def order(directory: Path, /, **environment: str) -> RankOrder:
             scratch=directory / "rank-5",
         ),
         environment=environment,
-        job=directory / "job.json",
         file=directory / "5.json",
         log=directory / "5.log",
-        page=directory / "5.page",
-        result=directory / "5.result.pb",
         records=directory / "5.fr",
     )
 
@@ -234,12 +231,12 @@ def test_an_order_with_anything_missing_is_no_order() -> None:
 def test_what_fails_before_the_function_has_a_record_as_what_fails_in_it(tmp_path: Path) -> None:
     to = replace(order(tmp_path), log=tmp_path / "nowhere" / "5.log")
     to.file.write_text(to.to_json())
-    agents, agent = shared_page.make(to.page), os.getpid()
+    agents = shared_page.make(to.page)
     child = os.fork()
     if child == 0:
         code = 99
         with suppress(BaseException):
-            code = worker.run(to.file, parent=agent)
+            code = worker.run(to.file)
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_FAILED
     assert agents.record is not None

@@ -12,13 +12,13 @@ import threading
 import pytest
 
 from flytekitplugins_safedist.errors import PayloadError
-from flytekitplugins_safedist.ranks import descriptors
+from flytekitplugins_safedist.ranks import users_code
 
 
 def test_a_closed_socket_is_open_again_and_still_has_its_other_end() -> None:
     here, there = socket.socketpair()
     with here, there:
-        with descriptors.kept():
+        with users_code.descriptors_kept():
             os.close(here.fileno())
         there.sendall(b"x")
         assert here.recv(1) == b"x"
@@ -28,7 +28,7 @@ def test_a_closed_socket_is_open_again_and_still_has_its_other_end() -> None:
 def test_a_number_that_the_module_has_taken_is_an_error_that_says_so() -> None:
     here, there = socket.socketpair()
     reading, writing = os.pipe()
-    with here, there, pytest.raises(PayloadError, match=f"closed: {here.fileno()}"), descriptors.kept():
+    with here, there, pytest.raises(PayloadError, match=f"closed: {here.fileno()}"), users_code.descriptors_kept():
         os.dup2(reading, here.fileno())
     os.close(reading)
     os.close(writing)
@@ -36,7 +36,7 @@ def test_a_number_that_the_module_has_taken_is_an_error_that_says_so() -> None:
 
 def test_what_is_left_open_stays_as_it_is_and_no_copy_is_left() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
-    with descriptors.kept():
+    with users_code.descriptors_kept():
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before
 
@@ -46,7 +46,7 @@ def test_a_connection_whose_owner_closes_it_meanwhile_is_not_the_modules_doing()
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         number = client.fileno()
-        with descriptors.kept():
+        with users_code.descriptors_kept():
             owner = threading.Thread(target=client.close)
             owner.start()
             owner.join()
@@ -58,7 +58,9 @@ def test_a_connection_whose_owner_closes_it_meanwhile_is_not_the_modules_doing()
 
 @pytest.mark.parametrize("most", [100, 300])
 def test_a_low_limit_of_open_files_is_room_enough(most: int) -> None:
-    program = "from flytekitplugins_safedist.ranks import descriptors\nwith descriptors.kept(): print('inside')"
+    program = (
+        "from flytekitplugins_safedist.ranks import users_code\nwith users_code.descriptors_kept(): print('inside')"
+    )
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,29 +1,23 @@
-"""What a task is made of, moved from the agent to its ranks and back: the function, its inputs, its outputs, decks.
+"""A task's inputs, its outputs and its decks, moved from the agent to its ranks and back.
 
 Inputs and outputs are Flyte literals (protobuf): types are flytekit's business, in both directions, and each rank
-converts for itself. The function travels as a module and a name wherever it can be imported; only what cannot
-(``__main__``, nested functions, lambdas) is pickled by value, with cloudpickle.
+converts for itself.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
 from ..flyte.output_limits import OutputLimits, refusal, refused
-from ..flyte.task_context import FlyteSnapshot
-from . import main_module, returned_paths
-from .main_module import MainModule
-from .records import Record
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext
@@ -33,105 +27,8 @@ if TYPE_CHECKING:
 MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
 
-
-@dataclass(frozen=True)
-class JobOrder(Record):
-    """What all ranks of a job share.
-
-    Attributes:
-        module, name: where the task object is imported from, or both None.
-        pickled: the task object by value, base64, where it cannot be imported.
-        sys_path: the agent's module search path.
-        argv: the agent's command line, for code that reads ``sys.argv``.
-        inputs: file with the serialized ``LiteralMap``.
-        flyte: the Flyte context.
-        upload_timeout: seconds that an upload may take.
-        limits: of what Flyte takes as outputs; None in a local run, where nothing limits them.
-        main: where the agent's ``__main__`` came from, when the task is at home there; else None.
-    """
-
-    module: str | None
-    name: str | None
-    pickled: str | None
-    sys_path: tuple[str, ...]
-    argv: tuple[str, ...]
-    inputs: Path
-    flyte: FlyteSnapshot
-    upload_timeout: float
-    limits: OutputLimits | None = None
-    main: MainModule | None = None
-
-
-def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """How ranks get the task object: ``(module, name, pickled)``.
-
-    Args:
-        task: the task.
-        modules: ``sys.modules``: importing ``module`` must give this very object back under ``name``.
-
-    Raises:
-        PayloadError: it can neither be imported nor pickled.
-    """
-    function = task.task_function
-    module = function.__module__
-    if module and module != "__main__" and module in modules:
-        own = function.__name__ if hasattr(function, "__name__") else ""
-        for name in dict.fromkeys((own, str(task.name).rsplit(".", 1)[-1])):
-            if name and getattr(modules[module], name, None) is task:
-                return module, name, None
-    import cloudpickle
-
-    try:
-        return None, None, base64.b64encode(cloudpickle.dumps(task)).decode()
-    except Exception as error:
-        raise PayloadError(
-            "the task function can neither be imported by its ranks nor pickled for them",
-            where={"task": task.name, "module": module},
-            seen=f"{type(error).__name__}: {error}",
-            expected="a function at module level, in a module that ranks can import",
-            hint="move the task (or what its closure holds: locks, sockets, open files) to module level",
-        ) from error
-
-
-def search_path(module: str | None, modules: Mapping[str, Any], path: Sequence[str]) -> tuple[str, ...]:
-    """The module search path under which ranks find ``module`` as the agent did.
-
-    ``pyflyte run`` imports the user's file with its project on the path and takes it off again, so the directory that
-    the module came from is put in front where it is missing.
-    """
-    file = _file_of(modules.get(module or ""))
-    if module is None or file is None:
-        return tuple(path)
-    depth = module.count(".") + (1 if Path(file).stem == "__init__" else 0)
-    root = str(Path(file).resolve().parents[depth])
-    return tuple(path) if root in map(os.path.realpath, path) else (root, *path)
-
-
-def _file_of(module: Any) -> str | None:
-    file: str | None = module.__file__ if hasattr(module, "__file__") else None
-    return file
-
-
-def load_task(order: JobOrder) -> PythonFunctionTask[Any]:
-    """The task object, in a rank; errors of importing the user's module are the user's and come through as they are."""
-    if order.pickled is not None:
-        import cloudpickle
-
-        task: PythonFunctionTask[Any] = cloudpickle.loads(base64.b64decode(order.pickled))
-        if order.main is not None:
-            main_module.stand_in(order.main, task.task_function)
-        return task
-    module = importlib.import_module(str(order.module))
-    try:
-        found: PythonFunctionTask[Any] = getattr(module, str(order.name))
-    except AttributeError as error:
-        raise PayloadError(
-            "the task is not in its module when a rank imports it",
-            where={"module": order.module, "task": order.name, "file": _file_of(module)},
-            expected="the same code in the agent and in its ranks",
-            hint="do not define the task under a condition that differs between processes",
-        ) from error
-    return found
+_OF_A_RANK = re.compile(r"/safedist-[^/]+/round-(\d+)/rank-(\d+)(?:/|$)")
+"""``scratch.py``'s layout, also through a short link."""
 
 
 def write_literals(literals: LiteralMap, path: Path) -> None:
@@ -191,13 +88,11 @@ def _mended(literal: Literal) -> Literal:
     )
 
 
-def native_inputs(order: JobOrder, task: PythonFunctionTask[Any], ctx: FlyteContext) -> dict[str, Any]:
+def native_inputs(path: Path, task: PythonFunctionTask[Any], ctx: FlyteContext) -> dict[str, Any]:
     """The task's inputs as Python values of their declared types."""
     from flytekit.core.type_engine import TypeEngine
 
-    values: dict[str, Any] = TypeEngine.literal_map_to_kwargs(
-        ctx, read_literals(order.inputs), task.python_interface.inputs
-    )
+    values: dict[str, Any] = TypeEngine.literal_map_to_kwargs(ctx, read_literals(path), task.python_interface.inputs)
     return values
 
 
@@ -225,7 +120,7 @@ def write_outputs(
         try:
             literals, native = flytekit_inside.to_literals(task, returned, upload_ctx)
         except Exception as error:
-            missing = returned_paths.problem(returned, str(error))
+            missing = _not_there(returned, str(error))
             if missing is None:
                 raise
             raise missing from None  # all that flytekit says is that the path is not there
@@ -286,3 +181,35 @@ def read_decks(result: Path) -> list[dict[str, str]]:
     except FileNotFoundError:
         return []
     return decks
+
+
+def _not_there(returned: object, said: str) -> PayloadError | None:
+    """Why files of *returned* could not be uploaded, where flytekit has *said* so of one that is not there."""
+    for path in _paths(returned):
+        if path in said and not os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
+            return _is_not_there(path)
+    return None
+
+
+def _paths(value: Any) -> Iterator[str]:
+    if is_dataclass(value) and not isinstance(value, type):  # FlyteFile and FlyteDirectory are such, too
+        value = [getattr(value, field.name, None) for field in fields(value)]
+    elif isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _paths(each)
+    elif isinstance(value, (str, PurePath)) and PurePath(value).is_absolute():
+        yield str(value)
+
+
+def _is_not_there(path: str) -> PayloadError:
+    owner = _OF_A_RANK.search(path)
+    whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
+    return PayloadError(
+        f"rank 0 returns a path that is not there{whose}",
+        where={"path": path},
+        expected="a file or directory that rank 0 has written, or that all nodes see",
+        hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have rank 0 "
+        "write what it returns, or write to storage that all nodes share and return that path",
+    )

@@ -1,4 +1,4 @@
-"""What moves between the agent and its ranks: the task by name or by value, inputs and outputs as literals, decks."""
+"""What all ranks of a job are told, and the task by name or by value."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ import subprocess
 import sys
 import threading
 import types
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from flyteidl.core import literals_pb2
-from flytekit import FlyteContextManager, task
-from flytekit.core.type_engine import TypeEngine
-from flytekit.deck import Deck
-from flytekit.models.literals import LiteralMap
-from flytekit.types.file import FlyteFile
+from flytekit import task
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import PayloadError
-from flytekitplugins_safedist.flyte import task_context
 from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
 from flytekitplugins_safedist.job import prepare
 from flytekitplugins_safedist.plugin.task import SafeTorch
-from flytekitplugins_safedist.ranks import payload, scratch
-from flytekitplugins_safedist.ranks.main_module import MainModule
-from flytekitplugins_safedist.ranks.payload import JobOrder
+from flytekitplugins_safedist.ranks import order as orders
+from flytekitplugins_safedist.ranks import scratch
+from flytekitplugins_safedist.ranks.order import JobOrder
 
 pytestmark = pytest.mark.processes
 
@@ -97,7 +90,7 @@ TEXT = st.text(max_size=10)
             metadata=st.dictionaries(TEXT, TEXT, max_size=2),
         ),
         upload_timeout=st.floats(min_value=0, max_value=1e6),
-        main=st.none() | st.builds(MainModule, file=st.none() | TEXT, name=st.none() | TEXT),
+        main=st.tuples(st.none() | TEXT, st.none() | TEXT),
     )
 )
 def test_an_order_reads_back_equal(original: JobOrder) -> None:
@@ -106,21 +99,21 @@ def test_an_order_reads_back_equal(original: JobOrder) -> None:
 
 # --- by name ---------------------------------------------------------------------------------------------------------
 def test_a_task_at_module_level_travels_by_name() -> None:
-    assert payload.reference(train, sys.modules) == (__name__, "train", None)
-    assert payload.load_task(order(module=__name__, name="train")) is train
+    assert orders.reference(train, sys.modules) == (__name__, "train", None)
+    assert orders.load_task(order(module=__name__, name="train")) is train
 
 
 def test_a_task_under_another_name_than_its_functions_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     module, renamed = sys.modules[__name__], train
     monkeypatch.delattr(module, "train")
     monkeypatch.setattr(module, "renamed", renamed, raising=False)
-    assert payload.reference(renamed, sys.modules)[:2] == (None, None)
+    assert orders.reference(renamed, sys.modules)[:2] == (None, None)
 
 
 def test_a_name_that_means_another_object_now_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     shadowed = train
     monkeypatch.setattr(sys.modules[__name__], "train", object())
-    module, name, pickled = payload.reference(shadowed, sys.modules)
+    module, name, pickled = orders.reference(shadowed, sys.modules)
     assert (module, name) == (None, None)
     assert pickled
 
@@ -131,7 +124,7 @@ def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
     (tmp_path / "conditional_tasks.py").write_text("import os\nif os.environ.get('AGENT'):\n    train = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PayloadError) as caught:
-        payload.load_task(order(module="conditional_tasks", name="train"))
+        orders.load_task(order(module="conditional_tasks", name="train"))
     assert str(caught.value) == (
         "the task is not in its module when a rank imports it [module=conditional_tasks, task=train, "
         f"file={tmp_path}/conditional_tasks.py] (expected: the same code in the agent and in its ranks). Next step: "
@@ -149,7 +142,7 @@ def test_what_the_users_module_raises_on_import_comes_through_as_it_is(
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     with pytest.raises(error):
-        payload.load_task(order(module="broken_tasks", name="train"))
+        orders.load_task(order(module="broken_tasks", name="train"))
 
 
 # --- by value --------------------------------------------------------------------------------------------------------
@@ -167,8 +160,8 @@ SCRIPT = """
 import sys, threading
 from pathlib import Path
 from flytekit import task
-from flytekitplugins_safedist.ranks import payload
-from flytekitplugins_safedist.ranks.payload import JobOrder
+from flytekitplugins_safedist.ranks import order as orders
+from flytekitplugins_safedist.ranks.order import JobOrder
 from flytekitplugins_safedist.plugin.task import SafeTorch
 sys.path.insert(0, sys.argv[1] + "/project")
 from test_users import nested_one, anonymous, plain
@@ -219,16 +212,16 @@ def plain(x: int) -> int:
 RANKS = """
 import json, os, sys
 from pathlib import Path
-from flytekitplugins_safedist.ranks import payload
+from flytekitplugins_safedist.ranks import order as orders
 import flytekitplugins_safedist.plugin.task
 for name in sys.argv[2:]:
     pid = os.fork()
     if pid:
         assert os.waitpid(pid, 0)[1] == 0, name
         continue
-    order = payload.JobOrder.from_json(Path(sys.argv[1], name).read_text())
+    order = orders.JobOrder.from_json(Path(sys.argv[1], name).read_text())
     sys.path[:] = order.sys_path
-    function = payload.load_task(order).task_function
+    function = orders.load_task(order).task_function
     print(json.dumps([name, order.pickled is not None, function(*([21] if name != "anonymous" else []))]), flush=True)
     os._exit(0)
 """
@@ -269,7 +262,7 @@ def holding(value: object) -> Any:
 def test_a_closure_that_cannot_be_pickled_is_named_with_the_repair(value: object, reason: str) -> None:
     closed_over = holding(value)
     with pytest.raises(PayloadError) as caught:
-        payload.reference(closed_over, sys.modules)
+        orders.reference(closed_over, sys.modules)
     text = str(caught.value)
     assert text.startswith(
         f"the task function can neither be imported by its ranks nor pickled for them [task={closed_over.name}, "
@@ -300,8 +293,8 @@ def test_the_directory_that_a_module_came_from_is_put_in_front_where_it_is_missi
 ) -> None:
     modules = {name: module_at(tmp_path / file)}
     root = str(tmp_path.resolve())
-    assert payload.search_path(name, modules, ["/elsewhere"]) == (root, "/elsewhere")
-    assert payload.search_path(name, modules, ["/elsewhere", root]) == ("/elsewhere", root)
+    assert orders.search_path(name, modules, ["/elsewhere"]) == (root, "/elsewhere")
+    assert orders.search_path(name, modules, ["/elsewhere", root]) == ("/elsewhere", root)
 
 
 def test_a_directory_that_is_there_under_another_name_is_not_put_in_twice(
@@ -309,147 +302,15 @@ def test_a_directory_that_is_there_under_another_name_is_not_put_in_twice(
 ) -> None:
     modules = {"wf": module_at(tmp_path / "real" / "wf.py")}
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert payload.search_path("wf", modules, [str(tmp_path / "link")]) == (str(tmp_path / "link"),)
+    assert orders.search_path("wf", modules, [str(tmp_path / "link")]) == (str(tmp_path / "link"),)
     monkeypatch.chdir(tmp_path / "real")
-    assert payload.search_path("wf", modules, [""]) == ("",)
+    assert orders.search_path("wf", modules, [""]) == ("",)
 
 
 def test_modules_without_a_file_leave_the_path_as_it_is() -> None:
-    assert payload.search_path(None, {}, ["/a"]) == ("/a",)
-    assert payload.search_path("missing", {}, ["/a"]) == ("/a",)
-    assert payload.search_path("ns", {"ns": types.ModuleType("ns")}, ["/a"]) == ("/a",)
-
-
-# --- literals --------------------------------------------------------------------------------------------------------
-class Both(NamedTuple):
-    loss: float
-    name: str
-
-
-@task(task_config=SafeTorch())
-def every_type(
-    number: int, text: str, flag: bool, many: list[int], table: dict[str, float], wait: timedelta, none: None = None
-) -> Both:
-    return Both(1.0, "x")
-
-
-def literals(of: Any, values: dict[str, Any]) -> LiteralMap:
-    return TypeEngine.dict_to_literal_map(FlyteContextManager.current_context(), values, of.python_interface.inputs)
-
-
-def test_inputs_arrive_with_their_python_types(tmp_path: Path) -> None:
-    values = {
-        "number": 3,
-        "text": "ä\0",
-        "flag": True,
-        "many": [1, 2],
-        "table": {"a": 0.5},
-        "wait": timedelta(seconds=1.5),
-        "none": None,
-    }
-    path = tmp_path / "inputs.pb"
-    payload.write_literals(literals(every_type, values), path)
-    arrived = payload.native_inputs(order(inputs=path), every_type, FlyteContextManager.current_context())
-    assert arrived == values
-    assert {name: type(value) for name, value in arrived.items()} == {name: type(v) for name, v in values.items()}
-
-
-def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
-    with task_context.entered(task_context.take(), path.parent):
-        payload.write_outputs(of, {}, returned, path)
-    return payload.read_literals(path)
-
-
-SCALARS = [field.name for field in literals_pb2.Scalar.DESCRIPTOR.fields]
-
-
-@pytest.mark.parametrize("kind", SCALARS)
-def test_every_literal_that_flyte_has_is_read_and_written_again(tmp_path: Path, kind: str) -> None:
-    one = literals_pb2.Literal()
-    getattr(one.scalar, kind).SetInParent()
-    several = literals_pb2.LiteralMap(literals={"plain": one})
-    several.literals["maybe"].scalar.union.value.CopyFrom(one)
-    several.literals["maybe"].scalar.union.type.simple = 1
-    several.literals["listed"].collection.literals.append(one)
-    several.literals["named"].map.literals["a"].CopyFrom(several.literals["maybe"])
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.write_bytes(several.SerializeToString())
-    read = payload.read_literals(first)
-    payload.write_literals(read, second)
-    assert sorted(read.literals) == ["listed", "maybe", "named", "plain"]
-    assert payload.read_literals(second) == read
-    written = literals_pb2.LiteralMap.FromString(second.read_bytes())
-    assert written.literals["named"].map.literals["a"].scalar.union.value.scalar.WhichOneof("value") == kind
-
-
-def test_outputs_are_written_under_their_declared_names(tmp_path: Path) -> None:
-    written = outputs_of(every_type, Both(0.25, "run"), tmp_path / "result.pb")
-    assert TypeEngine.literal_map_to_kwargs(
-        FlyteContextManager.current_context(), written, every_type.python_interface.outputs
-    ) == {"loss": 0.25, "name": "run"}
-
-
-def test_a_task_without_outputs_writes_none(tmp_path: Path) -> None:
-    @task(task_config=SafeTorch())
-    def nothing() -> None:
-        pass
-
-    assert outputs_of(nothing, None, tmp_path / "result.pb").literals == {}
-
-
-def test_a_returned_file_is_copied_out_of_the_ranks_scratch(tmp_path: Path) -> None:
-    @task(task_config=SafeTorch())
-    def save() -> FlyteFile:
-        return FlyteFile("")
-
-    model = tmp_path / "scratch" / "model.bin"
-    model.parent.mkdir()
-    model.write_bytes(b"weights")
-    written = outputs_of(save, FlyteFile(str(model)), model.parent / "result.pb")
-    uri = Path(written.literals["o0"].scalar.blob.uri)
-    assert not uri.is_relative_to(tmp_path)
-    assert uri.read_bytes() == b"weights"
-
-
-def test_a_result_of_the_wrong_type_is_flytekits_error_naming_types(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"loss|float"):
-        outputs_of(every_type, Both("high", "x"), tmp_path / "result.pb")  # type: ignore[arg-type]
-    assert not (tmp_path / "result.pb").exists()
-
-
-def test_values_above_the_limit_are_refused_with_the_size_of_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A small limit stands in for the real one, which would need gigabytes of memory.
-    monkeypatch.setattr(payload, "MAX_RESULT_BYTES", 100)
-    values = {"lr": 0.5, "epochs": 3}
-    payload.write_literals(literals(train, values), tmp_path / "small.pb")
-
-    @task(task_config=SafeTorch())
-    def wide(text: str, number: int) -> None:
-        pass
-
-    with pytest.raises(PayloadError) as caught:
-        payload.write_literals(literals(wide, {"text": "x" * 200, "number": 1}), tmp_path / "large.pb")
-    by_name = caught.value.where["bytes by name"]
-    assert isinstance(by_name, dict)
-    assert by_name["text"] > 200 > by_name["number"]
-    assert str(caught.value).startswith("the values are too large to be literals [bytes by name={'text': ")
-    assert caught.value.expected == "at most 100 bytes"
-    assert caught.value.hint == "return large data as FlyteFile, FlyteDirectory or a data frame"
-    assert not (tmp_path / "large.pb").exists()
-
-
-def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
-    @task(task_config=SafeTorch(), enable_deck=True)
-    def drawing() -> int:
-        return 1
-
-    with task_context.entered(task_context.take(), tmp_path):
-        Deck("loss", "<b>0.1</b>")
-        payload.write_outputs(drawing, {}, 1, tmp_path / "result.pb")
-    assert payload.decks_path(tmp_path / "result.pb") == tmp_path / "result.decks.json"
-    assert {"name": "loss", "html": "<b>0.1</b>"} in payload.read_decks(tmp_path / "result.pb")
+    assert orders.search_path(None, {}, ["/a"]) == ("/a",)
+    assert orders.search_path("missing", {}, ["/a"]) == ("/a",)
+    assert orders.search_path("ns", {"ns": types.ModuleType("ns")}, ["/a"]) == ("/a",)
 
 
 def test_an_order_of_a_job_lies_in_its_scratch(tmp_path: Path) -> None:

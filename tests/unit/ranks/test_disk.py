@@ -12,9 +12,8 @@ from flytekitplugins_safedist import SafeTorch, Scratch
 from flytekitplugins_safedist.config.fields import SCRATCH_MOUNT
 from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.errors import ScratchError
-from flytekitplugins_safedist.ranks import disk_limit
-from flytekitplugins_safedist.ranks.disk_limit import DiskLimit, DiskWatch, limit_of, over_limit
-from flytekitplugins_safedist.ranks.scratch import Usage
+from flytekitplugins_safedist.ranks import disk
+from flytekitplugins_safedist.ranks.disk import DiskLimit, DiskWatch, Usage, limit_of, over_limit
 
 GI, MI = 2**30, 2**20
 USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * GI)), free=5 * MI)
@@ -72,7 +71,7 @@ def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
 
 def test_the_nearer_the_limit_the_more_often_it_is_looked_at_and_never_without_one(monkeypatch):
     now, looked = [100.0], []
-    monkeypatch.setattr(disk_limit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
 
     def measure(size: int) -> Usage:
         looked.append(now[0])
