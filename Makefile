@@ -24,12 +24,10 @@ HOROVOD_GPU ?= none
 PYTEST_OPTIONS ?=
 # Rooms and options for `make mutants`, as scripts/mutants.py takes them; empty: a hundred over all rooms.
 MUTANTS ?=
-# Tests side by side: they wait for processes and containers more than they compute. 0: one after the other, as for pdb.
-WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores > 8 ? 16 : 2 * cores)))
+# Tests side by side; empty: twice the cores, 16 at most. 0: one after the other, as for pdb.
+WORKERS ?=
+export WORKERS
 IMAGE_OPTIONS ?=
-
-# "worksteal": neighbours start on one worker, so that what a module shares is made once or twice, and no worker idles.
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # The one line that `make demo` is about.
 DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
@@ -53,7 +51,7 @@ LIBRARIES_STAMP := $(VENV)/.stamp-libraries
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container mutants corners matrix lint types docs demo-torch constraints format bench image clean
+.PHONY: help demo examples check test test-container coverage mutants corners matrix lint types docs demo-torch constraints format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -68,11 +66,11 @@ demo-torch: $(PACKAGE_STAMP)
 
 ## make test            unit, race and end-to-end tests on this machine
 test: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
-	$(PYTEST) -m "not container" $(PYTEST_OPTIONS)
+	$(BIN)/nox -s tests -- $(PYTEST_OPTIONS)
 
 ## make check           lint, types, and the tests that start no processes: the first tier, for the edit loop
 check: lint types $(HOROVOD_STAMP)
-	$(PYTEST) -m "not processes" tests/unit tests/contracts/golden $(PYTEST_OPTIONS)
+	$(BIN)/nox -s tests -- -m "not processes" tests/unit tests/contracts/golden $(PYTEST_OPTIONS)
 
 ## make examples        every other example, on this machine
 examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
@@ -80,7 +78,11 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 
 ## make test-container  tests over several containers (need a docker daemon; without one they are left out, saying so)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
-	$(PYTEST) -m container $(PYTEST_OPTIONS)
+	$(BIN)/nox -s containers -- $(PYTEST_OPTIONS)
+
+## make coverage        the same as `make test`, and which lines and branches are run, in ranks and agents as well
+coverage: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
+	$(BIN)/nox -s coverage -- $(PYTEST_OPTIONS)
 
 ## make mutants         a hundred small changes by chance, and what the tests notice of them (hours; MUTANTS="job --seed 2")
 mutants: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)

@@ -2,7 +2,7 @@
 
 ``nox -s matrix`` tries all of them, one environment after the other (each is removed again: about 5 GB with torch's
 CUDA libraries), and ends with a table. ``nox -s corners`` tries the oldest together and the newest together, on the
-oldest and the newest Python that this machine has; CI runs it. ``lint``, ``types`` and ``docs`` are what `make` calls.
+oldest and the newest Python that this machine has; CI runs it. The others are what `make` calls.
 """
 
 from __future__ import annotations
@@ -104,6 +104,41 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict."""
     session.run(own("mypy"), external=True)
+
+
+def side_by_side() -> tuple[str, ...]:
+    """pytest, on several workers: tests wait for processes and containers more than they compute.
+
+    "worksteal": neighbours start on one worker, so that what a module shares is made once or twice, and none idles.
+    """
+    cores = len(os.sched_getaffinity(0))
+    workers = os.environ.get("WORKERS") or str(16 if cores > 8 else 2 * cores)
+    return "-m", "pytest", "--numprocesses", workers, "--dist", "worksteal"
+
+
+@nox.session(python=False, default=False)
+def tests(session: nox.Session) -> None:
+    """All that need no container; or what is named after `--`."""
+    session.run(sys.executable, *side_by_side(), "-m", "not container", *session.posargs, external=True)
+
+
+@nox.session(python=False, default=False)
+def containers(session: nox.Session) -> None:
+    """The tests over several containers."""
+    session.run(sys.executable, *side_by_side(), "-m", "container", *session.posargs, external=True)
+
+
+@nox.session(python=False, default=False)
+def coverage(session: nox.Session) -> None:
+    """The same as `tests`, and which lines and branches they run: in agents, servers and ranks as well."""
+    measured = ROOT / "build" / "coverage"
+    shutil.rmtree(measured, ignore_errors=True)
+    measured.mkdir(parents=True)
+    run = ("-m", "coverage", "run")
+    session.run(sys.executable, *run, *side_by_side(), "-m", "not container", *session.posargs, external=True)
+    # A process that is killed while it writes leaves a file that is none.
+    session.run(sys.executable, "-m", "coverage", "combine", "--quiet", external=True)
+    session.run(sys.executable, "-m", "coverage", "report", external=True)
 
 
 @nox.session(default=False)
