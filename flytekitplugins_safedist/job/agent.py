@@ -29,7 +29,7 @@ from .ending import Finish, refusal, verdict_of
 from .hang_messages import Hung, Look
 from .hang_watch import HangWatch
 from .link import GivenUp, LinkLost
-from .opening import Membership
+from .membership import Membership
 from .prepare import NodePlan
 from .round_start import orders
 from .saving import RoundSaving

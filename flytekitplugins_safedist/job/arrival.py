@@ -28,8 +28,8 @@ from ..topology import Topology
 from . import ending, reports
 from .facts import Rules
 from .link import GivenUp
+from .membership import Membership
 from .messages import CannotBegin, Refused, TheEnd, Welcome
-from .opening import Membership
 from .verdict import Verdict, is_infrastructure, judge
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from .verdict import Verdict, is_infrastructure, judge, of_error
 if TYPE_CHECKING:
     from ..ranks.disk import DiskLimit
     from ..topology import Topology
-    from .opening import Membership
+    from .membership import Membership
 
 TURN_SECONDS = 5.0
 """Between two nodes that would upload the same verdict: time for the first one to do it."""

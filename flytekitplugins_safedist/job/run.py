@@ -20,8 +20,8 @@ from .agent import NodeAgent, Report
 from .arrival import Attempt
 from .ending import Finish
 from .link import GivenUp
+from .membership import Membership
 from .messages import TheEnd
-from .opening import Membership
 from .prepare import Job, NodePlan
 from .verdict import Verdict, is_infrastructure
 

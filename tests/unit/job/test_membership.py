@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from flytekitplugins_safedist.job.facts import Rules
-from flytekitplugins_safedist.job.opening import Membership
+from flytekitplugins_safedist.job.membership import Membership
 from flytekitplugins_safedist.topology import Endpoint, Topology
 
 
