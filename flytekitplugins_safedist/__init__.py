@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .plugin.task import RecoverableRankFailedError as RecoverableRankFailedError
     from .ranks.context import RankContext as RankContext
     from .ranks.context import current_rank as current_rank
+    from .record.writer import stage as stage
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
@@ -36,6 +37,7 @@ _PUBLIC = {
     "Scratch": "config.options",
     "Timeouts": "config.options",
     "current_rank": "ranks.context",
+    "stage": "record.writer",
     **dict.fromkeys(errors.PUBLIC, "errors"),
 }
 

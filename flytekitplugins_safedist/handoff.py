@@ -34,6 +34,9 @@ class Handoff:
             one's leavings. From who imports early to who cannot go on without (``ranks.preload``, ``ranks.backends``).
         rank: the ``RankContext`` of a rank, for the user's function (``ranks.context``).
         page: what that rank shares with its agent, a ``RankPage``; with it.
+        recorder: what notes the rank's stages and steps, a ``Recorder``; the same way.
+        staged: when staging began, by the monotonic clock, and its seconds. From the entrypoint to the record of the
+            run (``job.seen``).
         at_end: what to call when the user's function has returned; from ``Checkpoints`` in it to the rank.
         in_any_case: what to call then, and also where it has raised. The same way.
     """
@@ -49,6 +52,8 @@ class Handoff:
     failed_imports: dict[str, str] = field(default_factory=dict)
     rank: Any = None
     page: Any = None
+    recorder: Any = None
+    staged: tuple[float, float] | None = None
     at_end: list[Callable[[], object]] = field(default_factory=list)
     in_any_case: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 

@@ -28,6 +28,7 @@ from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError, StagingError
 from ..flyte import storage_clients
 from ..flyte.storage_errors import unsigned
+from ..handoff import HERE
 from . import early, readonly
 from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
 
@@ -271,6 +272,7 @@ def stage_code(invocation: Invocation, options: Options) -> None:
     code = stage(invocation.distribution or "", invocation.dest, options)
     how = "fetched" if code.new else "found on this node"
     seconds = time.monotonic() - started
+    HERE.staged = started, seconds
     logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
 
 

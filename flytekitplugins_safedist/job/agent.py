@@ -10,9 +10,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from .. import stopping
@@ -24,17 +22,17 @@ from ..ranks.disk import DiskWatch
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks
 from . import messages as m
-from . import reports, signals
+from . import reports, seen, signals
 from .ending import Finish, refusal, verdict_of
 from .hang_messages import Hung, Look
 from .hang_watch import HangWatch
 from .link import GivenUp, LinkLost
 from .membership import Membership
 from .prepare import NodePlan
+from .reports import Report
 from .round_start import orders
 from .saving import RoundSaving
 from .signals import Signalled, StacksWanted
-from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +43,6 @@ GRACE_SECONDS = 3.0
 """How long ranks run on while the coordinator cannot be heard: a broken connection is no lost node yet."""
 
 _BUG = "report this as a bug of safedist, with the log"
-
-
-@dataclass
-class Report:
-    """What the agent has learned: for the end line and for the caller."""
-
-    rounds: int = 0
-    node_rank: int = -1
-    """In the latest round; -1 before the first."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    result: Path | None = None
-    verdict: Verdict | None = None
-    decks: tuple[dict[str, str], ...] = ()
-    """Of a rank that failed."""
 
 
 class NodeAgent:
@@ -81,6 +65,7 @@ class NodeAgent:
     ) -> None:
         self.plan = plan
         self.report = Report()
+        self.record = seen.recorder(plan)
         self._job = job
         self._show = show
         self._say = say
@@ -217,6 +202,7 @@ class NodeAgent:
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
+        self.record.begins(go.round, go.node_rank)
         ranks = Ranks(plan.server, orders(go, plan), plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         ranks.start(fork=plan.fork)
@@ -247,6 +233,7 @@ class NodeAgent:
 
     def _again(self, again: m.Again) -> None:
         self._job.now(history=again.history)
+        self.record.why(again.why)
         self._say(again.why)
 
     def _hang(self, message: Look | Hung) -> None:
@@ -270,6 +257,7 @@ class NodeAgent:
 
     # --- what becomes of the ranks -----------------------------------------------------------------------------------
     def _done(self, ranks: Ranks) -> None:
+        seen.over(self.record, self.plan, ranks.outcomes())
         for phase in ("import", "inputs", "function", "outputs"):
             seconds = [outcome.seconds.get(phase, 0.0) for outcome in ranks.outcomes()]
             self.report.seconds[phase] = max(seconds, default=0.0)
@@ -296,6 +284,7 @@ class NodeAgent:
         if found is not None:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
         summary = None if found is None else reports.cause_of(found)
+        seen.over(self.record, self.plan, ranks.outcomes(), found)
         self._end_round(signal.SIGTERM)
         self._becomes("ended", m.Ended(round_no, summary, returned, cut))
         if self._leaves is not None:

@@ -1,19 +1,37 @@
-"""What a node says of a failure of its ranks: a summary that the coordinator compares, and the root cause's text."""
+"""What a node has learned, and what it says of a failure of its ranks: a summary that the coordinator compares, and the
+root cause's text."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..ranks.outcome import Fault, RankOutcome, echo, is_consequence
 from ..texts import encodable
 from .facts import Cause
 from .messages import Told
+from .verdict import Verdict
 
 TEXT_BYTES = 1 << 16
 """Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
 
 _DISK_CHARACTERS = 4096
 """Of what is told about scratch: a line per rank, for more ranks than a node has."""
+
+
+@dataclass
+class Report:
+    """What the agent has learned: for the end line and for the caller."""
+
+    rounds: int = 0
+    node_rank: int = -1
+    """In the latest round; -1 before the first."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    result: Path | None = None
+    verdict: Verdict | None = None
+    decks: tuple[dict[str, str], ...] = ()
+    """Of a rank that failed."""
 
 
 def cause_of(outcome: RankOutcome) -> Cause:

@@ -15,14 +15,15 @@ from ..errors import SafedistError
 from ..flyte import uploads
 from ..ranks import literals
 from ..ranks.forkserver_client import RankServer
-from . import arrival, comeback, ending, prepare
-from .agent import NodeAgent, Report
+from . import arrival, comeback, ending, prepare, seen
+from .agent import NodeAgent
 from .arrival import Attempt
 from .ending import Finish
 from .link import GivenUp
 from .membership import Membership
 from .messages import TheEnd
 from .prepare import Job, NodePlan
+from .reports import Report
 from .verdict import Verdict, is_infrastructure
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ say = logger.info
 
 @dataclass(frozen=True)
 class Done:
-    """A job that succeeded: rank 0's outputs and decks."""
+    """A job that succeeded: rank 0's outputs and decks, the page of the run first."""
 
     outputs: LiteralMap
     decks: tuple[dict[str, str], ...]
@@ -95,9 +96,9 @@ def run(
         short = plan.shortage()
         if short is not None:
             logger.warning(short)
-        report, is_ours = _attend(plan)
+        report, is_ours, page = _attend(plan)
         plan.scratched.succeeded = report.verdict is None
-        result = _result(report) if is_ours else Elsewhere()
+        result = _result(report, page) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
     say(_end_line(report, plan.seconds))
     if report.verdict is not None:
@@ -105,9 +106,9 @@ def run(
     return result
 
 
-def _attend(plan: NodePlan) -> tuple[Report, bool]:
-    """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
-    one to upload that."""
+def _attend(plan: NodePlan) -> tuple[Report, bool, str]:
+    """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, whether this node is the one
+    to upload that, and the page of the run if so."""
     job, attempt, place = plan.job, plan.job.attempt, plan.job.attempt.topology
     nproc = plan.settings.nproc_per_node
     joined = Membership(
@@ -128,7 +129,8 @@ def _attend(plan: NodePlan) -> tuple[Report, bool]:
                 finish = agent.drive()
             is_ours = _in_order(attempt, finish, joined)
             if is_ours is not None:
-                return agent.report, is_ours
+                page = seen.shown(plan, agent.record, agent.report.verdict, joined.me.history, say) if is_ours else ""
+                return agent.report, is_ours, page
             say("node 0 was lost before its upload: the job goes on")
     except BaseException as error:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
@@ -161,12 +163,13 @@ def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | No
     return False
 
 
-def _result(report: Report) -> Done | Verdict:
+def _result(report: Report, page: str) -> Done | Verdict:
+    first = ({"name": seen.DECK, "html": page},)
     if report.verdict is not None:
-        return replace(report.verdict, decks=report.decks)
+        return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:
         raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
-    return Done(literals.read_literals(report.result), tuple(literals.read_decks(report.result)))
+    return Done(literals.read_literals(report.result), (*first, *literals.read_decks(report.result)))
 
 
 def _start_line(plan: NodePlan) -> str:

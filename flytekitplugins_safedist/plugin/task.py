@@ -153,6 +153,8 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
         self._take_decks(ctx, result.decks)
         if result.origin is Origin.SYSTEM:
+            if remote and self.enable_deck:  # this leaves flytekit before it writes the page
+                flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
             raise _leave_for_retry(result) if remote else result.error
         if result.kind is Kind.RECOVERABLE:
             raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)

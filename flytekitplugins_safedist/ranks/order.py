@@ -59,6 +59,14 @@ class Record(DataClassDictMixin):
             raise ValueError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
 
 
+EVENTS = ".events"
+
+
+def order_file(job: JobScratch, round_no: int, rank: int) -> Path:
+    """Where the agent leaves a rank's order."""
+    return job.orders / f"round-{round_no}-rank-{rank}.json"
+
+
 @dataclass(frozen=True)
 class RankOrder(Record):
     """All that one rank of a round is told, as the agent wrote it.
@@ -82,13 +90,13 @@ class RankOrder(Record):
     @classmethod
     def of(cls, context: RankContext, environment: Mapping[str, str], job: JobScratch, terminal: str = "") -> RankOrder:
         """The order of a rank in the job's scratch."""
-        name = f"round-{context.round}-rank-{context.rank}"
+        file = order_file(job, context.round, context.rank)
         return cls(
             context=context,
             environment=dict(environment),
-            file=job.orders / f"{name}.json",
+            file=file,
             log=job.log(context.round, context.rank),
-            records=job.short / job.orders.name / f"{name}.fr",
+            records=job.short / job.orders.name / file.with_suffix(".fr").name,
             terminal=terminal,
         )
 
@@ -106,6 +114,11 @@ class RankOrder(Record):
     def result(self) -> Path:
         """Where rank 0 leaves its outputs."""
         return self.file.with_suffix(".result.pb")
+
+    @property
+    def events(self) -> Path:
+        """Where the rank notes what it does (:mod:`..record.events`)."""
+        return self.file.with_suffix(EVENTS)
 
     @property
     def stacks(self) -> Path:

@@ -287,6 +287,16 @@ def error_code(outcome: RankOutcome) -> str:
     return f"USER:Exit{outcome.exit_code}"
 
 
+def how(outcome: RankOutcome) -> str:
+    """How a rank ended, in two words, for the record of the run."""
+    if outcome.raised is not None and outcome.status is Status.RAISED:
+        return f"raised {_class(outcome.raised)}"
+    if outcome.status is Status.KILLED:
+        return signal_reason(-(outcome.exit_code or 0)).partition(":")[0]
+    words = {Status.SUCCEEDED: "returned", Status.STOPPED: "ended with the others"}
+    return words.get(outcome.status, f"exit code {outcome.exit_code}")
+
+
 def _class(raised: Raised) -> str:
     """Its class: of flytekit's and ours, whose modules would take what a list of executions shows, without them."""
     return raised.type.rpartition(".")[2] if raised.type.startswith("flytekit") else raised.type

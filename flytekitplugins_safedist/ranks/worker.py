@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +22,7 @@ from ..compat import flytekit as flytekit_inside
 from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context, uploads
 from ..handoff import HERE
+from ..record.writer import Recorder
 from ..texts import encodable
 from . import (
     context,
@@ -70,22 +72,31 @@ def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
     """From the rank's order to its outcome record; the exit code for the process."""
     order = RankOrder.from_json(order_file.read_text())
     seconds: dict[str, float] = {}
+    began = time.monotonic()
     shared = shared_page.open_page(order.page)
     try:
         _become(order, shared, preloaded)
+        HERE.recorder = Recorder(order.events, rank=order.context.rank, round_no=order.context.round, at=began)
         _work(order, shared, seconds)
         # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
         # may be done then.
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = encodable(recording.own_frames_cut(error))
+        _recorded()
         raised = recording.record(error, shown, world_size=order.context.world_size)
         shared.end(_outcome(order, Status.RAISED, seconds, raised, shared.step))
         if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
             print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
+    _recorded()
     shared.end(_outcome(order, Status.SUCCEEDED, seconds, None))
     return 0
+
+
+def _recorded() -> None:
+    if HERE.recorder is not None:
+        HERE.recorder.close()
 
 
 def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> None:
@@ -105,8 +116,7 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
 def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None:
     started = time.monotonic()
 
-    def phase_ended(name: str) -> None:
-        seconds[name] = time.monotonic() - started - sum(seconds.values())
+    phase_ended = partial(_phase_ended, seconds, started)
 
     job = JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
@@ -139,6 +149,12 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
                 with users_code.without_children():
                     literals.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
+
+
+def _phase_ended(seconds: dict[str, float], started: float, name: str) -> None:
+    before = sum(seconds.values())
+    seconds[name] = time.monotonic() - started - before
+    HERE.recorder.phase(name, started + before, seconds[name])
 
 
 def _loaded(job: JobOrder) -> PythonFunctionTask[Any]:

@@ -1,0 +1,255 @@
+"""A node's side: what its agent notes, and its ranks' files as parts whose size does not grow with the run's length."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .events import (
+    Event,
+    Interval,
+    NodePart,
+    PhaseDone,
+    RankPart,
+    RankStarted,
+    RoundPart,
+    SaveDone,
+    StageTimes,
+    events_of,
+    percentile,
+)
+
+SLICES = 96
+"""Of a round's time, for each rank."""
+
+_FULL_ROUNDS = 8
+"""The latest; of those before them nothing is kept of single ranks."""
+
+_MOST_ROUNDS = 100
+_MOST_STALLS = 12
+_MOST_SAVES = 64
+_FILE_BYTES = 8 << 20
+_STALL_TIMES, _STALL_SECONDS = 10.0, 1.0
+"""A step is a stall that took ten times as long as most, and a second."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank of this node ended.
+
+    Attributes:
+        rank: its number.
+        file: what it wrote.
+        how: see :class:`RankPart`.
+        until: when, by this node's monotonic clock.
+    """
+
+    rank: int
+    file: Path
+    how: str
+    until: float
+
+
+class NodeRecorder:
+    """Notes what becomes of one node.
+
+    Args:
+        host: its name.
+        scrub: takes secrets out of a text.
+    """
+
+    def __init__(self, host: str, scrub: Callable[[str], str]) -> None:
+        self.part = NodePart(-1, host, time.time() - time.monotonic())
+        self._scrub = scrub
+        self._waiting_since = time.monotonic()
+        self._is_open = False
+
+    def phase(self, name: str, since: float, seconds: float) -> None:
+        """Of the node itself."""
+        self.part.phases.append((name, round(since, 4), round(seconds, 4)))
+        del self.part.phases[: -2 * _MOST_ROUNDS]
+
+    def begins(self, round_no: int, node_rank: int) -> None:
+        """Every node is there: a round begins."""
+        now = time.monotonic()
+        self.phase("rendezvous", self._waiting_since, now - self._waiting_since)
+        self.part.node = node_rank
+        self.part.rounds.append(RoundPart(round_no, round(now, 4), round(now, 4)))
+        del self.part.rounds[:-_MOST_ROUNDS]
+        self._is_open = True
+
+    def over(self, ends: Sequence[RankEnd]) -> None:
+        """The ranks of the round have ended. Said twice, nothing."""
+        if not self._is_open:
+            return
+        self._is_open, self._waiting_since = False, time.monotonic()
+        now = self.part.rounds[-1]
+        now.until = round(max((end.until for end in ends), default=time.monotonic()), 4)
+        now.ranks = [_part(end, now) for end in ends]
+        for older in self.part.rounds[:-_FULL_ROUNDS]:
+            older.ranks = []
+
+    def why(self, text: str) -> None:
+        """Why the latest round ended."""
+        if self.part.rounds:
+            self.part.rounds[-1].why = self._scrub(text)[:300]
+
+    def text(self, limit: int) -> str:
+        """All of it as JSON of at most *limit* bytes: what is oldest and finest goes first."""
+        part = NodePart.from_dict(self.part.to_dict())
+        for lessen in (_no_shares, _no_old_ranks, _no_pace, _no_ranks):
+            text = json.dumps(part.to_dict())
+            if len(text) <= limit:
+                return text
+            lessen(part)
+        part.phases, part.rounds = [], part.rounds[-1:]
+        return json.dumps(part.to_dict())
+
+
+def _no_shares(part: NodePart) -> None:
+    for each in _ranks(part):
+        each.shares = {}
+
+
+def _no_old_ranks(part: NodePart) -> None:
+    for older in part.rounds[:-1]:
+        older.ranks = []
+
+
+def _no_pace(part: NodePart) -> None:
+    for each in _ranks(part):
+        each.pace, each.stalls, each.saves = "", each.stalls[:2], each.saves[-4:]
+
+
+def _no_ranks(part: NodePart) -> None:
+    for every in part.rounds:
+        every.ranks = []
+
+
+def _ranks(part: NodePart) -> Iterable[RankPart]:
+    return (each for every in part.rounds for each in every.ranks)
+
+
+def _part(end: RankEnd, of: RoundPart) -> RankPart:
+    """What a rank's file comes to; the file goes."""
+    text = ""
+    with suppress(OSError):
+        with open(end.file, encoding="utf-8", errors="replace") as file:
+            text = file.read(_FILE_BYTES)
+        end.file.unlink()
+    events = list(events_of(text))
+    part = RankPart(end.rank, of.since, round(end.until, 4), end.how)
+    began = next((event.at for event in events if isinstance(event, RankStarted)), end.until)
+    part.phases = _phases(events, began, part)
+    intervals = [event for event in events if isinstance(event, Interval)]
+    part.stages = _stages(intervals, began)
+    for interval in intervals:
+        part.steps += interval.steps
+        part.step, part.values = interval.step, interval.values
+        for number, count in interval.durations.items():
+            part.durations[number] = part.durations.get(number, 0) + count
+        part.cpu, part.peak = interval.cpu, max(part.peak, interval.peak)
+        part.gpu = max(part.gpu, interval.gpu)
+    saves = [(event.step, event.since, event.seconds) for event in events if isinstance(event, SaveDone)]
+    part.saves = saves[-_MOST_SAVES:]
+    _slice(part, intervals, of)
+    part.stalls = _stalls(part, intervals)
+    return part
+
+
+def _phases(events: Sequence[Event], began: float, part: RankPart) -> list[tuple[str, float, float]]:
+    """With the start before them, and the phase that the rank was in when it ended."""
+    done = [(event.name, event.since, event.seconds) for event in events if isinstance(event, PhaseDone)]
+    phases = [("start", part.since, round(max(0.0, began - part.since), 4)), *done]
+    names = ("start", "import", "inputs", "function", "outputs")
+    last, since, seconds = phases[-1]
+    if last in names[:-1] and part.how != "returned" and began < part.until:
+        after = round(since + seconds, 4)
+        phases.append((names[names.index(last) + 1], after, round(max(0.0, part.until - after), 4)))
+    return phases
+
+
+def _stages(intervals: Sequence[Interval], began: float) -> dict[str, StageTimes]:
+    found: dict[str, StageTimes] = {}
+    for interval in intervals:
+        for name, (times, seconds, longest, ends) in interval.stages.items():
+            stage = found.setdefault(name, StageTimes())
+            stage.times += times
+            stage.seconds += seconds
+            stage.longest = max(stage.longest, longest)
+            stage.end += ends
+    for stage in found.values():
+        stage.end = round(began + stage.end / max(1, stage.times), 6)
+        stage.seconds = round(stage.seconds, 6)
+    return found
+
+
+def _slice(part: RankPart, intervals: Sequence[Interval], of: RoundPart) -> None:
+    length = max(1e-6, of.until - of.since) / SLICES
+    steps = [0.0] * SLICES
+    shares: dict[str, list[float]] = {name: [0.0] * SLICES for name in part.stages if "/" not in name}
+    for interval in intervals:
+        for at, share in _spread(interval, of.since, length):
+            steps[at] += interval.steps * share
+            for name, (_, seconds, *_rest) in interval.stages.items():
+                if name in shares:
+                    shares[name][at] += seconds * share
+    part.rate = round(max(steps) / length, 4)
+    part.pace = "".join(_digit(count / max(steps)) for count in steps) if part.rate else ""
+    part.shares = {name: "".join(_digit(each / length) for each in row) for name, row in shares.items()}
+
+
+def _spread(interval: Interval, since: float, length: float) -> Iterable[tuple[int, float]]:
+    """The slices that an interval touches, with the part of it that is in each."""
+    first, last = interval.since, interval.since + max(interval.seconds, 1e-6)
+    for at in range(max(0, int((first - since) / length)), min(SLICES, int((last - since) / length) + 1)):
+        inside = min(last, since + (at + 1) * length) - max(first, since + at * length)
+        if inside > 0:
+            yield at, inside / (last - first)
+
+
+def _digit(part: float) -> str:
+    return str(min(9, max(1, round(9 * part)))) if part > 0.001 else "0"
+
+
+def _stalls(part: RankPart, intervals: Sequence[Interval]) -> list[tuple[float, float]]:
+    usual = percentile(part.durations, 0.5)
+    if not usual:
+        return []
+    limit = max(_STALL_SECONDS, _STALL_TIMES * usual)
+    found = [interval.slowest for interval in intervals if interval.slowest[1] > limit]
+    last = intervals[-1].since + intervals[-1].seconds
+    if part.how != "returned" and part.until - last > limit:
+        found.append((round(last, 4), round(part.until - last, 4)))  # it was in that step when it was ended
+    return sorted(sorted(found, key=lambda stall: -stall[1])[:_MOST_STALLS])
+
+
+def merged(own: NodePart, others: Mapping[str, str]) -> list[NodePart]:
+    """The record of the job, node 0's clock for all: its own part, and what other nodes have sent. What is damaged, or
+    of another version, is left out."""
+    parts = [own]
+    for text in others.values():
+        with suppress(Exception):  # mashumaro's, json's: of any type
+            part = NodePart.from_dict(json.loads(text))
+            if part.version == own.version:
+                parts.append(_moved(part))
+    return sorted(parts, key=lambda part: part.node)
+
+
+def _moved(part: NodePart) -> NodePart:
+    by = part.offset
+    part.phases = [(name, since + by, seconds) for name, since, seconds in part.phases]
+    for every in part.rounds:
+        every.since, every.until = every.since + by, every.until + by
+        for rank in every.ranks:
+            rank.since, rank.until = rank.since + by, rank.until + by
+            rank.phases = [(name, since + by, seconds) for name, since, seconds in rank.phases]
+            rank.stalls = [(since + by, seconds) for since, seconds in rank.stalls]
+            rank.saves = [(step, since + by, seconds) for step, since, seconds in rank.saves]
+            for stage in rank.stages.values():
+                stage.end += by
+    return part

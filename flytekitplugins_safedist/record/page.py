@@ -1,0 +1,236 @@
+"""The page of a run: one HTML of at most 300 kB, with nothing of it fetched from elsewhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from . import findings, pictures
+from .events import RankPart, percentile
+from .findings import Findings, of_round, shown_seconds, stragglers
+from .pictures import table
+
+LIMIT = 300_000
+"""Bytes of the page, at most."""
+
+_MOST_ROWS = 64
+_TEXT_CHARACTERS = 24_000
+
+_STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+
+_KINDS = {
+    "p-start": "start",
+    "p-import": "import",
+    "p-inputs": "inputs",
+    "p-function": "function",
+    "low": "few steps",
+    "mid": "more",
+    "high": "most steps",
+    "p-outputs": "outputs",
+    "stall": "stall",
+    "save": "save",
+}
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """What is to be said beside the record.
+
+    Attributes:
+        task: its name.
+        failed: whether the job has.
+        code: of its verdict; "" where it succeeded.
+        cause: the root cause, with its traceback and the last lines that its rank printed.
+        budgets: what was spent of restarts and replacements, and why: for each its text.
+        trace: where the trace is; "" where there is none.
+    """
+
+    task: str
+    failed: bool
+    code: str = ""
+    cause: str = ""
+    budgets: Sequence[str] = ()
+    trace: str = ""
+
+
+def fragment(found: Findings, told: JobEnd, scrub: Callable[[str], str]) -> str:
+    """The page's content, for Flyte's deck: at most :data:`LIMIT` bytes.
+
+    Args:
+        found: in the record of all nodes.
+        told: what else there is to say.
+        scrub: takes secrets out of a text.
+    """
+    for rows in (_MOST_ROWS, _MOST_ROWS // 2, 8):
+        made = _made(found, told, scrub, rows)
+        if len(made.encode()) <= LIMIT:
+            return made
+    return _made(found, told, scrub, 0)
+
+
+def whole(content: str, title: str) -> str:
+    """A page of its own."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    dark = "<style>:root{color-scheme:light dark}body{margin:0}</style>"
+    head = f"{head}<title>{escape(title)}</title>{dark}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{content}</body></html>'
+
+
+def _made(found: Findings, told: JobEnd, scrub: Callable[[str], str], rows: int) -> str:
+    ranks = _rows(found, rows)
+    sections = [
+        f"<style>{_STYLE}</style>",
+        _summary(found, told),
+        _cause(told, scrub),
+        _figure("Ranks over time", pictures.timeline(found, [rank.rank for rank in ranks]), _rounds(found, ranks))
+        if ranks
+        else "",
+        _figure("Where the time went", pictures.spent(found), _spent(found)),
+        _stages(found, ranks),
+        _steps(found, ranks),
+        _figure("Memory", pictures.memory(ranks), _memory(ranks)) if any(rank.peak for rank in ranks) else "",
+        _nodes(found),
+    ]
+    return scrub_marked("".join(sections), scrub)
+
+
+def scrub_marked(text: str, scrub: Callable[[str], str]) -> str:
+    """Once more over all of it: what a name or a host brought in. Not over the style, which is ours."""
+    style, end, rest = text.partition("</style>")
+    return f"{style}{end}{scrub(rest)}"
+
+
+def _rows(found: Findings, most: int) -> list[RankPart]:
+    """The ranks that are shown: all, or of very many those that held the others back and then the first."""
+    marked = {held.rank for held in found.held[: findings.NAMED]} | stragglers(found.ranks)
+    ordered = sorted(found.ranks, key=lambda rank: (rank.rank not in marked, rank.rank))[:most]
+    return sorted(ordered, key=lambda rank: rank.rank)
+
+
+def _figure(title: str, picture: str, more: str) -> str:
+    return f"<h3>{escape(title)}</h3><figure>{picture}{more}</figure>"
+
+
+def _summary(found: Findings, told: JobEnd) -> str:
+    ranks, durations = found.ranks, [rank.durations for rank in found.ranks if rank.durations]
+    words = [
+        f"failed: {told.code}" if told.failed else "succeeded",
+        shown_seconds(found.until - found.since),
+        f"{len(ranks)} rank(s) on {len(of_round(found.parts, found.round))} node(s)",
+        f"{len(found.rounds)} round(s)",
+    ]
+    if durations:
+        middle = sorted(percentile(each, 0.5) for each in durations)[len(durations) // 2]
+        words.append(f"{max(rank.steps for rank in ranks)} steps, half of them within {shown_seconds(middle)}")
+    values = next((rank.values for rank in ranks if rank.values), {})
+    words += [f"{name} {value:.6g}" for name, value in values.items()]
+    kind = "bad" if told.failed else "good"
+    held = f"<p>{escape(findings.held_line(found.held))}</p>" if found.held else ""
+    budgets = "".join(f"<li>{escape(each)}</li>" for each in told.budgets)
+    trace = f'<p class="soft">Trace for Perfetto: {escape(told.trace)}</p>' if told.trace else ""
+    line = escape("; ".join(words))
+    return f'<div class="sd"><h2>{escape(told.task)}</h2><p class="{kind}">{line}</p>{held}<ul>{budgets}</ul>{trace}'
+
+
+def _cause(told: JobEnd, scrub: Callable[[str], str]) -> str:
+    if not told.failed:
+        return ""
+    cause = scrub(told.cause)
+    if len(cause) > _TEXT_CHARACTERS:
+        cause = f"{cause[: _TEXT_CHARACTERS // 2]}\n... [cut] ...\n{cause[-_TEXT_CHARACTERS // 2 :]}"
+    return f"<h3>Root cause</h3><pre>{escape(cause)}</pre>"
+
+
+def _rounds(found: Findings, ranks: Sequence[RankPart]) -> str:
+    rounds = [
+        (number, shown_seconds(since - found.since), shown_seconds(until - since), why or "the job ended")
+        for number, (since, until, why) in list(found.rounds.items())[-_MOST_ROWS:]
+    ]
+    ends = [
+        (
+            rank.rank,
+            rank.how,
+            rank.step if rank.step >= 0 else "",
+            shown_seconds(rank.until - rank.since),
+            len(rank.stalls),
+            len(rank.saves),
+        )
+        for rank in ranks
+    ]
+    first = table(("round", "began after", "lasted", "ended because"), rounds, "Rounds")
+    return (
+        pictures.legend(_KINDS)
+        + first
+        + table(("rank", "ended", "step", "ran", "stalls", "saves"), ends, f"Ranks of round {found.round}")
+    )
+
+
+def _spent(found: Findings) -> str:
+    whole_ = sum(found.spent.values()) or 1.0
+    rows = [(name, shown_seconds(each), f"{100 * each / whole_:.1f}%") for name, each in found.spent.items()]
+    return table(("phase", "seconds of all ranks", "part"), rows)
+
+
+def _stages(found: Findings, ranks: Sequence[RankPart]) -> str:
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.stages))[:12]
+    if not names:
+        return ""
+    held = {(each.rank, each.stage) for each in found.held[: findings.NAMED]}
+
+    def cell(rank: RankPart, name: str) -> str:
+        stage = rank.stages.get(name)
+        if stage is None or not stage.times:
+            return ""
+        return f"{'▶ ' if (rank.rank, name) in held else ''}{shown_seconds(stage.seconds / stage.times)}"
+
+    rows = [(rank.rank, *(cell(rank, name) for name in names)) for rank in ranks]
+    line = findings.held_line(found.held) if found.held else "No rank stands out: none made the others wait."
+    each = table(("rank", *names), rows, "Average of each stage and rank; ▶ held the others back")
+    return f"<h3>Stages</h3><p>{escape(line)}</p>{each}"
+
+
+def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
+    ranks = [rank for rank in ranks if rank.durations]
+    if not ranks:
+        return ""
+    late = stragglers(ranks)
+    rows = [
+        (
+            rank.rank,
+            rank.steps,
+            *(shown_seconds(percentile(rank.durations, part)) for part in (0.05, 0.5, 0.95, 1.0)),
+            "slow" if rank.rank in late else "",
+        )
+        for rank in ranks
+    ]
+    return _figure(
+        "Step times", pictures.steps(found, ranks), table(("rank", "steps", "5%", "50%", "95%", "longest", ""), rows)
+    )
+
+
+def _memory(ranks: Sequence[RankPart]) -> str:
+    rows = [
+        (
+            rank.rank,
+            f"{rank.peak / 2**20:.0f} MiB",
+            f"{rank.gpu / 2**20:.0f} MiB" if rank.gpu else "",
+            shown_seconds(rank.cpu),
+        )
+        for rank in ranks
+    ]
+    return table(("rank", "most memory", "most of its GPU's", "processor time"), rows)
+
+
+def _nodes(found: Findings) -> str:
+    rows = [
+        (
+            part.node,
+            part.host,
+            "unknown" if part.error is None else f"{shown_seconds(abs(part.offset))} ± {shown_seconds(part.error)}",
+            ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in part.phases[-4:]),
+        )
+        for part in list(found.parts)[:_MOST_ROWS]
+    ]
+    return f"<h3>Nodes</h3>{table(('node', 'host', 'clock against node 0', 'before its ranks'), rows)}</div>"

@@ -1,0 +1,182 @@
+"""The pictures of the page, as SVG made by hand. Pure.
+
+Rows that are alike share one path for each colour, so that sixty-four ranks take kilobytes. Colours are classes, for
+light, dark and paper; they are Okabe and Ito's, which colour-blind people tell apart, and nothing is told by colour
+alone: each picture has a table behind it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+
+from .events import RankPart, percentile
+from .findings import Findings, shown_seconds, stragglers
+
+Draw = Callable[[str, int, float, float], None]
+"""Takes a kind, a rank, when something began, and its seconds."""
+
+WIDTH, LEFT = 1000, 64
+_PACES = ("", "low", "low", "low", "mid", "mid", "mid", "high", "high", "high")
+_LEAST = 8
+"""Columns of the picture that a pace is shown for, at least."""
+
+
+def drawing(name: str, title: str, told: str, height: float, inside: Iterable[str]) -> str:
+    """An SVG with what a screen reader says of it."""
+    head = f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-labelledby="{name}-t {name}-d">'
+    text = f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(told)}</desc>'
+    return f"{head}{text}{''.join(inside)}</svg>"
+
+
+def _label(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
+
+
+def _path(kind: str, pieces: Sequence[str], width: float) -> str:
+    return f'<path class="{kind}" stroke-width="{width:g}" d="{"".join(pieces)}"/>' if pieces else ""
+
+
+def _axis(length: float, bottom: float, scale: Callable[[float], float]) -> list[str]:
+    """Marks below a time axis, at round numbers."""
+    units = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400)
+    every = next((unit for unit in units if length / unit <= 8), length / 4 or 1.0)
+    marks = [every * number for number in range(int(length / every) + 1)]
+    return [
+        _label(scale(mark), bottom, shown_seconds(mark) if mark else "0", ' text-anchor="middle"') for mark in marks
+    ]
+
+
+def timeline(found: Findings, ranks: Sequence[int]) -> str:
+    """Rank by time: phases, pace, stalls, saves and rounds of these ranks."""
+    row = {rank: at for at, rank in enumerate(ranks)}
+    each = 16.0 if len(ranks) <= 24 else 9.0
+    length, bottom = max(found.until - found.since, 1e-3), 18 + each * len(ranks)
+
+    def x(time: float) -> float:
+        return LEFT + (WIDTH - LEFT - 12) * (time - found.since) / length
+
+    least = _LEAST * length / (WIDTH - LEFT)
+    pieces: dict[str, list[str]] = {}
+
+    def draw(kind: str, rank: int, since: float, seconds: float) -> None:
+        wide = max(0.6, x(since + seconds) - x(since))
+        pieces.setdefault(kind, []).append(f"M{x(since):.1f} {18 + each * (row[rank] + 0.5):g}h{wide:.1f}")
+
+    for part in found.parts:
+        for every in part.rounds:
+            for rank in every.ranks:
+                if rank.rank in row:
+                    _draw_rank(draw, rank, every.since, every.until, least)
+    thick = {"stall": each * 0.3, "save": each * 0.9}
+    inside = [_path(kind, found_, thick.get(kind, each * 0.7)) for kind, found_ in pieces.items()]
+    for number, (since, _, why) in found.rounds.items():
+        title = f"<title>{escape(f'round {number}: {why}')}</title>"
+        inside.append(f'<g>{title}<path class="round" d="M{x(since):.1f} 12V{bottom:g}"/>')
+        inside.append(_label(x(since) + 2, 10, f"round {number}") + "</g>")
+    step = 1 if len(ranks) <= 32 else 4
+    inside += [_label(2, 18 + each * (at + 0.5) + 4, f"rank {r}") for r, at in row.items() if at % step == 0]
+    inside += _axis(length, bottom + 14, lambda mark: x(found.since + mark))
+    told = f"{len(ranks)} ranks over {shown_seconds(length)}, {len(found.rounds)} round(s)"
+    return drawing("time", "What each rank did when", told, bottom + 20, inside)
+
+
+def _draw_rank(
+    draw: Callable[[str, int, float, float], None], rank: RankPart, since: float, until: float, least: float
+) -> None:
+    for name, began, seconds in rank.phases:
+        draw(f"p-{name}", rank.rank, began, seconds)
+    for kind, began, seconds in _paces(rank.pace, since, until - since, least):
+        draw(kind, rank.rank, began, seconds)
+    for began, seconds in rank.stalls:
+        draw("stall", rank.rank, began, seconds)
+    for _, began, seconds in rank.saves:
+        draw("save", rank.rank, began, seconds)
+
+
+def _paces(digits: str, since: float, seconds: float, least: float) -> Iterable[tuple[str, float, float]]:
+    """Stretches of one pace: their colour, begin and seconds; of slices that are shorter than *least* several."""
+    each = seconds / max(1, len(digits))
+    group = max(1, math.ceil(least / max(each, 1e-9)))
+    means = [math.ceil(sum(map(int, digits[at : at + group])) / group) for at in range(0, len(digits), group)]
+    at = 0
+    for kind, alike in itertools.groupby(_PACES[mean] for mean in means):
+        count = len(list(alike))
+        if kind:
+            yield kind, since + at * group * each, count * group * each
+        at += count
+
+
+def spent(found: Findings) -> str:
+    """Where the time went: one bar, a piece for each phase."""
+    whole, at, inside = sum(found.spent.values()) or 1.0, 0.0, []
+    for name, seconds in found.spent.items():
+        wide = (WIDTH - 12) * seconds / whole
+        title = f"<title>{escape(f'{name}: {shown_seconds(seconds)}')}</title>"
+        inside.append(f'<path class="p-{name}" stroke-width="22" d="M{at:.1f} 14h{max(0.6, wide):.1f}">{title}</path>')
+        if wide > 70:
+            inside.append(_label(at + 3, 40, f"{name} {100 * seconds / whole:.0f}%"))
+        at += wide
+    told = ", ".join(f"{name} {100 * seconds / whole:.0f}%" for name, seconds in found.spent.items())
+    return drawing("spent", "Where the time of all ranks went", told, 46, inside)
+
+
+def steps(found: Findings, ranks: Sequence[RankPart]) -> str:
+    """Of each rank the step times: from the fifth to the 95th percentile, and the median."""
+    late = stragglers(ranks) | {held.rank for held in found.held[:3]}
+    most = max((percentile(rank.durations, 0.95) for rank in ranks), default=0.0) or 1.0
+    each = 14.0 if len(ranks) <= 24 else 8.0
+
+    def x(seconds: float) -> float:
+        return LEFT + (WIDTH - LEFT - 60) * min(seconds / most, 1.05)
+
+    lines, middles, inside = [], [], []
+    for at, rank in enumerate(ranks):
+        low, middle, high = (percentile(rank.durations, part) for part in (0.05, 0.5, 0.95))
+        y = each * (at + 0.7)
+        lines.append(f"M{x(low):.1f} {y:g}H{x(high) + 0.6:.1f}")
+        middles.append(f"M{x(middle):.1f} {y - each * 0.35:g}v{each * 0.7:g}")
+        marked = rank.rank in late
+        if marked or len(ranks) <= 32 or at % 4 == 0:
+            inside.append(_label(2, y + 4, f"{'▶ ' if marked else ''}{rank.rank}", ' class="late"' if marked else ""))
+    bottom = each * len(ranks) + 22
+    inside = [_path("range", lines, each * 0.4), _path("middle", middles, 2), *inside, *_axis(most, bottom - 6, x)]
+    named = ", ".join(map(str, sorted(late))) or "none"
+    return drawing("steps", "How long a step took on each rank", f"marked ranks: {named}", bottom, inside)
+
+
+def memory(ranks: Sequence[RankPart]) -> str:
+    """Of each rank the most memory that it held, of the machine and of its GPU."""
+    most = max((max(rank.peak, rank.gpu) for rank in ranks), default=0) or 1
+    each = 14.0 if len(ranks) <= 24 else 8.0
+    host, gpu, inside = [], [], []
+    for at, rank in enumerate(ranks):
+        y, wide = each * (at + 0.6), (WIDTH - LEFT - 100) / most
+        host.append(f"M{LEFT} {y:g}h{rank.peak * wide:.1f}")
+        if rank.gpu:
+            gpu.append(f"M{LEFT} {y + each * 0.25:g}h{rank.gpu * wide:.1f}")
+        if len(ranks) <= 32 or at % 4 == 0:
+            inside.append(_label(2, y + 4, f"rank {rank.rank}"))
+    inside = [_path("p-import", host, each * 0.5), _path("p-rendezvous", gpu, each * 0.25), *inside]
+    told = f"at most {most / 2**30:.2f} GiB"
+    return drawing("memory", "The most memory that each rank held", told, each * len(ranks) + 6, inside)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], name: str = "Table") -> str:
+    """The same in numbers."""
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<details><summary>{escape(name)}</summary><div class='wide'>{table_}</div></details>"
+
+
+def legend(kinds: Mapping[str, str]) -> str:
+    """Which colour is what; with words."""
+    marks = (
+        f'<span><svg viewBox="0 0 14 10" aria-hidden="true"><path class="{kind}" stroke-width="9" d="M0 5h14"/></svg> '
+        f"{escape(name)}</span>"
+        for kind, name in kinds.items()
+    )
+    return f'<p class="legend">{" ".join(marks)}</p>'

@@ -1,0 +1,73 @@
+"""Secrets out of text that leaves a node: values of environment variables, credentials in addresses, known forms.
+
+Errors and logs are the user's own and stay as they are; this is for the record of a run, which more people look at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+_SHORTEST = 6
+"""Characters of a value that is looked for: shorter ones are words and numbers."""
+
+_SECRET = re.compile(r"key|token|secret|passw|credential|auth|cookie|session|private|signature|dsn", re.IGNORECASE)
+_PUBLIC = re.compile(
+    r"PATH|HOME|PWD|OLDPWD|LANG|LC_.*|TERM|SHELL|USER|LOGNAME|HOSTNAME|TMPDIR|TZ|_|SHLVL|PYTHON.*|VIRTUAL_ENV|"
+    r"LD_LIBRARY_PATH|MASTER_ADDR|MASTER_PORT|.*WORLD_SIZE|.*RANK|GROUP_.*|PET_.*|JOB_COMPLETION_INDEX|SAFEDIST_.*|"
+    r"FLYTE_INTERNAL_.*|KUBERNETES_.*|.*_SERVICE_(HOST|PORT)|.*_PORT|CUDA_.*|NVIDIA_.*|NCCL_.*|GLOO_.*|TORCH.*|"
+    r"HOROVOD_.*|OMP_.*|MKL_.*|TRITON_.*|XDG_.*"
+)
+"""Variables whose values are in every traceback or log, and no secrets: paths, places, addresses, sizes."""
+
+_FORMS = [
+    (re.compile(r"(?<=://)[^/\s@'\"]+@"), "[credentials]@"),
+    (
+        re.compile(r"(?i)([?&][\w.-]*(?:token|sig|signature|key|secret|passw\w*|credential|auth)[\w.-]*=)[^&\s'\"]+"),
+        None,
+    ),
+    (
+        re.compile(
+            r"(?i)(\b[\w.-]*(?:token|secret|passw(?:or)?d|api_?key|access_?key)[\w.-]*['\"]?\s*[=:]\s*)"
+            r"(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)"
+        ),
+        None,
+    ),
+    (re.compile(r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"), None),
+    (
+        re.compile(
+            r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{20,}|\bhf_\w{20,}|\bsk-[\w-]{20,}|\bxox[a-z]-[\w-]{10,}"
+        ),
+        "[secret]",
+    ),
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        "[secret]",
+    ),
+]
+
+
+def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
+    """What takes secrets out of a text.
+
+    Args:
+        environment: variables whose values must not show, but for those that are public by their name. In the place of
+            a value stands the name of its variable.
+    """
+    names: dict[str, str] = {}
+    for name, value in environment.items():
+        if _SECRET.search(name) is None and _PUBLIC.fullmatch(name):
+            continue
+        for part in {value, value.strip(), *value.splitlines(), repr(value)[1:-1]}:
+            if len(part.strip()) >= _SHORTEST or (len(part) >= 4 and _SECRET.search(name)):
+                names[part] = name
+    # The longest first: one value may be a part of another.
+    known = re.compile("|".join(re.escape(part) for part in sorted(names, key=len, reverse=True)) or r"(?!)")
+
+    def scrub(text: str) -> str:
+        text = known.sub(lambda found: f"[${names[found[0]]}]", text)
+        for form, instead in _FORMS:
+            text = form.sub(instead or r"\1[secret]", text)
+        return text
+
+    return scrub

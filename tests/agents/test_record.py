@@ -1,0 +1,103 @@
+"""What a run leaves to look at: a page that says who was late, why it failed, and what it did when."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.harness.procs import Ended
+
+SECRET = "s3cr3t-of-the-database"
+
+
+class Page(HTMLParser):
+    """A page, taken apart: that every element is closed, what its text is, and what it would fetch."""
+
+    EMPTY = frozenset({"meta", "link", "path", "br", "hr", "img"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "href") and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(ended: Ended) -> str:
+    """What Flyte's deck has of ours."""
+    assert "deck.html" in ended.uploaded, ended.err
+    html = (ended.files / "outputs" / "deck.html").read_text()
+    [ours] = re.findall(r'<div class="sd">.*?</div></div>', html, re.DOTALL)
+    assert Page(ours.removesuffix("</div>")).fetched == []
+    return str(ours)
+
+
+def left(ended: Ended) -> tuple[str, dict[str, object]]:
+    """The page and the trace of a local run, whose log says where they are."""
+    [address] = re.findall(r"the record of this run: (\S+)/run\.html", ended.err)
+    html = (Path(address) / "run.html").read_text()
+    assert Page(html).fetched == []
+    return html, json.loads(gzip.decompress((Path(address) / "trace.json.gz").read_bytes()))
+
+
+@pytest.mark.parametrize(("late", "where"), [(0, "forward"), (2, "load")])
+def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for(warm, tmp_path, late, where):
+    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs={"late": late, "where": where})
+    assert ended.value == 12, ended.err
+    html, trace = left(ended)
+    assert re.search(rf"Held the others back: rank {late} in stage '{where}', by", Page(html).text), Page(html).text
+    assert "rank" not in Page(html).text.split("Held the others back:")[1].split(".")[0].replace(f"rank {late}", "", 1)
+    assert f"rank {late} in stage '{where}'" in ended.err, "in the log, too"
+    names = {(event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert {(rank, phase) for rank in range(3) for phase in ("import", "function")} <= names
+
+
+def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):
+    ended = warm.run(
+        "job_recorded:one_raises", tmp_path / "job", kind="execute", environment={"DATABASE_PASSWORD": SECRET}
+    )
+    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
+    html = page(ended)
+    text = Page(html.removesuffix("</div>")).text
+    assert "failed: USER:ValueError" in text
+    assert "cannot connect with [$DATABASE_PASSWORD] <b>" in text
+    assert "in one_raises" in text, "the traceback"
+    assert "connecting to [$DATABASE_PASSWORD] at postgres://[credentials]@db/x" in text, "the log's last lines"
+    whole = (ended.files / "outputs" / "deck.html").read_text()
+    assert SECRET not in whole
+    assert "hunter2secret" not in whole
+
+
+def test_a_rank_that_is_killed_leaves_a_page(warm, tmp_path):
+    ended = warm.run("job_recorded:one_is_killed", tmp_path / "job", kind="execute")
+    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "failed: SYSTEM:SIGKILL" in text
+    assert "rank 2: SIGKILL" in text, "why the round ended"
+
+
+def test_a_restart_in_place_is_two_rounds_and_says_why(warm, tmp_path):
+    ended = warm.run("job_recorded:one_comes_back", tmp_path / "job", kind="execute")
+    assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "succeeded" in text
+    assert "2 round(s)" in text
+    assert "restart: rank 1 failed (RuntimeError); all ranks start again: restart 1 of 1" in text

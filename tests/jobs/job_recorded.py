@@ -1,0 +1,69 @@
+"""Tasks whose runs are looked at afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, current_rank, stage
+
+STEPS = 12
+THREE = SafeTorch(nproc_per_node=3)
+
+
+def _train(rank: int, late: int, where: str) -> None:
+    """Ranks in step: each waits for the others in ``sync``, as in a collective."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for _ in range(STEPS):
+        for name in ("load", "forward"):
+            with stage(name):
+                time.sleep(0.05 if (rank, name) == (late, where) else 0.002)
+        with stage("sync"):
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+@task(task_config=THREE, enable_deck=True)
+def one_is_late(late: int, where: str) -> int:
+    """The stage of one rank takes 50 ms longer."""
+    _train(current_rank().rank, late, where)
+    return STEPS
+
+
+@task(task_config=THREE, enable_deck=True)
+def one_raises() -> None:
+    """Prints a secret, and raises with it."""
+    secret = os.environ["DATABASE_PASSWORD"]
+    with stage("load"):
+        if current_rank().rank == 1:
+            print("connecting to", secret, "at postgres://me:hunter2secret@db/x")
+            raise ValueError(f"cannot connect with {secret} <b>")
+        time.sleep(30)
+
+
+@task(task_config=THREE, enable_deck=True)
+def one_is_killed() -> None:
+    """As the kernel or a person does it."""
+    with stage("load"):
+        if current_rank().rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1), enable_deck=True)
+def one_comes_back() -> int:
+    """Fails in the first round."""
+    me = current_rank()
+    for _ in range(5):
+        with stage("load"):
+            time.sleep(0.01)
+    if me.round == 0 and me.rank == 1:
+        raise RuntimeError("the first time")
+    if me.round == 0:
+        time.sleep(30)
+    return me.round

@@ -1,0 +1,169 @@
+"""From what ranks write to what the page says: sizes, who is late, and files that are cut short."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.handoff import HERE
+from flytekitplugins_safedist.record import findings, node, page, trace, writer
+from flytekitplugins_safedist.record.events import (
+    Interval,
+    PhaseDone,
+    RankPart,
+    RankStarted,
+    SaveDone,
+    StageTimes,
+    bucket,
+    events_of,
+    percentile,
+)
+from flytekitplugins_safedist.record.node import NodeRecorder, RankEnd
+
+
+def plain(text: str) -> str:
+    return text
+
+
+def interval(since: float, seconds: float, steps: int = 10, **stages: tuple[int, float, float, float]) -> Interval:
+    number = bucket(seconds / steps)
+    return Interval(
+        since, seconds, stages, steps, -1, {number: steps}, (since, seconds / steps), {}, 1.0, 1, 1 << 30, 0
+    )
+
+
+def test_a_line_that_is_cut_short_or_damaged_is_none() -> None:
+    lines = RankStarted(1, 3, 0, 1.5).line() + PhaseDone("import", 1.5, 2.0).line()
+    assert list(events_of(lines + '{"event": "Nothing"}\n[]\n' + SaveDone(3, 1, 2).line()[:-9])) == [
+        RankStarted(1, 3, 0, 1.5),
+        PhaseDone("import", 1.5, 2.0),
+    ]
+
+
+def test_a_percentile_is_at_most_five_hundredths_off() -> None:
+    durations = {bucket(0.1): 90, bucket(0.25): 10}
+    assert percentile(durations, 0.5) == pytest.approx(0.1, rel=0.05)
+    assert percentile(durations, 0.95) == pytest.approx(0.25, rel=0.05)
+    assert percentile({}, 0.5) == 0
+
+
+def part(rank: int, **stages: tuple[int, float, float]) -> RankPart:
+    """Stages as times, seconds of each, and when they ended on average."""
+    made = {name: StageTimes(times, times * seconds, seconds, end) for name, (times, seconds, end) in stages.items()}
+    return RankPart(rank, 0.0, 10.0, "returned", stages=made)
+
+
+def test_of_two_ranks_the_one_is_named_that_is_late_and_not_the_one_that_waits() -> None:
+    early = part(0, sync=(100, 0.052, 5.0), load=(100, 0.010, 5.010))
+    late = part(1, sync=(100, 0.002, 5.0), load=(100, 0.060, 5.060))
+    assert [(held.rank, held.stage) for held in findings.held_back([early, late])] == [(1, "load")]
+    [held] = findings.held_back([early, late])
+    assert (held.seconds, held.usual, held.total) == pytest.approx((0.050, 0.010, 5.0))
+
+
+def test_nobody_is_named_where_ranks_differ_by_little_or_are_alone() -> None:
+    ranks = [part(rank, load=(100, 0.1 + rank * 0.001, 5.0 + rank * 0.001)) for rank in range(2)]
+    assert findings.held_back(ranks) == []
+    assert findings.held_back([part(0, load=(100, 3.0, 5.0))]) == []
+
+
+def ten_hours(tmp_path: Path, ranks: range, number: int, clock: list[float]) -> NodeRecorder:
+    """A node of eight ranks and four rounds, whose files are as long as ten hours make them."""
+    chance = random.Random(number)
+    made = NodeRecorder(f"host-{number}", plain)
+    for round_no in range(4):
+        clock[0] = 1000.0 + 9001 * round_no
+        made.begins(round_no, number)
+        since, ends = made.part.rounds[-1].since, []
+        for rank in ranks:
+            file = tmp_path / f"{round_no}-{rank}"
+            lines = [
+                RankStarted(1, rank, round_no, since + 1),
+                PhaseDone("import", since + 1, 5),
+                PhaseDone("inputs", since + 6, 1),
+            ]
+            at = since + 7
+            while at < since + 9000:
+                long = chance.uniform(4, 30)
+                stages = {f"stage-{n}": (10, long / 9, long / 90, 10 * (at - since)) for n in range(8)}
+                lines.append(interval(at, long, chance.randint(0, 9) or 1, **stages))
+                lines += [SaveDone(int(at), at, 1.0)] if chance.random() < 0.05 else []
+                at += long + (chance.random() < 0.02) * 60
+            file.write_text("".join(line.line() for line in lines))
+            ends.append(RankEnd(rank, file, "ended with the others", since + 9000))
+        made.over(ends)
+        made.why(f"rank {ranks[0]} failed")
+    return made
+
+
+def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_small_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    nodes = [ten_hours(tmp_path, range(at * 8, at * 8 + 8), at, clock) for at in range(8)]
+    assert max(len(each.text(1 << 20)) for each in nodes) < 200_000
+    assert all(len(each.text(20_000)) <= 20_000 for each in nodes)
+    assert len(nodes[0].text(20_000)) > 500, "and still says what it can"
+    parts = node.merged(nodes[0].part, {str(at): each.text(1 << 20) for at, each in enumerate(nodes[1:])})
+    found = findings.found_in(parts)
+    assert [rank.rank for rank in found.ranks] == list(range(64))
+    told = page.JobEnd("train", failed=True, code="USER:ValueError", cause="x" * 200_000)
+    html = page.fragment(found, told, plain)
+    assert 30_000 < len(html.encode()) <= page.LIMIT == 300_000
+    assert "<td>63</td>" in html, "all of them"
+    events = json.loads(gzip.decompress(trace.trace(parts, plain)))["traceEvents"]
+    assert {event["pid"] for event in events} == set(range(8))
+    assert all(event["ts"] >= -1 for event in events if event["ph"] != "M")
+
+
+def test_a_part_that_is_damaged_or_of_another_version_is_left_out() -> None:
+    own = NodeRecorder("a", plain).part
+    other = NodeRecorder("b", plain)
+    other.part.version = 99
+    assert node.merged(own, {"1": "{", "2": other.text(1000)}) == [own]
+
+
+def test_what_a_rank_writes_is_what_its_node_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    file = tmp_path / "events"
+    recorder = writer.Recorder(file, rank=0, round_no=0, at=100.0)
+    monkeypatch.setattr(HERE, "recorder", recorder)
+    for step in range(20):
+        for name, seconds in (("load", 0.25), ("forward", 0.5)):
+            with writer.stage(name), writer.stage("part"):
+                clock[0] += seconds if (step, name) != (11, "load") else 30.0
+    recorder.saved(7, 110.0, 0.5)
+    recorder.close()
+    nodes = NodeRecorder("host", plain)
+    nodes.begins(0, 0)
+    nodes.over([RankEnd(0, file, "returned", clock[0])])
+    [rank] = nodes.part.rounds[0].ranks
+    assert list(rank.stages) == ["load/part", "load", "forward/part", "forward"]
+    assert (rank.stages["load"].times, rank.stages["load"].longest) == (20, 30.0)
+    assert rank.stages["forward"].seconds == pytest.approx(10.0)
+    assert rank.steps == 19
+    assert [round(seconds, 1) for _, seconds in rank.stalls] == [30.5]
+    assert rank.saves == [(7, 110.0, 0.5)]
+    assert not file.exists()
+
+
+def test_outside_a_rank_a_stage_is_nothing() -> None:
+    with writer.stage("load"):
+        pass
+
+
+def test_names_without_end_are_one(tmp_path: Path) -> None:
+    recorder = writer.Recorder(tmp_path / "events", rank=0, round_no=0, at=0.0)
+    for number in range(1000):
+        recorder.leave(recorder.enter(f"step {number}"), 0.0, 0.001)
+    recorder.close()
+    text = (tmp_path / "events").read_text()
+    assert "(others)" in text
+    assert "step 999" not in text
+    assert len(text) < 10_000
