@@ -22,7 +22,7 @@ from ..ranks.disk import DiskWatch
 from ..ranks.outcome import RankOutcome, root_cause
 from ..ranks.rank_set import Ranks
 from . import messages as m
-from . import reports, seen, signals
+from . import reports, signals
 from .ending import Finish, refusal, verdict_of
 from .hang_messages import Hung, Look
 from .hang_watch import HangWatch
@@ -32,6 +32,7 @@ from .prepare import NodePlan
 from .reports import Report
 from .round_start import orders
 from .saving import RoundSaving
+from .seen import RunSeen
 from .signals import Signalled, StacksWanted
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class NodeAgent:
     ) -> None:
         self.plan = plan
         self.report = Report()
-        self.record = seen.recorder(plan)
+        self.seen = RunSeen(plan, job)
         self._job = job
         self._show = show
         self._say = say
@@ -202,7 +203,7 @@ class NodeAgent:
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
-        self.record.begins(go.round, go.node_rank)
+        self.seen.begins(go)
         ranks = Ranks(plan.server, orders(go, plan), plan.settings, show=self._show, warn=logger.warning)
         self._ranks = ranks
         ranks.start(fork=plan.fork)
@@ -233,7 +234,7 @@ class NodeAgent:
 
     def _again(self, again: m.Again) -> None:
         self._job.now(history=again.history)
-        self.record.why(again.why)
+        self.seen.why(again.why)
         self._say(again.why)
 
     def _hang(self, message: Look | Hung) -> None:
@@ -257,7 +258,7 @@ class NodeAgent:
 
     # --- what becomes of the ranks -----------------------------------------------------------------------------------
     def _done(self, ranks: Ranks) -> None:
-        seen.over(self.record, self.plan, ranks.outcomes())
+        self.seen.over(ranks.outcomes())
         for phase in ("import", "inputs", "function", "outputs"):
             seconds = [outcome.seconds.get(phase, 0.0) for outcome in ranks.outcomes()]
             self.report.seconds[phase] = max(seconds, default=0.0)
@@ -284,7 +285,7 @@ class NodeAgent:
         if found is not None:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
         summary = None if found is None else reports.cause_of(found)
-        seen.over(self.record, self.plan, ranks.outcomes(), found)
+        self.seen.over(ranks.outcomes(), found)
         self._end_round(signal.SIGTERM)
         self._becomes("ended", m.Ended(round_no, summary, returned, cut))
         if self._leaves is not None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from .. import frames
 from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
+from ..record.clocks import Ahead
 from ..topology import Endpoint
 from . import messages
 from .facts import Rules
@@ -115,6 +116,8 @@ class Link:
         self.is_searching = False
         """Whether the coordinator was lost, and no round has come together since: one search, with one time."""
         self.coordinator = self._address = ""
+        self.behind = Ahead()
+        """Of this node's clock against the coordinator's."""
         self.lost: tuple[str, ...] = ()
         """Ids of coordinators that this node has left."""
         for work, name in ((self._run, "link"), (self._keep_beating, "heartbeat")):
@@ -165,7 +168,7 @@ class Link:
 
     def _keep_beating(self) -> None:
         while not self._closed.wait(max(0.05, min(5.0, self._heartbeat / 6))):
-            self.say(Beat())
+            self.say(Beat(time.monotonic()))
 
     def _listen(self, sock: socket.socket, welcome: Welcome) -> str | None:
         """Take in what the coordinator says until it is lost; why it is, or None where this node is turned away."""
@@ -175,6 +178,8 @@ class Link:
             if self._address != address:
                 older = Endpoint(self._address, self._endpoint.port), self.coordinator
                 threading.Thread(target=self._supersede, args=older, name="safedist older node 0", daemon=True).start()
+        if welcome.coordinator != self.coordinator:
+            self.behind = Ahead()
         self._address = address
         self.coordinator = welcome.coordinator
         sock.settimeout(self._heartbeat)
@@ -185,6 +190,7 @@ class Link:
             while True:
                 message = messages.parse(frames.receive(sock, frames.NODE_BYTES))
                 if isinstance(message, Beat):
+                    self.behind.note(message.clock)
                     continue
                 if isinstance(message, Go):
                     self.is_searching = False
@@ -266,7 +272,7 @@ class Link:
         """Say hello, and wait for an answer while the name leads there; None where there is none."""
         hello = self._hello()
         lost = (*self.lost, self.coordinator) if self.coordinator else self.lost
-        sock.sendall(frames.packed(replace(hello, lost=lost).dump()))
+        sock.sendall(frames.packed(replace(hello, lost=lost, clock=time.monotonic()).dump()))
         started = time.monotonic()
         sock.settimeout(_SLICE)
         while True:

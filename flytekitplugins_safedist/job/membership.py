@@ -16,11 +16,12 @@ from typing import Literal
 from .. import envvars
 from ..errors import RendezvousError, TopologyError
 from ..ranks.backends.torch import LOOPBACK
+from ..record.clocks import Offset
 from ..topology import Topology
 from . import ports
 from .facts import Rules
 from .link import Inbox, Link
-from .messages import Hello, Message
+from .messages import Hello, Message, Noted
 from .server import SHUTDOWN_SECONDS, Prepare, Server
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,15 @@ class Membership:
         way = self._link or self._server
         assert way is not None  # noqa: S101  (it is the one or the other)
         way.say(message)
+
+    def note(self, text: str) -> None:
+        """Send node 0 the record of this node's part in the run; there it is already."""
+        if self._link is not None:
+            self._link.say(Noted(text, self._link.behind.least))
+
+    def notes(self) -> list[tuple[str, Offset]]:
+        """What other nodes have sent so, where this is node 0, and what to add to their times for this node's."""
+        return [] if self._server is None else self._server.notes()
 
     def now(self, **changes: object) -> None:
         """This node is otherwise than it was: what its next hello says."""

@@ -71,6 +71,7 @@ class Hello(Message):
             otherwise; ``cannot``: it can start none, and will say why; ``looks``: this is no node, it only asks who
             coordinates.
         protocol: :data:`PROTOCOL`.
+        clock: the sender's monotonic clock as it is sent, in seconds.
     """
 
     run: str
@@ -83,6 +84,7 @@ class Hello(Message):
     round: int = -1
     state: Literal["new", "running", "done", "ended", "cannot", "looks"] = "new"
     protocol: int = PROTOCOL
+    clock: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,23 @@ class Uploaded(Message):
 
 
 @dataclass(frozen=True)
+class Noted(Message):
+    """Before the ranks' end is said: the record of this node's part in the run, as JSON; none of the coordinator's.
+
+    Attributes:
+        text: a :class:`..record.events.NodePart`.
+        behind: by how many seconds, at most, this node's clock is ahead of what the coordinator's beats said.
+    """
+
+    text: str
+    behind: float | None = None
+
+
+@dataclass(frozen=True)
 class Beat(Message):
-    """A sign of life, in both directions."""
+    """A sign of life, in both directions; ``clock`` as in :class:`Hello`."""
+
+    clock: float = 0.0
 
 
 # --- the coordinator says -----------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _attend(plan: NodePlan) -> tuple[Report, bool, str]:
                 finish = agent.drive()
             is_ours = _in_order(attempt, finish, joined)
             if is_ours is not None:
-                page = seen.shown(plan, agent.record, agent.report.verdict, joined.me.history, say) if is_ours else ""
+                page = agent.seen.shown(agent.report.verdict, say) if is_ours else ""
                 return agent.report, is_ours, page
             say("node 0 was lost before its upload: the job goes on")
     except BaseException as error:

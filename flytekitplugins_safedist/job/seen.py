@@ -1,4 +1,4 @@
-"""The record of a run: begun with the node's agent, and shown by the node that uploads the verdict."""
+"""The record of a run: begun with the node's agent, sent to node 0, and shown by the node that uploads the verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..ranks.outcome import RankOutcome, how
 from ..record import findings, node, page, trace
 from ..record.node import NodeRecorder, RankEnd
 from ..record.scrub import scrubber
-from .facts import History
+from .membership import Membership
+from .messages import Go
 from .prepare import NodePlan
 from .verdict import Verdict
 
@@ -23,66 +24,84 @@ logger = logging.getLogger(__name__)
 DECK = "Run"
 """What the page is called among a task's decks."""
 
-
-def recorder(plan: NodePlan) -> NodeRecorder:
-    """What notes this node's part, with what came before its agent."""
-    made = NodeRecorder(socket.gethostname(), scrubber(plan.job.ranks_environment))
-    if HERE.staged is not None:
-        made.phase("staging", *HERE.staged)
-    made.phase("prepare", time.monotonic() - plan.seconds, plan.seconds)
-    return made
+_JOB_BYTES = 4 << 20
+_NODE_BYTES = 4 << 10, 256 << 10
+"""What all nodes may send to node 0, and a single one at least and at most."""
 
 
-def over(
-    record: NodeRecorder, plan: NodePlan, outcomes: Sequence[RankOutcome], found: RankOutcome | None = None
-) -> None:
-    """The ranks of a round have ended, for what this node has *found*."""
-    since_boot = time.monotonic() - time.time()
-    if found is not None:
-        record.why(f"rank {found.rank}: {how(found)}")
-    ends = []
-    for each in outcomes:
-        file = order_file(plan.scratch, each.round, each.rank).with_suffix(EVENTS)
-        ends.append(RankEnd(each.rank, file, how(each), each.time_ns / 1e9 + since_boot))
-    record.over(ends)
+class RunSeen:
+    """This node's part, with what came before its agent.
 
-
-def shown(
-    plan: NodePlan, record: NodeRecorder, verdict: Verdict | None, history: History, say: Callable[[str], object]
-) -> str:
-    """The page of the run, for Flyte's deck; "" where it cannot be made: no job fails for its picture.
-
-    Locally it is left in a file, and *say* is told where.
+    Args:
+        plan: what the agent begins with.
+        job: this node in its job.
     """
-    scrub = scrubber(plan.job.ranks_environment)
-    try:
-        parts = node.merged(record.part, {})
-        found = findings.found_in(parts)
-        if found.held:
-            say(findings.held_line(found.held).rstrip("."))
-        is_local = plan.job.attempt.flyte.mode != "TASK_EXECUTION"
-        if not is_local and not plan.job.task.enable_deck:
+
+    def __init__(self, plan: NodePlan, job: Membership) -> None:
+        self._plan, self._job, self._limit = plan, job, 0
+        self._scrub = scrubber(plan.job.ranks_environment)
+        self._record = NodeRecorder(socket.gethostname(), self._scrub)
+        if HERE.staged is not None:
+            self._record.phase("staging", *HERE.staged)
+        self._record.phase("prepare", time.monotonic() - plan.seconds, plan.seconds)
+
+    def begins(self, go: Go) -> None:
+        """A round begins."""
+        least, most = _NODE_BYTES
+        self._limit = min(most, max(least, _JOB_BYTES // go.nnodes))
+        self._record.begins(go.round, go.node_rank)
+
+    def why(self, text: str) -> None:
+        """Why the latest round ended, as the coordinator says."""
+        self._record.why(text)
+
+    def over(self, outcomes: Sequence[RankOutcome], found: RankOutcome | None = None) -> None:
+        """The ranks of the round have ended, for what this node has *found*: node 0 is to know, before it hears of the
+        end itself."""
+        since_boot = time.monotonic() - time.time()
+        if found is not None:
+            self._record.why(f"rank {found.rank}: {how(found)}")
+        ends = []
+        for each in outcomes:
+            file = order_file(self._plan.scratch, each.round, each.rank).with_suffix(EVENTS)
+            ends.append(RankEnd(each.rank, file, how(each), each.time_ns / 1e9 + since_boot))
+        self._record.over(ends)
+        self._job.note(self._record.text(self._limit))
+
+    def shown(self, verdict: Verdict | None, say: Callable[[str], object]) -> str:
+        """The page of the run, for Flyte's deck; "" where it cannot be made: no job fails for its picture.
+
+        Locally it is left in a file, and *say* is told where.
+        """
+        job = self._plan.job
+        try:
+            parts = node.merged(self._record.part, self._job.notes())
+            found = findings.found_in(parts)
+            if found.held:
+                say(findings.held_line(found.held).rstrip("."))
+            is_local = job.attempt.flyte.mode != "TASK_EXECUTION"
+            if not is_local and not job.task.enable_deck:
+                return ""
+            kept = run_page.Kept.of(is_local=is_local)
+            kept.put("trace.json.gz", trace.trace(parts, self._scrub))
+            made = page.fragment(found, self._told(verdict, kept.address), self._scrub)
+            if is_local:
+                kept.put("run.html", page.whole(made, job.task.name).encode())
+                say(f"the record of this run: {kept.address}/run.html")
+        except Exception as error:  # a full disk, a store that is down: what the job has made counts
+            logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
             return ""
-        kept = run_page.Kept.of(is_local=is_local)
-        kept.put("trace.json.gz", trace.trace(parts, scrub))
-        made = page.fragment(found, _told(plan, verdict, history, kept.address), scrub)
-        if is_local:
-            kept.put("run.html", page.whole(made, plan.job.task.name).encode())
-            say(f"the record of this run: {kept.address}/run.html")
-    except Exception as error:  # a full disk, a store that is down: what the job has made counts
-        logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
-        return ""
-    return made
+        return made
 
-
-def _told(plan: NodePlan, verdict: Verdict | None, history: History, kept: str) -> page.JobEnd:
-    budgets = [f"restart: {spent.why}" for spent in history.restarts]
-    budgets += [f"loss: {spent.why}" for spent in history.losses]
-    return page.JobEnd(
-        task=plan.job.task.name,
-        failed=verdict is not None,
-        code=verdict.code if verdict is not None else "",
-        cause=str(verdict.error) if verdict is not None else "",
-        budgets=budgets,
-        trace=f"{kept}/trace.json.gz",
-    )
+    def _told(self, verdict: Verdict | None, kept: str) -> page.JobEnd:
+        history = self._job.me.history
+        budgets = [f"restart: {spent.why}" for spent in history.restarts]
+        budgets += [f"loss: {spent.why}" for spent in history.losses]
+        return page.JobEnd(
+            task=self._plan.job.task.name,
+            failed=verdict is not None,
+            code=verdict.code if verdict is not None else "",
+            cause=str(verdict.error) if verdict is not None else "",
+            budgets=budgets,
+            trace=f"{kept}/trace.json.gz",
+        )

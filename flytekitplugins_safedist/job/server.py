@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .. import frames
 from ..errors import RendezvousError
+from ..record.clocks import Ahead, Offset
 from ..topology import Endpoint
 from . import messages
 from .connections import Connected, Own, Way, allow_open_files, frame_of, peer_of, superseded
@@ -26,7 +27,7 @@ from .coordinator import Coordinator, Disconnected, Said, Tick
 from .corner import Corner
 from .facts import Rules
 from .link import Inbox, who_coordinates
-from .messages import Beat, Go, Hello, Message, Refused, Welcome
+from .messages import Beat, Go, Hello, Message, Noted, Refused, Welcome
 from .ports import BACKLOG, listener
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class Server:
         self._prepare = prepare
         self._ways: dict[str, Way] = {}
         self._corner = Corner()
+        self._clocks: dict[str, Ahead] = {}
+        self._notes: dict[str, Noted] = {}
         self._beaten = 0.0
         self._round = -1
         self._values: Mapping[str, str] = {}
@@ -132,6 +135,13 @@ class Server:
         """Nodes of other processes that are connected."""
         return len(self._ways) - (self._process in self._ways)
 
+    def notes(self) -> list[tuple[str, Offset]]:
+        """What other nodes have noted of the run: as JSON, and what to add to its times for this process's."""
+        return [
+            (noted.text, Offset.between(self._clocks[process].least, noted.behind))
+            for process, noted in list(self._notes.items())
+        ]
+
     def close(self, *, seconds: float = 0.0) -> None:
         """Stop; first wait, at most ``seconds``, until every other node that is connected has left."""
         if not self._thread.is_alive():
@@ -167,7 +177,7 @@ class Server:
             self._beaten = now
             for process, way in list(self._ways.items()):
                 if process != self._process:
-                    way.send(Beat())
+                    way.send(Beat(time.monotonic()))
             self._look_for_a_newer_one()
         self._loop.call_later(min(_TICK_SECONDS, self._beat), self._tick)
 
@@ -180,6 +190,13 @@ class Server:
                 before.drop()
         elif before is not way:
             return  # said on a connection that has been replaced, or by a process that was turned away
+        if isinstance(message, Hello | Beat) and message.clock:
+            self._clocks.setdefault(process, Ahead()).note(message.clock)
+        if isinstance(message, Noted):
+            self._clocks.setdefault(process, Ahead())
+            self._notes[process] = message
+            self._on(Said(process, Beat()))
+            return
         self._on(Said(process, message))
 
     def _on(self, event: Said | Disconnected | Tick) -> None:
@@ -246,6 +263,7 @@ class Server:
         return hello.process
 
     async def _node(self, process: str, way: Way, reader: asyncio.StreamReader) -> None:
+        way.send(Beat(time.monotonic()))  # at once: the first round may be over before the next one
         try:
             while True:
                 self._hear(process, messages.parse(await frame_of(reader, frames.NODE_BYTES)), way)

@@ -12,6 +12,7 @@ from ..fs.identity import Identity
 from ..handoff import HERE
 
 if TYPE_CHECKING:
+    from ..record.writer import Recorder
     from .shared_page import RankPage
 
 
@@ -52,6 +53,21 @@ class RankContext(Identity):
         steps; who saves with a collective agrees on the step first.
         """
         return page().preempted
+
+    def progress(self, step: int, **values: float) -> None:
+        """Say that ``step`` is done, and what is known of it: ``progress(step, loss=loss)``.
+
+        For the record of the run: how long steps take on each rank, which one they came to, and the latest values. It
+        costs microseconds; a value that is a tensor on a GPU is waited for, so hand it over only where you would print
+        it.
+
+        Args:
+            step: its number.
+            values: numbers by name, eight names at most.
+        """
+        recorder: Recorder | None = HERE.recorder
+        if recorder is not None:
+            recorder.progress(step, values)
 
     def saved(self) -> None:
         """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .clocks import Offset
 from .events import (
     Event,
     Interval,
@@ -228,14 +229,15 @@ def _stalls(part: RankPart, intervals: Sequence[Interval]) -> list[tuple[float, 
     return sorted(sorted(found, key=lambda stall: -stall[1])[:_MOST_STALLS])
 
 
-def merged(own: NodePart, others: Mapping[str, str]) -> list[NodePart]:
+def merged(own: NodePart, others: Iterable[tuple[str, Offset]]) -> list[NodePart]:
     """The record of the job, node 0's clock for all: its own part, and what other nodes have sent. What is damaged, or
     of another version, is left out."""
     parts = [own]
-    for text in others.values():
+    for text, offset in others:
         with suppress(Exception):  # mashumaro's, json's: of any type
             part = NodePart.from_dict(json.loads(text))
             if part.version == own.version:
+                part.offset, part.error = offset.seconds, offset.error
                 parts.append(_moved(part))
     return sorted(parts, key=lambda part: part.node)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.job import Job
 from tests.harness.procs import Ended
 
 SECRET = "s3cr3t-of-the-database"
@@ -101,3 +102,21 @@ def test_a_restart_in_place_is_two_rounds_and_says_why(warm, tmp_path):
     assert "succeeded" in text
     assert "2 round(s)" in text
     assert "restart: rank 1 failed (RuntimeError); all ranks start again: restart 1 of 1" in text
+
+
+class TwoNodes(Job):
+    """Of the module with tasks whose runs are looked at."""
+
+    module = "job_recorded"
+
+
+@pytest.mark.parametrize("how", ["nothing", "raise"])
+def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks_are_known(warm, tmp_path, how):
+    first, second = TwoNodes(warm, tmp_path, "two_nodes", how).run()
+    verdict = "error.pb" if how == "raise" else "outputs.pb"
+    assert (first.uploaded, second.uploaded) == (["deck.html", verdict], [])
+    text = Page(page(first).removesuffix("</div>")).text
+    assert "4 rank(s) on 2 node(s)" in text
+    assert "Held the others back: rank 3 in stage 'load', by" in text
+    assert len(re.findall(r"\d (?:m?s) ± \d", text)) == 2, "each node's clock, and its error"
+    assert ("raised ValueError: no learning rate" in text) == (how == "raise")

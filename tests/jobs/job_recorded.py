@@ -8,7 +8,7 @@ import time
 
 from flytekit import task
 
-from flytekitplugins_safedist import SafeTorch, current_rank, stage
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank, stage
 
 STEPS = 12
 THREE = SafeTorch(nproc_per_node=3)
@@ -32,6 +32,18 @@ def _train(rank: int, late: int, where: str) -> None:
 def one_is_late(late: int, where: str) -> int:
     """The stage of one rank takes 50 ms longer."""
     _train(current_rank().rank, late, where)
+    return STEPS
+
+
+TWO_NODES = SafeTorch(nnodes=2, nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60))
+
+
+@task(task_config=TWO_NODES, enable_deck=True)
+def two_nodes() -> int:
+    """The last rank, on node 1, is late, or it raises."""
+    _train(current_rank().rank, 3, "load")
+    if os.environ["TEST_HOW"] == "raise" and current_rank().rank == 3:
+        raise ValueError("no learning rate")
     return STEPS
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.record import findings, node, page, trace, writer
+from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.events import (
     Interval,
     PhaseDone,
@@ -109,7 +110,7 @@ def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_small_messages
     assert max(len(each.text(1 << 20)) for each in nodes) < 200_000
     assert all(len(each.text(20_000)) <= 20_000 for each in nodes)
     assert len(nodes[0].text(20_000)) > 500, "and still says what it can"
-    parts = node.merged(nodes[0].part, {str(at): each.text(1 << 20) for at, each in enumerate(nodes[1:])})
+    parts = node.merged(nodes[0].part, [(each.text(1 << 20), Offset(0.0, 0.001)) for each in nodes[1:]])
     found = findings.found_in(parts)
     assert [rank.rank for rank in found.ranks] == list(range(64))
     told = page.JobEnd("train", failed=True, code="USER:ValueError", cause="x" * 200_000)
@@ -125,7 +126,7 @@ def test_a_part_that_is_damaged_or_of_another_version_is_left_out() -> None:
     own = NodeRecorder("a", plain).part
     other = NodeRecorder("b", plain)
     other.part.version = 99
-    assert node.merged(own, {"1": "{", "2": other.text(1000)}) == [own]
+    assert node.merged(own, [("{", Offset(0.0, None)), (other.text(1000), Offset(0.0, None))]) == [own]
 
 
 def test_what_a_rank_writes_is_what_its_node_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +168,45 @@ def test_names_without_end_are_one(tmp_path: Path) -> None:
     assert "(others)" in text
     assert "step 999" not in text
     assert len(text) < 10_000
+
+
+def test_two_clocks_are_told_apart_as_well_as_messages_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Node 0's clock is 1000 s ahead; messages take 10 to 50 ms there, and 20 to 90 ms back.
+    node_0, other = Ahead(), Ahead()
+    for there, back in ((0.05, 0.02), (0.01, 0.09), (0.03, 0.04)):
+        monkeypatch.setattr("time.monotonic", lambda late=there: 1000.0 + 7.0 + late)
+        node_0.note(7.0)
+        monkeypatch.setattr("time.monotonic", lambda late=back: 9.0 + late)
+        other.note(1009.0)
+    offset = Offset.between(node_0.least, other.least)
+    assert offset.error == pytest.approx(0.015)
+    assert abs(offset.seconds - 1000.0) <= 0.015
+    assert Offset.between(node_0.least, None).error is None
+
+
+def test_times_of_other_nodes_are_moved_to_node_0s() -> None:
+    other = NodeRecorder("b", plain)
+    other.phase("staging", 5.0, 1.0)
+    other.begins(0, 1)
+    [_, moved] = node.merged(NodeRecorder("a", plain).part, [(other.text(9000), Offset(100.0, 0.5))])
+    assert moved.phases[0] == ("staging", 105.0, 1.0)
+    assert moved.rounds[0].since == pytest.approx(other.part.rounds[0].since + 100.0)
+    assert (moved.offset, moved.error) == (100.0, 0.5)
+
+
+def test_steps_that_are_told_are_counted_and_not_the_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    recorder = writer.Recorder(tmp_path / "events", rank=0, round_no=0, at=100.0)
+    for step in range(5):
+        for _ in range(3):
+            clock[0] += 0.1
+            recorder.leave(recorder.enter("micro"), clock[0], clock[0])
+        recorder.progress(100 + step, {"loss": 1.0 / (step + 1)})
+    recorder.close()
+    nodes = NodeRecorder("host", plain)
+    nodes.begins(0, 0)
+    nodes.over([RankEnd(0, tmp_path / "events", "returned", clock[0])])
+    [rank] = nodes.part.rounds[0].ranks
+    assert (rank.steps, rank.step, rank.values) == (4, 104, {"loss": 0.2})
+    assert percentile(rank.durations, 0.5) == pytest.approx(0.3, rel=0.05)
