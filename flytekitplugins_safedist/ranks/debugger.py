@@ -27,36 +27,26 @@ def terminal() -> str:
         return ""
 
 
-class Breakpoints:
-    """What ``breakpoint()`` calls in a rank."""
+def take_breakpoints(terminal: str, place: RankContext, page: RankPage) -> None:
+    """Have ``breakpoint()`` come here, unless the user has a debugger of another kind (PYTHONBREAKPOINT, or a hook of a
+    module's)."""
 
-    def __init__(self, terminal: str, place: RankContext, page: RankPage) -> None:
-        self._terminal = terminal
-        self._place = place
-        self._page = page
-
-    def install(self) -> None:
-        """Unless the user has a debugger of another kind (PYTHONBREAKPOINT, or a hook of a module's)."""
-        if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
-            sys.breakpointhook = self
-
-    def __call__(self, *_: object, **__: object) -> None:
-        """
-        Raises:
-            NoTerminalError: in a pod, or where the job's input is no terminal.
-        """
-        if not self._terminal:
+    def stop(*_: object, **__: object) -> None:
+        if not terminal:
             raise NoTerminalError(
                 "breakpoint() was called where there is no terminal",
-                where={"rank": self._place.rank},
+                where={"rank": place.rank},
                 hint="run the task locally, on a terminal; or set PYTHONBREAKPOINT to a debugger that needs none, or "
                 "to 0, which has Python pass breakpoint() by",
             )
-        if self._place.rank != 0:
+        if place.rank != 0:
             logger.warning("breakpoint() is rank 0's: this rank goes on")
             return
         # Last: whatever is called after it is where the debugger would stop.
-        _Debugger(self._terminal, self._page).set_trace(sys._getframe(1))
+        _Debugger(terminal, page).set_trace(sys._getframe(1))
+
+    if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = stop
 
 
 class _Debugger(pdb.Pdb):

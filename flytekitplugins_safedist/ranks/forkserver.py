@@ -90,10 +90,10 @@ class ForkServer:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
             # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
-            signal.signal(number, _do_nothing)
+            signal.signal(number, lambda *_: None)
         # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
         signal.signal(signal.SIGCONT, self.on_hang_up)
-        signal.signal(signal.SIGHUP, _do_nothing)
+        signal.signal(signal.SIGHUP, lambda *_: None)
         signal.signal(signal.SIGALRM, self.look_for_agent)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
@@ -247,23 +247,12 @@ def _fresh(file: str) -> int:
     return child.pid
 
 
-def _do_nothing(_number: int, _frame: object) -> None:
-    """For signals that only have to wake the server up, or must not end it."""
-
-
 def _signal_rank(pid: int, number: int, *, whole_group: bool) -> None:
-    try:
-        if whole_group:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-    except ProcessLookupError:
-        # Between fork and setsid a rank has no group of its own yet; the process itself is there all the same.
-        if whole_group:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                return
+    # Between fork and setsid a rank has no group of its own yet; the process itself is there all the same.
+    for send in (os.killpg, os.kill) if whole_group else (os.kill,):
+        with contextlib.suppress(ProcessLookupError):
+            send(pid, number)
+            return
 
 
 if __name__ == "__main__":

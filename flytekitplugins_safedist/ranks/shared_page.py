@@ -201,7 +201,9 @@ class RankPage:
 
     def take_part(self, step: int) -> None:
         """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""
-        self._words[_FLOOR] = self._floor(step)
+        if not 0 <= step <= LATEST_STEP:
+            raise ValueError(f"a step is a number from 0 to {LATEST_STEP}, not {step}")
+        self._words[_FLOOR] = step + 1
         self._words[_LISTENS] = 1
 
     def ask(self) -> None:
@@ -220,19 +222,8 @@ class RankPage:
             self._hear(words[_CALL])
         if step < self._target:
             return None
-        return self._due()
-
-    def hold(self, step: int) -> None:
-        """The state of ``step`` stays as it is from now on, until :meth:`at` or :meth:`release`: it can be saved."""
-        self._words[_FLOOR] = self._floor(step)
-        self._words[_LISTENS] = 1
-
-    def held(self, step: int) -> AgreedSave | None:
-        """While ``step`` is held, from any one thread: whether to save it now. Never waits."""
-        words = self._words
-        if words[_CALL] != self._call and self._answered(words[_CALL]):
-            self._hear(words[_CALL])
-        return self._due() if step >= self._target else None
+        self._target = NOWHERE
+        return AgreedSave(self._call, self._urgent)
 
     def finish(self, call: int) -> None:
         """Nothing more will come of this rank for a call: its save is committed, or has failed."""
@@ -267,11 +258,6 @@ class RankPage:
         finally:
             self._words[_DEBUGS] = 0
 
-    def _floor(self, step: int) -> int:
-        if not 0 <= step <= LATEST_STEP:
-            raise ValueError(f"a step is a number from 0 to {LATEST_STEP}, not {step}")
-        return step + 1
-
     def stand_still(self) -> None:
         """After an urgent save: do nothing, so that nothing is lost, until the agent ends this rank for the next round.
 
@@ -281,17 +267,10 @@ class RankPage:
         while time.monotonic() < deadline:
             time.sleep(_LOOK_STILL)
 
-    def _due(self) -> AgreedSave:
-        self._target = NOWHERE
-        return AgreedSave(self._call, self._urgent)
-
-    def _answered(self, call: int) -> bool:
-        return bool(self._words[_ANSWER] >> _CALL_SHIFT >= call)
-
     def _hear(self, call: int) -> None:
         """Stand still until the call is answered; then know the step."""
         deadline = time.monotonic() + ANSWER_SECONDS
-        while not self._answered(call):
+        while self._words[_ANSWER] >> _CALL_SHIFT < call:
             if time.monotonic() > deadline:
                 self._call = call
                 return

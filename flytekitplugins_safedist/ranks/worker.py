@@ -110,7 +110,7 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
     faulthandler.enable(file=2)
     stacks.listen(order.stacks)
     context.enter(order.context, shared)
-    debugger.Breakpoints(order.terminal, order.context, shared).install()
+    debugger.take_breakpoints(order.terminal, order.context, shared)
 
 
 def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None:
