@@ -188,7 +188,7 @@ def _prepared(server: RankServer, job: Job, told: JobOrder, guard: Sequence[Path
         cwd=Path.cwd(),
         environment={**job.ranks_environment, **caches, **dict(settings.environment)},
         sys_path=told.sys_path,
-        libraries=[*backend.libraries, "flytekit", "flytekitplugins_safedist.plugin.task"] if preloads else [],
+        libraries=backend.libraries if preloads else [],
         modules=[told.module] if told.module is not None else [],
         late=backend.late,
         timeout=settings.timeouts.start,

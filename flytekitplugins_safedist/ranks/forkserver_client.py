@@ -322,12 +322,7 @@ def fork_early(environment: Mapping[str, str]) -> None:
         return
     if preload.unsafe_to_fork("starting this process") is not None:
         return
-    libraries = [
-        *backends.create(backend).libraries,
-        "flytekit",
-        "flytekitplugins_safedist.plugin.task",
-        "flytekitplugins_safedist.job.run",
-    ]
+    libraries = [*backends.create(backend).libraries, "flytekitplugins_safedist.job.run"]
     # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
     with variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
         unsafe = preload.import_libraries(libraries)

@@ -24,7 +24,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,20 +125,15 @@ def make_job(root: Path) -> JobScratch:
         ScratchError: ``root`` cannot be written, or is too long for sockets and no link to it can be made.
     """
     root = root.absolute()  # a rank's TMPDIR holds wherever it goes
-    try:
+    with _writing(root):
         path = Path(tempfile.mkdtemp(prefix="safedist-", dir=root))
-    except OSError as error:
-        raise _cannot_write(root, error) from error
-    try:
-        job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
-        job.orders.mkdir(mode=0o700)
-        job.logs.mkdir(mode=0o700)
-    except OSError as error:
-        remove(path)
-        raise _cannot_write(root, error) from error
-    except ScratchError:
-        remove(path)
-        raise
+        try:
+            job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
+            job.orders.mkdir(mode=0o700)
+            job.logs.mkdir(mode=0o700)
+        except BaseException:
+            remove(path)
+            raise
     return job
 
 
@@ -149,14 +144,12 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
         ScratchError: they cannot be made.
     """
     scratch = job.rank(round_, rank)
-    try:
+    with _writing(scratch.path):
         # Several ranks of a round make its directory at once in a multi-process launch: let mkdir arbitrate.
         scratch.path.parent.mkdir(mode=0o700, exist_ok=True)
         for path in (scratch.path, scratch.tmp, scratch.flyte):
             path.mkdir(mode=0o700)
         _make_caches(scratch.caches)
-    except OSError as error:
-        raise _cannot_write(scratch.path, error) from error
     return scratch
 
 
@@ -193,10 +186,8 @@ def make_preload(job: JobScratch, shared: Collection[str]) -> dict[str, str]:
         ScratchError: they cannot be made.
     """
     caches = job.path / "cache" / "preload"
-    try:
+    with _writing(caches):
         _make_caches(caches)
-    except OSError as error:
-        raise _cannot_write(caches, error) from error
     return _cache_variables(caches, shared)
 
 
@@ -236,14 +227,18 @@ def remove(path: Path) -> str | None:
     return "; ".join(said[:5]) or None
 
 
-def _cannot_write(path: Path, error: OSError) -> ScratchError:
-    return ScratchError(
-        "the scratch directory cannot be made",
-        where={"path": path},
-        seen=f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}",
-        expected="a writable directory with room",
-        hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this user may write",
-    )
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ScratchError(
+            "the scratch directory cannot be made",
+            where={"path": path},
+            seen=f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}",
+            expected="a writable directory with room",
+            hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this user may write",
+        ) from error
 
 
 def short_for(directory: Path, *, below: Path) -> Path:

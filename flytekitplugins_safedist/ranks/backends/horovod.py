@@ -13,7 +13,7 @@ from typing import Any
 
 from ... import envvars
 from ...fs.identity import Identity
-from .torch import LOOPBACK, TorchBackend
+from .torch import EVERY_RANKS, LOOPBACK, TorchBackend
 
 _HINT = (
     "build its wheel against the installed torch with horovod_build/build.py of this project "
@@ -29,7 +29,7 @@ class HorovodBackend(TorchBackend):
 
     # Not horovod.torch: that would load native code into the agent, and be paid once more than needed.
     needs = (*TorchBackend.needs, ("horovod", "horovod.runner.http.http_server", _HINT))
-    libraries = ("torch", "horovod.torch")
+    libraries = ("torch", "horovod.torch", *EVERY_RANKS)
 
     def __init__(self) -> None:
         self._server: Any = None

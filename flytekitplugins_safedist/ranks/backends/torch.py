@@ -25,6 +25,9 @@ FLOOR = (2, 5)
 train with DistributedDataParallel often hung as they returned; whether :mod:`..replicas` cures that there too is not
 known."""
 
+EVERY_RANKS = ("flytekit", "flytekitplugins_safedist.plugin.task")
+"""What every rank imports, whatever its backend."""
+
 _EARLY_SECONDS = 5.0
 """For a connection of this process to itself."""
 
@@ -42,7 +45,7 @@ class TorchBackend:
     """
 
     needs: tuple[tuple[str, str, str], ...] = (("torch", "torch", _HINT),)
-    libraries: tuple[str, ...] = ("torch", "torch.distributed")
+    libraries: tuple[str, ...] = ("torch", "torch.distributed", *EVERY_RANKS)
     late: tuple[str, ...] = ("torch._dynamo",)
 
     def find(self) -> None:
