@@ -1,12 +1,13 @@
 """The rank server: one small process per node between the agent and its ranks.
 
 It starts ranks (by fork after preloading, or as fresh interpreters), reaps them, and passes signals on. It runs no
-threads, so forking from it is safe. When the agent disappears, however, it kills every rank with all its descendants
-and removes what the agent had asked it to: nothing outlives the agent. The kernel hands it the orphans of its ranks (it
-is their subreaper), so that also those go that left their rank's session (Inductor's compile workers do).
+threads, so forking from it is safe. When the agent closes the connection, or disappears, it kills every rank with all
+its descendants and removes what the agent had asked it to: nothing outlives the agent. The kernel hands it the orphans
+of its ranks (it is their subreaper), so that also those go that left their rank's session (Inductor's compile workers
+do).
 
 The protocol is frames of JSON over a socket that only these two processes hold: ``prepare`` once, then ``start`` and
-``signal``, and ``quit``. One request at a time, answered by a frame; ends of ranks come as frames of their own, at
+``signal``, and its end. One request at a time, answered by a frame; ends of ranks come as frames of their own, at
 any time.
 """
 
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 class ForkServer:
-    """Serves one agent."""
+    """Serves one agent until that is done, or gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -58,7 +59,6 @@ class ForkServer:
         self.guarded: list[Path] = []
         self.preloaded = Preloaded("nothing was preloaded")
         self.helpers: frozenset[int] = frozenset()  # what modules started when they were imported: every round's
-        self.quitting = False
         self.importing = False
         self.suspicious_until = 0.0
         self.wake_read, self.wake_write = os.pipe()
@@ -72,7 +72,7 @@ class ForkServer:
         process_tree.die_with_parent(signal.SIGCONT)
         process_tree.adopt_orphans()
         try:
-            while not self.quitting:
+            while True:
                 watched: list[Any] = [self.connection, self.wake_read]
                 # By time as well: a rank's end must not be missed for good where its signal was.
                 readable, _, _ = select.select(watched, [], [], _LOOK_SECONDS)
@@ -176,10 +176,6 @@ class ForkServer:
     def on_signal(self, *, pids: list[int], number: int, whole_group: bool) -> None:
         for pid in self.ranks.intersection(pids):  # those not reaped yet: their numbers cannot belong to anyone else
             _signal_rank(pid, number, whole_group=whole_group)
-
-    def on_quit(self) -> None:
-        self.guarded = []
-        self.quitting = True
 
     # --- children ------------------------------------------------------------------------------------------------
     def reap(self) -> None:

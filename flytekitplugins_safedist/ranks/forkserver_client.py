@@ -73,7 +73,6 @@ class RankServer:
         self._started: set[int] = set()
         self._reply: dict[str, Any] | None = None
         self._exit_code: int | None = None
-        self._unanswered = False
         self._looked_at = 0.0
 
     @classmethod
@@ -139,7 +138,7 @@ class RankServer:
         """Make the server the place where this job's modules are imported, and import them.
 
         Args:
-            guard: what it removes should this process die before it says otherwise.
+            guard: what it removes at its end, which is this process's at the latest.
             cwd: the working directory, of ranks to come as well.
             environment: all variables under which modules are imported; those of :mod:`.importer` say from where.
             sys_path: where they are looked for.
@@ -201,24 +200,16 @@ class RankServer:
         return ended
 
     def close(self) -> None:
-        """End the server and all ranks; what it guarded is left alone, unless the server was busy and must be cut off.
-
-        Closing twice is allowed.
-        """
+        """End the server and all ranks; what it guards goes, too. Closing twice is allowed."""
         if self._exit_code is not None:
             return
-        if not self._unanswered:
-            with contextlib.suppress(LaunchError):
-                self._ask("quit", 5.0)
         self._connection.close()
-        if self._exit_code is None:
-            with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
-                os.kill(self._pid, signal.SIGCONT)  # it may be importing, and look at its socket only much later
+        with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
+            os.kill(self._pid, signal.SIGCONT)  # it may be importing, and look at its socket only much later
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
     def _ask(self, op: str, timeout: float, **request: Any) -> dict[str, Any]:
-        self._unanswered = True
         try:
             self._connection.sendall(frames.packed(json.dumps({"op": op, **request}).encode()))
         except OSError:
@@ -235,7 +226,6 @@ class RankServer:
                     "at import (py-spy dump --pid)",
                 )
             self._receive(min(left, _LOOK_SECONDS))
-        self._unanswered = False
         reply, self._reply = self._reply, None
         if "error" in reply:
             raise LaunchError(
