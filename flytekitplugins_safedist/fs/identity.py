@@ -38,14 +38,14 @@ _HOROVOD = (
 class Identity:
     """A rank's place in its job. ``round`` counts restarts of the ranks, ``attempt`` Flyte's retries; both from 0."""
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    node_rank: int = 0
-    nnodes: int = 1
-    round: int = 0
-    attempt: int = 0
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nnodes: int
+    round: int
+    attempt: int
 
     def __post_init__(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "nnodes")):
@@ -90,7 +90,7 @@ def current_identity(env: Mapping[str, str] = os.environ) -> Identity:
     place = torch or horovod
     attempt = _number(env, envvars.FLYTE_ATTEMPT) if env.get(envvars.FLYTE_ATTEMPT) else 0
     if place is None:
-        return Identity(attempt=attempt)
+        return Identity(0, 1, 0, 1, 0, 1, 0, attempt)
     # torchrun's first: one that a rank of ours has started counts its own.
     rounds = next((name for name in (envvars.TORCHELASTIC_RESTART_COUNT, envvars.ROUND) if env.get(name)), None)
     rank, world_size, local_rank, local_world_size, node_rank, nnodes = place

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
-from .identity import Identity, known_identity, timeout_s
+from .identity import known_identity, timeout_s
 from .oserrors import AGAIN, FAILED, STALE, Backoff, describe, explain, mount_of
 
 Kind = Literal["any", "file", "dir"]
@@ -235,4 +235,5 @@ def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: 
 
 
 def _own_pauses() -> Iterator[float]:
-    return pauses((known_identity() or Identity()).world_size)
+    who = known_identity()
+    return pauses(1 if who is None else who.world_size)

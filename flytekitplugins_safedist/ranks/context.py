@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,15 +33,6 @@ class RankContext(Identity):
         scratch: this rank's private directory, mode 0700, gone after success.
     """
 
-    # Again, without the defaults of an identity: those are of a process that nobody has told who it is.
-    rank: int = field()
-    local_rank: int = field()
-    node_rank: int = field()
-    world_size: int = field()
-    local_world_size: int = field()
-    nnodes: int = field()
-    round: int = field()
-    attempt: int = field()
     scratch: Path
 
     @property

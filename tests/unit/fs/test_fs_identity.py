@@ -16,7 +16,8 @@ HOROVOD = {
     "HOROVOD_CROSS_RANK": "1",
     "HOROVOD_CROSS_SIZE": "2",
 }
-PLACE = Identity(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, nnodes=2)
+ALONE = Identity(0, 1, 0, 1, 0, 1, 0, 0)
+PLACE = Identity(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, nnodes=2, round=0, attempt=0)
 
 
 @pytest.mark.parametrize("env", [TORCH, HOROVOD, {**TORCH, **HOROVOD}, {**TORCH, "GROUP_WORLD_SIZE": "2"}])
@@ -25,7 +26,7 @@ def test_each_launchers_variables_name_the_same_rank(env):
 
 
 def test_no_variables_are_a_single_process():
-    assert current_identity({"PATH": "/bin"}) == Identity()
+    assert current_identity({"PATH": "/bin"}) == ALONE
     assert current_identity({"FLYTE_ATTEMPT_NUMBER": "2"}).attempt == 2
 
 

@@ -37,6 +37,7 @@ def told(
         node_rank=node_rank,
         nnodes=nnodes,
         round=2,
+        attempt=0,
     )
     offered = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500", "horovod_port": "4321"}
     found: dict[str, str] = backend.environment(at, offered, run_id="f123-a0", timeout=timeout)
