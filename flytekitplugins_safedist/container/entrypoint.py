@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError, StagingError
-from ..flyte import storage_clients
 from ..flyte.storage_errors import unsigned
 from ..handoff import HERE
 from . import early, readonly
@@ -80,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if not stopping.stop_requested():
             _show_infrastructure(error)
         code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else EXIT_FAILED
-    storage_clients.close()
     _say_last_words()
     stopping.leave(code)
 

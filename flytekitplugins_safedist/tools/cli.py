@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import log
+from .. import log, stopping
 from ..errors import SafedistError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ def mpi_launch(argv: Sequence[str] | None = None) -> int:
         supervisor.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
     except SafedistError as error:
         logger.error(str(error))
-        return ending.settle(error, options.agent)
+        # Not as an interpreter: the store's client is open, and would say so in the log's last lines.
+        stopping.leave(ending.settle(error, options.agent))
     return 0
 
 

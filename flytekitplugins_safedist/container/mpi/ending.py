@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ... import lastwords, stopping, termination
 from ...errors import SafedistError
-from ...flyte import error_document, storage_clients
+from ...flyte import error_document
 from ...job import verdict
 from .. import early
 
@@ -27,7 +27,6 @@ def settle(error: SafedistError, agent: Sequence[str]) -> int:
     if prefix is not None and ended is not None:
         failure = error_document.SystemFailure(ended.code, str(error), ended.time_ns)
         is_uploaded = early.upload(failure, prefix)
-        storage_clients.close()
         if is_uploaded:
             return 0
     termination.say(lastwords.text_of(error))
