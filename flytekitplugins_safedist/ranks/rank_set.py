@@ -16,7 +16,7 @@ from ..texts import human
 from . import disk, literals, log_lines, memory, scratch, shared_page
 from .forkserver_client import EndedRank, RankServer
 from .order import RankOrder
-from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, signal_reason, speaks_of_timeout
+from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, speaks_of_timeout
 from .scratch import JobScratch
 from .shared_page import AgentPage
 
@@ -35,7 +35,6 @@ class _Member:
     pid: int
     ended: EndedRank | None = None
     outcome: RankOutcome | None = None
-    noted: bool = False
     given_up: bool = False
     """It has reported success, and not even SIGKILL ends it: its success counts, and nothing waits for it any more."""
 
@@ -124,17 +123,6 @@ class Ranks:
         for member in self._members:
             if member.outcome is None:
                 member.outcome = self._outcome(member)
-            self._note_bad_end(member)
-
-    def _note_bad_end(self, member: _Member) -> None:
-        """A rank that crashed after its outcome was safe (native libraries at exit) has still succeeded; say so."""
-        outcome, ended = member.outcome, member.ended
-        if outcome is None or ended is None or member.noted or outcome.status is not Status.SUCCEEDED:
-            return
-        member.noted = True
-        if ended.exit_code != 0 and self._all_reported is None:
-            how = signal_reason(-ended.exit_code) if ended.exit_code < 0 else f"exit code {ended.exit_code}"
-            self._warn(f"rank {outcome.rank} reported success, then ended with {how}; its result counts")
 
     @property
     def pages(self) -> list[AgentPage]:
