@@ -16,6 +16,9 @@ _LEAST_PART = 0.02
 _LEAST_SECONDS = 0.001
 """What a rank must cost the others in each step, to be named: a part of the step, and seconds."""
 
+_BESIDE = 0.2
+"""What others must cost beside the worst one, to be named too: a part of its seconds."""
+
 NAMED = 3
 """Ranks that are named, at most."""
 
@@ -136,7 +139,8 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
             if cost > least:
                 held = HeldBack(rank.rank, name, cost, usual, cost / step, cost * _cycles(rank))
                 found.append(held)
-    return sorted(found, key=lambda held: -held.seconds)
+    found.sort(key=lambda held: -held.seconds)
+    return [held for held in found if held.seconds > _BESIDE * found[0].seconds]
 
 
 def _late(ranks: Sequence[RankPart], name: str) -> dict[int, float]:

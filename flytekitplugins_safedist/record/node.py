@@ -6,8 +6,9 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .clocks import Offset
 from .events import (
@@ -146,7 +147,7 @@ def _part(end: RankEnd, of: RoundPart) -> RankPart:
     part = RankPart(end.rank, of.since, round(end.until, 4), end.how)
     began = next((event.at for event in events if isinstance(event, RankStarted)), end.until)
     part.phases = _phases(events, began, part)
-    intervals = [event for event in events if isinstance(event, Interval)]
+    intervals = _told([event for event in events if isinstance(event, Interval)])
     part.stages = _stages(intervals, began)
     for interval in intervals:
         part.steps += interval.steps
@@ -160,6 +161,14 @@ def _part(end: RankEnd, of: RoundPart) -> RankPart:
     _slice(part, intervals, of)
     part.stalls = _stalls(part, intervals)
     return part
+
+
+def _told(intervals: list[Interval]) -> list[Interval]:
+    """Where the user tells steps at all, what was taken for steps before the first one is none."""
+    if not any(interval.step >= 0 for interval in intervals):
+        return intervals
+    none: dict[str, Any] = {"steps": 0, "durations": {}, "slowest": (0.0, 0.0)}
+    return [interval if interval.step >= 0 else replace(interval, **none) for interval in intervals]
 
 
 def _phases(events: Sequence[Event], began: float, part: RankPart) -> list[tuple[str, float, float]]:

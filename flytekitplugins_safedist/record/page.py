@@ -15,7 +15,7 @@ from .pictures import table
 LIMIT = 300_000
 """Bytes of the page, at most."""
 
-_MOST_ROWS = 64
+_MOST_ROWS, _MOST_ENDS = 64, 256
 _TEXT_CHARACTERS = 24_000
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -148,23 +148,20 @@ def _rounds(found: Findings, ranks: Sequence[RankPart]) -> str:
         (number, shown_seconds(since - found.since), shown_seconds(until - since), why or "the job ended")
         for number, (since, until, why) in list(found.rounds.items())[-_MOST_ROWS:]
     ]
-    ends = [
-        (
-            rank.rank,
-            rank.how,
-            rank.step if rank.step >= 0 else "",
-            shown_seconds(rank.until - rank.since),
-            len(rank.stalls),
-            len(rank.saves),
-        )
-        for rank in ranks
-    ]
+    shown = {rank.rank for rank in ranks}
+    shown = {rank.rank for rank in ranks}
+    there = [(every.round, rank) for part in found.parts for every in part.rounds for rank in every.ranks]
+    there = [(number, rank) for number, rank in there if rank.rank in shown]
+    there.sort(key=lambda each: (-each[0], each[1].rank))
+    ends = [(number, *_end(rank)) for number, rank in there[:_MOST_ENDS]]
+    heads = ("round", "rank", "ended", "step", "ran", "stalls", "saves")
     first = table(("round", "began after", "lasted", "ended because"), rounds, "Rounds")
-    return (
-        pictures.legend(_KINDS)
-        + first
-        + table(("rank", "ended", "step", "ran", "stalls", "saves"), ends, f"Ranks of round {found.round}")
-    )
+    return pictures.legend(_KINDS) + first + table(heads, ends, "Ranks, of the latest rounds")
+
+
+def _end(rank: RankPart) -> tuple[object, ...]:
+    step, lasted = rank.step if rank.step >= 0 else "", shown_seconds(rank.until - rank.since)
+    return rank.rank, rank.how, step, lasted, len(rank.stalls), len(rank.saves)
 
 
 def _spent(found: Findings) -> str:

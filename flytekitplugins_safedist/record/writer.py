@@ -23,6 +23,9 @@ from .scrub import scrubber
 _FIRST_SECONDS = 0.5
 """Between two lines, at first."""
 
+_FIRST_LINES = 4
+"""So many steps are written at once: a rank that hangs, or is killed, after a moment is to be seen, too."""
+
 _LINES = 256
 """After so many the time between two of them is doubled."""
 
@@ -118,8 +121,6 @@ class Recorder:
             if name in self._values or len(self._values) < 8:
                 self._values[name[:_NAME_CHARACTERS]] = float(value)
         self._ended_step(now)
-        if now >= self._due:
-            self._flush(now)
 
     def close(self) -> None:
         """The rank ends: write what is left."""
@@ -174,6 +175,8 @@ class Recorder:
         self._durations[number] = self._durations.get(number, 0) + 1
         if seconds > self._slowest[1]:
             self._slowest = (round(began, 4), round(seconds, 4))
+        if now >= self._due or self._lines < _FIRST_LINES:
+            self._flush(now)
 
     # --- the file --------------------------------------------------------------------------------------------------
     def _flush(self, now: float) -> None:
