@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Awaitable, Callable
+from string import Template
 from typing import Any
 
 from . import lookup
@@ -241,6 +243,7 @@ def adapt_entrypoint(
     """
     from flytekit.bin import entrypoint
     from flytekit.core.constants import ERROR_FILE_NAME
+    from flytekit.deck import deck
 
     lookup(entrypoint, "FileAccessProvider", of="flytekit")
     lookup(entrypoint, "_build_error_file_name", of="flytekit")
@@ -250,3 +253,6 @@ def adapt_entrypoint(
     entrypoint._build_error_file_name = lambda: ERROR_FILE_NAME
     entrypoint.get_traceback_str = traceback(lookup(entrypoint, "get_traceback_str", of="flytekit"))
     entrypoint._dispatch_execute = dispatch(lookup(entrypoint, "_dispatch_execute", of="flytekit"))
+    # A deck is opened where nothing may be fetched from elsewhere, and flytekit's page links to a font.
+    page = lookup(deck, "get_deck_template", of="flytekit")
+    deck.get_deck_template = lambda: Template(re.sub(r"<link [^>]*>", "", page().template))

@@ -15,7 +15,7 @@ from ..errors import SafedistError
 from ..flyte import uploads
 from ..ranks import literals
 from ..ranks.forkserver_client import RankServer
-from . import arrival, comeback, ending, prepare, seen
+from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent
 from .arrival import Attempt
 from .ending import Finish
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 say = logger.info
 """Takes a sentence of safedist's own for the node's log."""
+
+
+PAGE = "Run"
+"""What the page of the run is called among a task's decks."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | No
 
 
 def _result(report: Report, page: str) -> Done | Verdict:
-    first = ({"name": seen.DECK, "html": page},)
+    first = ({"name": PAGE, "html": page},) if page else ()
     if report.verdict is not None:
         return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:

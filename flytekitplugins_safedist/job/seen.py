@@ -21,9 +21,6 @@ from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
-DECK = "Run"
-"""What the page is called among a task's decks."""
-
 _JOB_BYTES = 4 << 20
 _NODE_BYTES = 4 << 10, 256 << 10
 """What all nodes may send to node 0, and a single one at least and at most."""

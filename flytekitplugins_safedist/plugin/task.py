@@ -177,6 +177,7 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
             return
         for deck in decks:
             Deck(deck["name"], deck["html"])
+        ctx.user_space_params.decks.sort(key=lambda deck: deck.name != run.PAGE)  # what is opened first
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
             flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.job import Job
-from tests.harness.procs import Ended
+from tests.harness.procs import KILL, Ended, gate, until
 
 SECRET = "s3cr3t-of-the-database"
 
@@ -46,6 +46,8 @@ def page(ended: Ended) -> str:
     """What Flyte's deck has of ours."""
     assert "deck.html" in ended.uploaded, ended.err
     html = (ended.files / "outputs" / "deck.html").read_text()
+    assert re.findall(r"(?:src|href)=|@import|url\(", html) == [], "nothing is fetched"
+    assert html.index(">Run</li>") < html.index(">Timeline</li>"), "the first tab"
     [ours] = re.findall(r'<div class="sd">.*?</div></div>', html, re.DOTALL)
     assert Page(ours.removesuffix("</div>")).fetched == []
     return str(ours)
@@ -120,3 +122,27 @@ def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks
     assert "Held the others back: rank 3 in stage 'load', by" in text
     assert len(re.findall(r"\d (?:m?s) ± \d", text)) == 2, "each node's clock, and its error"
     assert ("raised ValueError: no learning rate" in text) == (how == "raise")
+
+
+class Range(TwoNodes):
+    """A range, which one node of two can leave."""
+
+    nodes = "1:2"
+
+
+def test_a_range_that_shrank_says_which_node_was_lost_and_what_ran_before(warm, tmp_path):
+    with gate(tmp_path / "gate") as ranks:
+        job = Range(warm, tmp_path, "a_range", "", ranks.environment)
+        host = job.start(0)
+        until(job.listening, "the first pod listens")
+        other = job.start(1)
+        ranks.heard(4)
+        other.signal(KILL)
+        ranks.heard(2)
+        ranks.let_go(2)
+        ended = host.wait()
+        other.wait()
+    assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "2 round(s)" in text
+    assert re.search(r"loss: the node on \S+:? .*connection was lost", text), text

@@ -9,6 +9,7 @@ import time
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank, stage
+from tests.harness.procs import say, wait_for_word
 
 STEPS = 12
 THREE = SafeTorch(nproc_per_node=3)
@@ -45,6 +46,17 @@ def two_nodes() -> int:
     if os.environ["TEST_HOW"] == "raise" and current_rank().rank == 3:
         raise ValueError("no learning rate")
     return STEPS
+
+
+RANGE = SafeTorch(nnodes="1:2", nproc_per_node=2, timeouts=TWO_NODES.timeouts)
+
+
+@task(task_config=RANGE, enable_deck=True)
+def a_range() -> int:
+    """Waits for the test's word, in each round."""
+    say(f"rank {current_rank().rank}")
+    wait_for_word()
+    return current_rank().round
 
 
 @task(task_config=THREE, enable_deck=True)
