@@ -7,17 +7,12 @@ read them back. All of them survive pickling: ranks, servers and agents are diff
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound="SafedistError")
-
-
-def _rebuild(cls: type[SafedistError], state: dict[str, Any]) -> SafedistError:
-    error = cls.__new__(cls)
-    error.__setstate__(state)
-    return error
 
 
 class SafedistError(Exception):
@@ -91,7 +86,7 @@ class SafedistError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ calls cls(*args), which loses keyword-only facts.
-        return (_rebuild, (type(self), dict(self.__dict__)))
+        return (copyreg.__newobj__, (type(self),), dict(self.__dict__))  # type: ignore[attr-defined]
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import sys
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from string import Template
 from typing import Any
 
-from . import lookup
+from . import gone, lookup
 
 _PATIENCE_SECONDS = 5.0
 
@@ -156,28 +157,18 @@ def resuming_checkpoint(destination: str, source: str | None, exists: Callable[[
     class ResumingCheckpoint(SyncCheckpoint):  # type: ignore[misc]  # flytekit is untyped to mypy here
         """Looks where the rounds before this one have saved."""
 
-        _looked = False
-
-        def _look(self) -> None:
-            if not self._looked:
-                self._looked = True
-                if exists(destination):
-                    self._checkpoint_src = destination
-
-        def prev_exists(self) -> Any:
-            self._look()
-            return super().prev_exists()
-
-        def restore(self, path: Any = None) -> Any:
-            self._look()
-            return super().restore(path)
+        @functools.cached_property
+        def _checkpoint_src(self) -> str | None:
+            return destination if exists(destination) else source
 
         def save(self, cp: Any) -> Any:
-            self._look()
+            _ = self._checkpoint_src  # asked before there is what this round saves
             return super().save(cp)
 
     checkpoint = ResumingCheckpoint(checkpoint_dest=destination, checkpoint_src=source)
-    lookup(checkpoint, "_checkpoint_src", of="flytekit")
+    if "_checkpoint_src" not in vars(checkpoint):
+        raise gone("SyncCheckpoint._checkpoint_src", of="flytekit")
+    del checkpoint._checkpoint_src  # for what the property gives
     return checkpoint
 
 

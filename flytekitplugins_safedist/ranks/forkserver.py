@@ -14,6 +14,7 @@ any time.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import multiprocessing.util
 import os
@@ -36,9 +37,8 @@ _KILL_GRACE_SECONDS = 30.0
 _ORPHANS_SECONDS = 5.0
 """For what ranks have left to be gone, between two rounds: less than the agent waits for any answer."""
 
-_SUSPICION_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
-_LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM}
+_LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGIO}
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -60,7 +60,6 @@ class ForkServer:
         self.preloaded = Preloaded("nothing was preloaded")
         self.helpers: frozenset[int] = frozenset()  # what modules started when they were imported: every round's
         self.importing = False
-        self.suspicious_until = 0.0
         self.wake_read, self.wake_write = os.pipe()
 
     def run(self) -> None:
@@ -71,6 +70,9 @@ class ForkServer:
         # Of all signals the one that also wakes a process which SIGSTOP has frozen: it clears up after its agent, too.
         process_tree.die_with_parent(signal.SIGCONT)
         process_tree.adopt_orphans()
+        # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
+        fcntl.fcntl(self.connection, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self.connection, fcntl.F_SETFL, fcntl.fcntl(self.connection, fcntl.F_GETFL) | os.O_ASYNC)
         try:
             while True:
                 watched: list[Any] = [self.connection, self.wake_read]
@@ -87,14 +89,11 @@ class ForkServer:
 
     def listen_to_signals(self) -> None:
         """Take every signal that this process lives by: at its start, and back from modules that it has imported."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        for number in _LIVES_BY:
             # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
             # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
             signal.signal(number, lambda *_: None)
-        # The kernel's word that the agent is gone, which a server that imports for minutes would hear of only then.
-        signal.signal(signal.SIGCONT, self.on_hang_up)
-        signal.signal(signal.SIGHUP, lambda *_: None)
-        signal.signal(signal.SIGALRM, self.look_for_agent)
+        signal.signal(signal.SIGIO, self.look_for_agent)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
 
@@ -108,24 +107,11 @@ class ForkServer:
     def send(self, message: dict[str, Any]) -> None:
         self.connection.sendall(frames.packed(json.dumps(message).encode()))
 
-    def on_hang_up(self, *_: object) -> None:
-        """The kernel says that the agent's thread which started us has ended; while importing, see what that means.
-
-        Its process may be about to end, with other threads that still hold its end of the connection for a moment: so
-        look again for a while. Or the process lives on, and only that thread is gone.
-        """
-        self.suspicious_until = time.monotonic() + _SUSPICION_SECONDS
-        self.look_for_agent()
-
     def look_for_agent(self, *_: object) -> None:
-        if not self.importing:
-            return
-        if self.agent_is_gone():
+        if self.importing and self.agent_is_gone():
             # Here and now: an exception would go through the import, which may catch it and go on.
             self.clean_up()
             stopping.end_now(0)
-        if time.monotonic() < self.suspicious_until:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
 
     def agent_is_gone(self) -> bool:
         poll = select.poll()
@@ -151,14 +137,13 @@ class ForkServer:
     def import_for_ranks(self, **names: list[str]) -> None:
         self.importing = True
         try:
-            self.look_for_agent()  # the word may have come before we were importing
+            self.look_for_agent()  # it may have gone before we were importing
             replicas.install()
             self.preloaded = preload.preload(**names)
         except IncompatibleVersionError as error:  # fresh interpreters will say so themselves, where it is seen
             self.preloaded = Preloaded(str(error))
         finally:
             self.importing = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
             self.listen_to_signals()
         self.helpers = frozenset(process_tree.children())
 
@@ -218,7 +203,7 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             os.close(self.wake_read)
             os.close(self.wake_write)
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT, signal.SIGALRM, signal.SIGCHLD):
+            for number in _LIVES_BY:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             # The server's finalizers are not ours (multiprocessing does the same in its children).

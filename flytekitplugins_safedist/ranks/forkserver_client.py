@@ -204,8 +204,7 @@ class RankServer:
         if self._exit_code is not None:
             return
         self._connection.close()
-        with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
-            os.kill(self._pid, signal.SIGCONT)  # it may be importing, and look at its socket only much later
+        process_tree.thaw(self._pid)
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------

@@ -129,10 +129,7 @@ class LogFollower:
 
     def _pass_on_blocks(self) -> bool:
         """At most one block of each file, so that no rank's flood holds up another's lines; whether there was one."""
-        passed_on = [
-            self._pass_on_block(followed) for followed in self._files
-        ]  # all of them: any() alone would stop early
-        return any(passed_on)
+        return sum(map(self._pass_on_block, self._files)) > 0  # any() would stop early
 
     def _pass_on_block(self, followed: _Followed) -> bool:
         if followed.prefix is None:
