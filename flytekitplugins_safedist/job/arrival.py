@@ -6,11 +6,13 @@ known without the task's own code: registration has pinned it into the pod.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
 import time
 import traceback
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -88,6 +90,17 @@ class Attempt:
 def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
     """Names this attempt of the job, the same on every node."""
     return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
+
+
+def job_name(flyte: task_context.FlyteSnapshot) -> str:
+    """Names the task's node in its execution, for what outlives an attempt (a tracker's run): the same on every node of
+    the job and in every attempt, in letters, digits and dashes. A local run has one attempt, and a random name."""
+    execution, prefix = flyte.execution_id[2], flyte.output_metadata_prefix
+    if flyte.mode != "TASK_EXECUTION" or prefix is None:
+        return f"local-{uuid.uuid4().hex[:16]}"
+    # One prefix for each node of the workflow, and for each part of a mapped task; the attempt is its last part.
+    of_node = prefix.rstrip("/").rpartition("/")[0]
+    return f"{execution}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
 
 
 def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resolved | None = None) -> Verdict | None:

@@ -49,6 +49,7 @@ class Job:
         environment: this process's variables.
         backend: how its ranks meet.
         attempt: Flyte's, and this node's place in it.
+        name: see :func:`.arrival.job_name`.
     """
 
     task: PythonFunctionTask[Any]
@@ -56,6 +57,7 @@ class Job:
     environment: Mapping[str, str]
     backend: backends.TorchBackend
     attempt: arrival.Attempt
+    name: str
 
     @classmethod
     def of(cls, task: PythonFunctionTask[Any], settings: Resolved, environment: Mapping[str, str]) -> Job:
@@ -78,7 +80,7 @@ class Job:
             # The container has them, unless the execution says otherwise (``--env``).
             given |= {name: environment[name] for name in given if name in environment}
         settings = replace(settings, nproc_per_node=place.nproc_per_node, environment=tuple(sorted(given.items())))
-        return cls(task, settings, environment, backend, attempt)
+        return cls(task, settings, environment, backend, attempt, arrival.job_name(flyte))
 
     @property
     def ranks_environment(self) -> dict[str, str]:

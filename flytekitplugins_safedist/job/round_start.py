@@ -33,6 +33,7 @@ def _context(go: Go, plan: NodePlan, local_rank: int) -> RankContext:
         nnodes=go.nnodes,
         round=go.round,
         attempt=plan.job.number,
+        job=plan.job.name,
         scratch=scratch.make_rank(plan.scratch, go.round, rank).path,
     )
 

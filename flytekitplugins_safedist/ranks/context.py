@@ -30,9 +30,11 @@ class RankContext(Identity):
         nnodes: nodes of the job.
         round: which launch of the ranks this is within the attempt: 0 at first, one more after each restart.
         attempt: which Flyte attempt this is (0 at first, one more after each retry).
+        job: names the task's node in its execution: the same in every rank, restart and attempt (a local run: random).
         scratch: this rank's private directory, mode 0700, gone after success.
     """
 
+    job: str
     scratch: Path
 
     @property

@@ -101,11 +101,12 @@ def _fault(error: BaseException) -> Fault:
 
 
 def own_frames_cut(error: BaseException) -> str:
-    """The traceback as the user wrote it: without the frames of this package above the user's function."""
-    here = str(Path(__file__).parents[1])
+    """The traceback as the user wrote it: without the frames above the user's function, this package's and those of
+    :func:`..run.run_script`."""
+    ours = (str(Path(__file__).parents[1]), "<frozen runpy>")
 
     def first_foreign(trace: TracebackType | None) -> TracebackType | None:
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
             trace = trace.tb_next
         return trace
 

@@ -7,6 +7,7 @@ import multiprocessing
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
+from flytekitplugins_safedist.run import run_script
 
 
 class Shard:
@@ -30,6 +31,11 @@ def read(shard: Shard) -> int:
 def train() -> int:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return sum(pool.map(read, [Shard(current_rank().rank + 1), Shard(7)]))
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def by_path(path: str) -> None:
+    run_script(path)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ RANK = RankContext(
     nnodes=3,
     round=4,
     attempt=7,
+    job="f0-1234",
     scratch=Path("/scratch/round-4/rank-5"),
 )
 
@@ -94,6 +95,7 @@ def test_it_has_everything_that_was_promised() -> None:
         "nnodes",
         "round",
         "attempt",
+        "job",
         "scratch",
     }
 

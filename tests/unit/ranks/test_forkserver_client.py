@@ -44,6 +44,7 @@ def order(tmp_path: Path, name: str) -> Path:
         nnodes=1,
         round=0,
         attempt=0,
+        job="f0-1234",
         scratch=tmp_path,
     )
     to = RankOrder(

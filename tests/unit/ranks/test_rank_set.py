@@ -78,6 +78,7 @@ def contexts(job: JobScratch) -> list[RankContext]:
             nnodes=3,
             round=1,
             attempt=0,
+            job="f0-1234",
             scratch=make_rank(job, 1, 4 + local).path,
         )
         for local in range(2)

@@ -51,6 +51,7 @@ def order(directory: Path, /, **environment: str) -> RankOrder:
             nnodes=3,
             round=4,
             attempt=7,
+            job="f0-1234",
             scratch=directory / "rank-5",
         ),
         environment=environment,

@@ -1,0 +1,58 @@
+"""An existing script with its own command line, on ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.procs import Ended, Warm
+
+SCRIPT = str(Path(__file__).parents[1] / "jobs" / "script_of_a_user.py")
+
+
+def on_two_ranks(warm: Warm, tmp_path: Path, *arguments: str) -> Ended:
+    options = ["--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "flytekitplugins_safedist.run", *options, *arguments]
+    return warm.command(command, tmp_path / "job").wait()
+
+
+@pytest.mark.parametrize("ends", ["well", "with 0"])
+def test_a_script_runs_on_each_rank_with_its_own_arguments(warm, tmp_path, ends):
+    ended = on_two_ranks(warm, tmp_path, SCRIPT, "--lr", "3", "--ends", ends)
+    assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.err
+    assert {f"[rank {rank}] {rank} of 2 doubles to [6] ['3', '3']" for rank in range(2)} <= set(ended.out.splitlines())
+
+
+def test_a_failure_is_the_scripts_with_the_scripts_lines_alone(warm, tmp_path):
+    ended = on_two_ranks(warm, tmp_path, SCRIPT, "--lr", "3", "--ends", "badly")
+    assert (ended.code, ended.left, ended.scratch) == (1, [], [])
+    assert "rank 1 (local_rank 1) on node 0" in ended.err
+    assert "raised ValueError: bad data" in ended.err
+    assert "script_of_a_user.py" in ended.err
+    assert "runpy" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [(["--lr", "3", "--ends", "with 3"], "called sys.exit(3)"), ([], "called sys.exit(2)")],
+    ids=["exit", "usage"],
+)
+def test_another_status_than_0_is_a_failure(warm, tmp_path, arguments, seen):
+    ended = on_two_ranks(warm, tmp_path, SCRIPT, *arguments)
+    assert ended.code == 1
+    assert seen in ended.err
+
+
+def test_wrong_usage_starts_nothing(warm, tmp_path):
+    ended = on_two_ranks(warm, tmp_path, "no_such_script.py")
+    assert ended.code == 2
+    assert "there is no such file: " in ended.err
+    assert "[safedist] start" not in ended.err
+
+
+def test_in_a_task_a_script_that_is_not_there_is_named(warm, tmp_path):
+    ended = warm.run("job_script:by_path", tmp_path / "job", inputs={"path": "nowhere/train.py"})
+    assert "there is no such script here" in str(ended.error)
+    assert "nowhere/train.py" in str(ended.error)

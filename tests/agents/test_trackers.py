@@ -1,0 +1,47 @@
+"""What people run beside a job: a tracker, of which a job has one run, over restarts and attempts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.harness.procs import Ended, Warm
+
+
+def attempt(warm: Warm, tmp_path: Path, number: int, failures: int) -> Ended:
+    """One attempt of a task's node in one execution, as Flyte starts it."""
+    environment = {
+        "TEST_TRACKED": str(tmp_path),
+        "TEST_FAILURES": str(failures),
+        "FLYTE_ATTEMPT_NUMBER": str(number),
+        "FLYTE_INTERNAL_EXECUTION_ID": "f7a1",
+    }
+    prefix = ["--output-prefix", str(tmp_path / "n0" / "data" / str(number))]
+    files = tmp_path / f"pod-{number}"
+    return warm.run("job_trackers:tracked", files, kind="execute", environment=environment, arguments=prefix)
+
+
+def runs(tmp_path: Path) -> list[str]:
+    """The ids of all runs that wandb has begun, by the files that ``wandb sync`` sends."""
+    return [path.stem.removeprefix("run-") for path in tmp_path.glob("wandb/offline-run-*/run-*.wandb")]
+
+
+def test_a_jobs_restarts_and_attempts_are_one_run_of_a_tracker(warm, tmp_path):
+    failed = attempt(warm, tmp_path, 0, failures=2)
+    assert "bad data in round 1" in failed.err
+    ended = attempt(warm, tmp_path, 1, failures=1)
+    assert ended.code == 0, ended.err
+    begun = runs(tmp_path)
+    assert len(begun) > 1  # one for each round
+    assert len(set(begun)) == 1
+    assert re.fullmatch(r"f7a1-[0-9a-f]{8}", begun[0])
+
+
+def test_a_local_run_has_a_name_of_its_own_each_time(warm, tmp_path):
+    names = [
+        warm.run("job_trackers:tracked", tmp_path / str(count), environment={"TEST_TRACKED": str(tmp_path)}).value
+        for count in range(2)
+    ]
+    assert all(re.fullmatch(r"local-[0-9a-f]{16}", name) for name in names)
+    assert len(set(names)) == 2
+    assert sorted(runs(tmp_path)) == sorted(names)

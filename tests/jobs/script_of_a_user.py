@@ -1,0 +1,34 @@
+"""A script with a command line of its own, as people have them."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+
+from exchanging import exchange  # of the script's own directory
+
+from flytekitplugins_safedist import current_rank
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=int, required=True)
+    parser.add_argument("--ends", choices=["well", "with 0", "with 3", "badly"], default="well")
+    options = parser.parse_args()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        doubled = pool.map(double, [options.lr])
+    me = current_rank()
+    print(f"{me.rank} of {me.world_size} doubles to {doubled}", exchange("rates", str(options.lr)), flush=True)
+    if options.ends.startswith("with"):
+        sys.exit(int(options.ends[-1]))
+    if options.ends == "badly" and me.rank == 1:
+        raise ValueError("bad data")
+
+
+if __name__ == "__main__":
+    main()
