@@ -104,10 +104,10 @@ class Membership:
         assert way is not None  # noqa: S101  (it is the one or the other)
         way.say(message)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Callable[[], str]) -> None:
         """Send node 0 the record of this node's part in the run; there it is already."""
         if self._link is not None:
-            self._link.say(Noted(text, self._link.behind.least))
+            self._link.say(Noted(text(), self._link.behind.least))
 
     def notes(self) -> list[tuple[str, Offset]]:
         """What other nodes have sent so, where this is node 0, and what to add to their times for this node's."""

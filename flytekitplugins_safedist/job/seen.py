@@ -63,7 +63,7 @@ class RunSeen:
             file = order_file(self._plan.scratch, each.round, each.rank).with_suffix(EVENTS)
             ends.append(RankEnd(each.rank, file, how(each), each.time_ns / 1e9 + since_boot))
         self._record.over(ends)
-        self._job.note(self._record.text(self._limit))
+        self._job.note(lambda: self._record.text(self._limit))
 
     def shown(self, verdict: Verdict | None, say: Callable[[str], object]) -> str:
         """The page of the run, for Flyte's deck; "" where it cannot be made: no job fails for its picture.
@@ -80,8 +80,8 @@ class RunSeen:
             if not is_local and not job.task.enable_deck:
                 return ""
             kept = run_page.Kept.of(is_local=is_local)
-            kept.put("trace.json.gz", trace.trace(parts, self._scrub))
-            made = page.fragment(found, self._told(verdict, kept.address), self._scrub)
+            kept.put("trace.json.gz", trace.trace(parts))
+            made = page.fragment(found, self._told(verdict, kept.address))
             if is_local:
                 kept.put("run.html", page.whole(made, job.task.name).encode())
                 say(f"the record of this run: {kept.address}/run.html")
@@ -98,7 +98,7 @@ class RunSeen:
             task=self._plan.job.task.name,
             failed=verdict is not None,
             code=verdict.code if verdict is not None else "",
-            cause=str(verdict.error) if verdict is not None else "",
-            budgets=budgets,
+            cause=self._scrub(str(verdict.error)) if verdict is not None else "",
+            budgets=[self._scrub(each) for each in budgets],
             trace=f"{kept}/trace.json.gz",
         )

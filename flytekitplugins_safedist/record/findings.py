@@ -16,6 +16,12 @@ _LEAST_PART = 0.02
 _LEAST_SECONDS = 0.001
 """What a rank must cost the others in each step, to be named: a part of the step, and seconds."""
 
+_LEAST_STEPS = 3
+"""For fewer nobody is named."""
+
+_UNEVEN = 0.1
+"""Where ranks differ by a larger part in how often they ended a stage, nobody is named for it."""
+
 _BESIDE = 0.2
 """What others must cost beside the worst one, to be named too: a part of its seconds."""
 
@@ -120,7 +126,7 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
     """Who held the others back, and in which stage; the worst first, and none where no one stands out."""
     names = dict.fromkeys(name for rank in ranks for name in rank.stages if "/" not in name)
     cycles = max((_cycles(rank) for rank in ranks), default=0)
-    if len(ranks) < 2 or not cycles:
+    if len(ranks) < 2 or cycles < _LEAST_STEPS:
         return []
     step = sum(stage.seconds for rank in ranks for name, stage in rank.stages.items() if name in names)
     step /= sum(map(_cycles, ranks)) or 1
@@ -128,11 +134,11 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
     found: list[HeldBack] = []
     for name in names:
         there = [rank for rank in ranks if name in rank.stages]
-        own = {rank.rank: rank.stages[name].seconds / rank.stages[name].times for rank in there}
-        if len(own) < 2:
+        if not _are_even(there, name):
             continue
+        own = {rank.rank: rank.stages[name].seconds / rank.stages[name].times for rank in there}
         usual = _middle(own.values())
-        late = _late(there, name)
+        late = _late(there, name, step)
         for rank in there:
             per_step = rank.stages[name].times / _cycles(rank)
             cost = min(own[rank.rank] - usual, late[rank.rank]) * per_step
@@ -143,13 +149,18 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
     return [held for held in found if held.seconds > _BESIDE * found[0].seconds]
 
 
-def _late(ranks: Sequence[RankPart], name: str) -> dict[int, float]:
-    """How much later than the others each rank ended a stage, on average. Where they did not end it equally often,
-    averages say nothing, and a rank is as late as it took long."""
-    if len({rank.stages[name].times for rank in ranks}) > 1:
-        return {rank.rank: rank.stages[name].seconds for rank in ranks}
-    usual = _middle(rank.stages[name].end for rank in ranks)
-    return {rank.rank: rank.stages[name].end - usual for rank in ranks}
+def _late(ranks: Sequence[RankPart], name: str, step: float) -> dict[int, float]:
+    """How much later than the others each rank ended a stage, on average. One that did so once more, and was a step
+    further when it was ended, is half a *step* later for that alone."""
+    fewest = min(rank.stages[name].times for rank in ranks)
+    ends = {rank.rank: rank.stages[name].end - (rank.stages[name].times - fewest) / 2 * step for rank in ranks}
+    usual = _middle(ends.values())
+    return {rank: end - usual for rank, end in ends.items()}
+
+
+def _are_even(ranks: Sequence[RankPart], name: str) -> bool:
+    times = [rank.stages[name].times for rank in ranks]
+    return len(times) > 1 and max(times) - min(times) <= _UNEVEN * max(times)
 
 
 def _middle(values: object) -> float:

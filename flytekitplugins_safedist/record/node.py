@@ -101,39 +101,24 @@ class NodeRecorder:
             self.part.rounds[-1].why = self._scrub(text)[:300]
 
     def text(self, limit: int) -> str:
-        """All of it as JSON of at most *limit* bytes: what is oldest and finest goes first."""
-        part = NodePart.from_dict(self.part.to_dict())
-        for lessen in (_no_shares, _no_old_ranks, _no_pace, _no_ranks):
-            text = json.dumps(part.to_dict())
+        """As JSON of at most *limit* bytes, where that holds a little: what is oldest and finest goes first."""
+        for fine, rounds in ((True, _FULL_ROUNDS), (False, _FULL_ROUNDS), (False, 1), (False, 0)):
+            text = json.dumps(_shorter(self.part, fine=fine, rounds=rounds).to_dict())
             if len(text) <= limit:
-                return text
-            lessen(part)
-        part.phases, part.rounds = [], part.rounds[-1:]
-        return json.dumps(part.to_dict())
+                break
+        return text
 
 
-def _no_shares(part: NodePart) -> None:
-    for each in _ranks(part):
-        each.shares = {}
+def _shorter(part: NodePart, *, fine: bool, rounds: int) -> NodePart:
+    """The ranks of the latest *rounds* alone, and without what is *fine*."""
 
+    def short(rank: RankPart) -> RankPart:
+        return rank if fine else replace(rank, shares={}, pace="", stalls=rank.stalls[:2], saves=rank.saves[-4:])
 
-def _no_old_ranks(part: NodePart) -> None:
-    for older in part.rounds[:-1]:
-        older.ranks = []
-
-
-def _no_pace(part: NodePart) -> None:
-    for each in _ranks(part):
-        each.pace, each.stalls, each.saves = "", each.stalls[:2], each.saves[-4:]
-
-
-def _no_ranks(part: NodePart) -> None:
-    for every in part.rounds:
-        every.ranks = []
-
-
-def _ranks(part: NodePart) -> Iterable[RankPart]:
-    return (each for every in part.rounds for each in every.ranks)
+    with_ranks = part.rounds[len(part.rounds) - rounds :] if rounds else []
+    kept = part.rounds if rounds > 1 else part.rounds[-4:]
+    told = [replace(each, ranks=[short(rank) for rank in each.ranks if each in with_ranks]) for each in kept]
+    return replace(part, rounds=told, phases=part.phases if rounds > 1 else part.phases[-8:])
 
 
 def _part(end: RankEnd, of: RoundPart) -> RankPart:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,18 +20,8 @@ _TEXT_CHARACTERS = 24_000
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
-_KINDS = {
-    "p-start": "start",
-    "p-import": "import",
-    "p-inputs": "inputs",
-    "p-function": "function",
-    "low": "few steps",
-    "mid": "more",
-    "high": "most steps",
-    "p-outputs": "outputs",
-    "stall": "stall",
-    "save": "save",
-}
+_KINDS = {f"p-{phase}": phase for phase in findings.PHASES}
+_KINDS |= {"low": "few steps", "mid": "more", "high": "most steps", "stall": "stall", "save": "save"}
 
 
 @dataclass(frozen=True)
@@ -55,19 +45,18 @@ class JobEnd:
     trace: str = ""
 
 
-def fragment(found: Findings, told: JobEnd, scrub: Callable[[str], str]) -> str:
+def fragment(found: Findings, told: JobEnd) -> str:
     """The page's content, for Flyte's deck: at most :data:`LIMIT` bytes.
 
     Args:
         found: in the record of all nodes.
-        told: what else there is to say.
-        scrub: takes secrets out of a text.
+        told: what else there is to say, without secrets; no other text in it comes from outside the ranks.
     """
     for rows in (_MOST_ROWS, _MOST_ROWS // 2, 8):
-        made = _made(found, told, scrub, rows)
+        made = _made(found, told, rows)
         if len(made.encode()) <= LIMIT:
             return made
-    return _made(found, told, scrub, 0)
+    return _made(found, told, 0)
 
 
 def whole(content: str, title: str) -> str:
@@ -78,28 +67,20 @@ def whole(content: str, title: str) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{content}</body></html>'
 
 
-def _made(found: Findings, told: JobEnd, scrub: Callable[[str], str], rows: int) -> str:
+def _made(found: Findings, told: JobEnd, rows: int) -> str:
     ranks = _rows(found, rows)
     sections = [
         f"<style>{_STYLE}</style>",
         _summary(found, told),
-        _cause(told, scrub),
-        _figure("Ranks over time", pictures.timeline(found, [rank.rank for rank in ranks]), _rounds(found, ranks))
-        if ranks
-        else "",
+        _cause(told),
+        _times(found, ranks),
         _figure("Where the time went", pictures.spent(found), _spent(found)),
         _stages(found, ranks),
         _steps(found, ranks),
-        _figure("Memory", pictures.memory(ranks), _memory(ranks)) if any(rank.peak for rank in ranks) else "",
+        _memory(ranks),
         _nodes(found),
     ]
-    return scrub_marked("".join(sections), scrub)
-
-
-def scrub_marked(text: str, scrub: Callable[[str], str]) -> str:
-    """Once more over all of it: what a name or a host brought in. Not over the style, which is ours."""
-    style, end, rest = text.partition("</style>")
-    return f"{style}{end}{scrub(rest)}"
+    return "".join(sections)
 
 
 def _rows(found: Findings, most: int) -> list[RankPart]:
@@ -134,29 +115,30 @@ def _summary(found: Findings, told: JobEnd) -> str:
     return f'<div class="sd"><h2>{escape(told.task)}</h2><p class="{kind}">{line}</p>{held}<ul>{budgets}</ul>{trace}'
 
 
-def _cause(told: JobEnd, scrub: Callable[[str], str]) -> str:
+def _cause(told: JobEnd) -> str:
     if not told.failed:
         return ""
-    cause = scrub(told.cause)
+    cause = told.cause
     if len(cause) > _TEXT_CHARACTERS:
         cause = f"{cause[: _TEXT_CHARACTERS // 2]}\n... [cut] ...\n{cause[-_TEXT_CHARACTERS // 2 :]}"
     return f"<h3>Root cause</h3><pre>{escape(cause)}</pre>"
 
 
-def _rounds(found: Findings, ranks: Sequence[RankPart]) -> str:
+def _times(found: Findings, ranks: Sequence[RankPart]) -> str:
+    if not ranks:
+        return ""
     rounds = [
         (number, shown_seconds(since - found.since), shown_seconds(until - since), why or "the job ended")
         for number, (since, until, why) in list(found.rounds.items())[-_MOST_ROWS:]
     ]
     shown = {rank.rank for rank in ranks}
-    shown = {rank.rank for rank in ranks}
     there = [(every.round, rank) for part in found.parts for every in part.rounds for rank in every.ranks]
-    there = [(number, rank) for number, rank in there if rank.rank in shown]
     there.sort(key=lambda each: (-each[0], each[1].rank))
-    ends = [(number, *_end(rank)) for number, rank in there[:_MOST_ENDS]]
-    heads = ("round", "rank", "ended", "step", "ran", "stalls", "saves")
-    first = table(("round", "began after", "lasted", "ended because"), rounds, "Rounds")
-    return pictures.legend(_KINDS) + first + table(heads, ends, "Ranks, of the latest rounds")
+    ends = [(number, *_end(rank)) for number, rank in there if rank.rank in shown][:_MOST_ENDS]
+    first = table("round|began after|lasted|ended because", rounds, "Rounds")
+    heads = "round|rank|ended|step|ran|stalls|saves"
+    more = pictures.legend(_KINDS) + first + table(heads, ends, "Ranks, of the latest rounds")
+    return _figure("Ranks over time", pictures.timeline(found, [rank.rank for rank in ranks]), more)
 
 
 def _end(rank: RankPart) -> tuple[object, ...]:
@@ -167,7 +149,7 @@ def _end(rank: RankPart) -> tuple[object, ...]:
 def _spent(found: Findings) -> str:
     whole_ = sum(found.spent.values()) or 1.0
     rows = [(name, shown_seconds(each), f"{100 * each / whole_:.1f}%") for name, each in found.spent.items()]
-    return table(("phase", "seconds of all ranks", "part"), rows)
+    return table("phase|seconds of all ranks|part", rows)
 
 
 def _stages(found: Findings, ranks: Sequence[RankPart]) -> str:
@@ -183,9 +165,9 @@ def _stages(found: Findings, ranks: Sequence[RankPart]) -> str:
         return f"{'▶ ' if (rank.rank, name) in held else ''}{shown_seconds(stage.seconds / stage.times)}"
 
     rows = [(rank.rank, *(cell(rank, name) for name in names)) for rank in ranks]
-    line = findings.held_line(found.held) if found.held else "No rank stands out: none made the others wait."
-    each = table(("rank", *names), rows, "Average of each stage and rank; ▶ held the others back")
-    return f"<h3>Stages</h3><p>{escape(line)}</p>{each}"
+    line = "" if found.held else "<p>No rank stands out: none made the others wait.</p>"
+    each = table("|".join(["rank", *names]), rows, "Average of each stage and rank; ▶ held the others back")
+    return f"<h3>Stages</h3>{line}{each}"
 
 
 def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
@@ -193,41 +175,30 @@ def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
     if not ranks:
         return ""
     late = stragglers(ranks)
-    rows = [
-        (
-            rank.rank,
-            rank.steps,
-            *(shown_seconds(percentile(rank.durations, part)) for part in (0.05, 0.5, 0.95, 1.0)),
-            "slow" if rank.rank in late else "",
-        )
-        for rank in ranks
-    ]
-    return _figure(
-        "Step times", pictures.steps(found, ranks), table(("rank", "steps", "5%", "50%", "95%", "longest", ""), rows)
-    )
+    rows = []
+    for rank in ranks:
+        parts = [shown_seconds(percentile(rank.durations, part)) for part in (0.05, 0.5, 0.95, 1.0)]
+        rows.append((rank.rank, rank.steps, *parts, "slow" if rank.rank in late else ""))
+    return _figure("Step times", pictures.steps(found, ranks), table("rank|steps|5%|50%|95%|longest|", rows))
 
 
 def _memory(ranks: Sequence[RankPart]) -> str:
-    rows = [
-        (
-            rank.rank,
-            f"{rank.peak / 2**20:.0f} MiB",
-            f"{rank.gpu / 2**20:.0f} MiB" if rank.gpu else "",
-            shown_seconds(rank.cpu),
-        )
-        for rank in ranks
-    ]
-    return table(("rank", "most memory", "most of its GPU's", "processor time"), rows)
+    if not any(rank.peak for rank in ranks):
+        return ""
+    rows = []
+    for rank in ranks:
+        gpu = f"{rank.gpu / 2**20:.0f} MiB" if rank.gpu else ""
+        rows.append((rank.rank, f"{rank.peak / 2**20:.0f} MiB", gpu, shown_seconds(rank.cpu)))
+    more = table("rank|most memory|most of its GPU's|processor time", rows)
+    return _figure("Memory", pictures.memory(ranks), more)
 
 
 def _nodes(found: Findings) -> str:
-    rows = [
-        (
-            part.node,
-            part.host,
-            "unknown" if part.error is None else f"{shown_seconds(abs(part.offset))} ± {shown_seconds(part.error)}",
-            ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in part.phases[-4:]),
-        )
-        for part in list(found.parts)[:_MOST_ROWS]
-    ]
-    return f"<h3>Nodes</h3>{table(('node', 'host', 'clock against node 0', 'before its ranks'), rows)}</div>"
+    rows = []
+    for part in list(found.parts)[:_MOST_ROWS]:
+        clock = "unknown"
+        if part.error is not None:
+            clock = f"{shown_seconds(abs(part.offset))} ± {shown_seconds(part.error)}"
+        before = ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in part.phases[-4:])
+        rows.append((part.node, part.host, clock, before))
+    return f"<h3>Nodes</h3>{table('node|host|clock against node 0|before its ranks', rows)}</div>"

@@ -41,7 +41,8 @@ def _path(kind: str, pieces: Sequence[str], width: float) -> str:
 
 def _axis(length: float, bottom: float, scale: Callable[[float], float]) -> list[str]:
     """Marks below a time axis, at round numbers."""
-    units = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400)
+    units = [base * 10**power for power in range(-3, 2) for base in (1, 2, 5)]
+    units += [60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400]
     every = next((unit for unit in units if length / unit <= 8), length / 4 or 1.0)
     marks = [every * number for number in range(int(length / every) + 1)]
     return [
@@ -66,6 +67,9 @@ def timeline(found: Findings, ranks: Sequence[int]) -> str:
         pieces.setdefault(kind, []).append(f"M{x(since):.1f} {18 + each * (row[rank] + 0.5):g}h{wide:.1f}")
 
     for part in found.parts:
+        for rank_no in {rank.rank for every in part.rounds for rank in every.ranks} & row.keys():
+            for name, since, seconds in part.phases:
+                draw(f"p-{name}", rank_no, since, seconds)
         for every in part.rounds:
             for rank in every.ranks:
                 if rank.rank in row:
@@ -164,9 +168,9 @@ def memory(ranks: Sequence[RankPart]) -> str:
     return drawing("memory", "The most memory that each rank held", told, each * len(ranks) + 6, inside)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], name: str = "Table") -> str:
-    """The same in numbers."""
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
+def table(heads: str, rows: Iterable[Sequence[object]], name: str = "Table") -> str:
+    """The same in numbers; *heads* with bars between them."""
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads.split("|"))
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f"<details><summary>{escape(name)}</summary><div class='wide'>{table_}</div></details>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .events import NodePart, RankPart, RoundPart
@@ -14,20 +14,16 @@ _NODES_OWN = 999_999
 """The thread that stands for a node itself; the others are ranks."""
 
 
-def trace(parts: Sequence[NodePart], scrub: Callable[[str], str]) -> bytes:
-    """Nodes as processes, ranks as threads: phases, saves and stalls as slices, pace and stages as counters.
-
-    Args:
-        parts: of all nodes, in one clock.
-        scrub: takes secrets out of a text.
-    """
+def trace(parts: Sequence[NodePart]) -> bytes:
+    """Nodes as processes, ranks as threads: phases, saves and stalls as slices, pace and stages as counters; of all
+    nodes' *parts*, in one clock."""
     zero = found_in(parts).since
-    events = [event for part in parts for event in _of_node(part, zero, scrub)]
+    events = [event for part in parts for event in _of_node(part, zero)]
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
 
 
-def _of_node(part: NodePart, zero: float, scrub: Callable[[str], str]) -> Iterator[dict[str, Any]]:
+def _of_node(part: NodePart, zero: float) -> Iterator[dict[str, Any]]:
     pid = part.node
 
     def piece(tid: int, name: str, since: float, seconds: float, **args: object) -> dict[str, Any]:
@@ -35,13 +31,13 @@ def _of_node(part: NodePart, zero: float, scrub: Callable[[str], str]) -> Iterat
         return {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": "safedist", **times, "args": args}
 
     named = {"ph": "M", "pid": pid}
-    yield {**named, "name": "process_name", "args": {"name": scrub(f"node {part.node} ({part.host})")}}
+    yield {**named, "name": "process_name", "args": {"name": f"node {part.node} ({part.host})"}}
     yield {**named, "name": "thread_name", "tid": _NODES_OWN, "args": {"name": "the node"}}
     for name, since, seconds in part.phases:
         yield piece(_NODES_OWN, name, since, seconds)
     for every in part.rounds:
         title = f"round {every.round}"
-        yield piece(_NODES_OWN, title, every.since, every.until - every.since, why=scrub(every.why))
+        yield piece(_NODES_OWN, title, every.since, every.until - every.since, why=every.why)
         for rank in every.ranks:
             yield {**named, "name": "thread_name", "tid": rank.rank, "args": {"name": f"rank {rank.rank}"}}
             for name, since, seconds in rank.phases:

@@ -81,7 +81,6 @@ class Recorder:
 
     def __init__(self, path: Path, *, rank: int, round_no: int, at: float) -> None:
         self._path, self._at, self._pid = path, at, os.getpid()
-        self._scrub = scrubber(os.environ)
         self._names: dict[str, str] = {}
         self._paths: set[str] = set()
         self._open = threading.local()
@@ -163,7 +162,7 @@ class Recorder:
     def _new(self, name: str) -> str:
         if len(self._names) >= _MOST_NAMES:
             return _OTHERS
-        shown = self._scrub(str(name))[:_NAME_CHARACTERS].replace("/", "-") or _OTHERS
+        shown = scrubber(os.environ)(str(name))[:_NAME_CHARACTERS].replace("/", "-") or _OTHERS
         return self._names.setdefault(name, shown)
 
     def _ended_step(self, now: float) -> None:

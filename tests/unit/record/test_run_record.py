@@ -72,6 +72,18 @@ def test_nobody_is_named_where_ranks_differ_by_little_or_are_alone() -> None:
     assert findings.held_back([part(0, load=(100, 3.0, 5.0))]) == []
 
 
+def test_a_rank_that_was_ended_a_step_further_is_not_late_for_that_and_few_steps_name_nobody() -> None:
+    # Rank 0 ended "load" 101 times, rank 1 a hundred times, and waits in "sync" for rank 0.
+    further = part(0, load=(101, 0.060, 5.060 + 0.035), sync=(100, 0.010, 5.070))
+    other = part(1, load=(100, 0.010, 5.010), sync=(100, 0.060, 5.070))
+    assert [(held.rank, held.stage) for held in findings.held_back([further, other])] == [(0, "load")]
+    even = [part(0, load=(101, 0.060, 5.095)), part(1, load=(100, 0.060, 5.060))]
+    assert findings.held_back(even) == []
+    uneven = [part(0, load=(8, 0.060, 5.060)), part(1, load=(7, 0.010, 5.010))]
+    assert findings.held_back(uneven) == []
+    assert findings.held_back([part(0, load=(2, 0.060, 5.060)), part(1, load=(2, 0.010, 5.010))]) == []
+
+
 def ten_hours(tmp_path: Path, ranks: range, number: int, clock: list[float]) -> NodeRecorder:
     """A node of eight ranks and four rounds, whose files are as long as ten hours make them."""
     chance = random.Random(number)
@@ -114,10 +126,10 @@ def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_small_messages
     found = findings.found_in(parts)
     assert [rank.rank for rank in found.ranks] == list(range(64))
     told = page.JobEnd("train", failed=True, code="USER:ValueError", cause="x" * 200_000)
-    html = page.fragment(found, told, plain)
+    html = page.fragment(found, told)
     assert 30_000 < len(html.encode()) <= page.LIMIT == 300_000
     assert "<td>63</td>" in html, "all of them"
-    events = json.loads(gzip.decompress(trace.trace(parts, plain)))["traceEvents"]
+    events = json.loads(gzip.decompress(trace.trace(parts)))["traceEvents"]
     assert {event["pid"] for event in events} == set(range(8))
     assert all(event["ts"] >= -1 for event in events if event["ph"] != "M")
 
