@@ -70,6 +70,13 @@ def answers(loop: asyncio.AbstractEventLoop) -> bool:
     return False
 
 
+def knows_labels() -> bool:
+    """Whether ``@task`` takes labels: 1.16.0, the oldest that is supported, does not."""
+    from flytekit.core.base_task import TaskMetadata
+
+    return "labels" in TaskMetadata.__dataclass_fields__
+
+
 def no_warning_is_an_error() -> None:
     """From here on, what a user's filters (``PYTHONWARNINGS=error``, ``warnings.simplefilter("error")``) make an error
     of is shown as a warning: flytekit reads its own deprecated names after the work is done, and would discard it.

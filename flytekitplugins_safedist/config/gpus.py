@@ -32,6 +32,7 @@ class TaskArguments:
         pod_template: flytekit ``PodTemplate``.
         shared_memory: True or a quantity.
         environment: variables of the container.
+        labels: of the job, or of the pod of a task of one node.
     """
 
     requests: Any = None
@@ -41,6 +42,7 @@ class TaskArguments:
     pod_template: Any = None
     shared_memory: bool | str | None = None
     environment: Mapping[str, str] | None = None
+    labels: Mapping[str, str] | None = None
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> TaskArguments:

@@ -74,6 +74,8 @@ class SafeDistributed:
         launcher: the same for the launcher pod of an MPIJob, which runs no ranks and needs no GPU.
         run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
             the backoff limit is above the job's budget for lost nodes (``max_replacements``).
+        queue: Kueue's LocalQueue, in the execution's namespace, which starts all pods of the job or none: its label on
+            the job. Kueue must have the integration of the job's kind switched on.
     """
 
     nnodes: int | str = 1
@@ -89,6 +91,7 @@ class SafeDistributed:
     worker: Worker | None = None
     launcher: Launcher | None = None
     run_policy: RunPolicy | None = None
+    queue: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

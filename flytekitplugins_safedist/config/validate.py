@@ -5,6 +5,7 @@ Yields :class:`~flytekitplugins_safedist.errors.Problem` values, which the calle
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,6 +24,9 @@ from .reserved import problem_of
 
 if TYPE_CHECKING:
     from .options import Timeouts
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Where Kueue looks: on the job, and on the pod of a task that is one."""
 
 _POSITIVE = "must be a whole number, 1 or more"
 SCRATCH_VOLUME = "safedist-scratch"
@@ -47,12 +51,22 @@ def problems_of_job(
     yield from _size(config, min_nodes, max_nodes)
     yield from _roles(config, min_nodes, max_nodes)
     yield from _run_policy(config, max_nodes)
+    yield from _queue(config.queue, arguments.labels)
     yield from _shared_memory(arguments)
     yield from _scratch(config.scratch, arguments)
     yield from _environment(config, arguments, max_nodes)
     yield from _pod_template(config, arguments, max_nodes)
     yield from problems_of_amounts(config, arguments)
     yield from problems_of_gpus(arguments, config, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
+
+
+def _queue(queue: object, labels: object) -> Iterator[Problem]:
+    if queue is None:
+        return
+    if not isinstance(queue, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", queue):
+        yield Problem("queue", queue, "is not the name of a LocalQueue", "use small letters, digits, '-' and '.'")
+    elif (named := labels.get(QUEUE_LABEL, queue) if isinstance(labels, Mapping) else queue) != queue:
+        yield Problem("queue", queue, f"is another than @task's label {QUEUE_LABEL}={named}", "give one of the two")
 
 
 def warnings_of_job(config: SafeDistributed, arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:

@@ -15,8 +15,8 @@ from ..compat import flytekit as flytekit_inside
 from ..config.classes import of_their_classes, problems_of_function
 from ..config.gpus import GENERIC_GPU, TaskArguments, gpus_requested, is_gpu
 from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
-from ..config.validate import problems_of_environment, problems_of_job, warnings_of_job
-from ..errors import ConfigError
+from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_job, warnings_of_job
+from ..errors import ConfigError, Problem
 from .images import warning_of_image
 from .jobspec import JobSpec, command, distribution_of, plan_job
 from .pod_template import merged_template, shared_memory
@@ -47,7 +47,10 @@ class Serialized:
 
     def task_arguments(self) -> dict[str, Any]:
         """Keyword arguments for flytekit's ``PythonFunctionTask``."""
-        return {"task_type": self.job.task_type, "task_type_version": self.job.task_type_version}
+        own: dict[str, Any] = {"task_type": self.job.task_type, "task_type_version": self.job.task_type_version}
+        if self.config.queue is not None:
+            own["labels"] = {**(self.arguments.labels or {}), QUEUE_LABEL: self.config.queue}
+        return own
 
 
 def plan_task(
@@ -69,6 +72,10 @@ def plan_task(
         *problems_of_function(function),
         *problems_of_job(config, arguments, min_nodes=low, max_nodes=high, nproc_per_node=config.nproc_per_node),
     ]
+    if config.queue is not None and not flytekit_inside.knows_labels():
+        problems.append(
+            Problem("queue", config.queue, "is a label, which this flytekit has none of", "upgrade flytekit")
+        )
     readable, asks, _ = of_their_classes(config, arguments)
     requested = gpus_requested(asks, readable, nodes=(low, high))
     resolved = resolve(

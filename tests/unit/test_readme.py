@@ -107,7 +107,7 @@ def is_there(command: str) -> bool:
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         return first in targets or "=" in first
-    if program == "python" and first.startswith(("scripts/", "benchmarks/", "examples/")):
+    if program == "python" and first.startswith(("scripts/", "benchmarks/", "examples/", "horovod_build/")):
         if not (ROOT / first).is_file():
             return False
         sources = [*(ROOT / first).parent.glob("*.py")]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import envvars
+from ...config.validate import QUEUE_LABEL
 from ...topology import DEFAULT_PORT
-
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 @dataclass(frozen=True)
@@ -163,9 +162,9 @@ def _job_warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, 
         yield "a lost worker fails the job, as its restart policy is Never (left out, it may come back and join)"
     of_pods = next(iter(roles.values()))["template"].get("metadata", {}).get("labels", {})
     of_job = manifest["metadata"].get("labels", {})
-    if _QUEUE_LABEL in of_pods and _QUEUE_LABEL not in of_job:
+    if QUEUE_LABEL in of_pods and QUEUE_LABEL not in of_job:
         kind = manifest["kind"]
         yield (
-            f"a pod template's {_QUEUE_LABEL} is put on the pods, not on the {kind}, where Kueue looks for it: use "
-            f"@task(labels={{{_QUEUE_LABEL!r}: ...}}), which Flyte puts on the {kind}"
+            f"a pod template's {QUEUE_LABEL} is put on the pods, not on the {kind}, where Kueue looks for it: use "
+            f"queue= of the task's config, which Flyte puts on the {kind}"
         )

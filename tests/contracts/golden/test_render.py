@@ -355,6 +355,17 @@ def test_what_people_may_not_have_meant_is_said(case: str) -> None:
     assert any(text in warning for warning in summary_of(make_task()).warnings)
 
 
+@pytest.mark.parametrize("nnodes", [1, 2, "2:3"])
+def test_a_queue_is_a_label_of_the_job_beside_the_tasks_own(nnodes: Any) -> None:
+    task = make(SafeHorovod(nnodes=nnodes, queue="gpu"), labels={"team": "vision"})
+
+    assert dict(template_of(task, FAST).metadata.metadata.labels) == {
+        "team": "vision",
+        "kueue.x-k8s.io/queue-name": "gpu",
+    }
+    assert dict(template_of(make(SafeHorovod(nnodes=nnodes)), FAST).metadata.metadata.labels) == {}
+
+
 def test_per_role_images_are_all_named() -> None:
     make_task, _ = CASES["per-role-images"]
 

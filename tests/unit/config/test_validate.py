@@ -85,6 +85,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: declare(SafeTorch(nnodes=4, worker=kf.Worker(replicas=4))),
         "worker.replicas=4 contradicts nnodes, which makes 3 (leave replicas out; nnodes decides)",
     ),
+    "queue of another name than any has": (
+        lambda: declare(SafeTorch(nnodes=2, queue="team a/gpu")),
+        "queue='team a/gpu' is not the name of a LocalQueue (use small letters, digits, '-' and '.')",
+    ),
+    "queue against a label": (
+        lambda: declare(SafeTorch(nnodes=2, queue="gpu"), labels={"kueue.x-k8s.io/queue-name": "cpu"}),
+        "queue='gpu' is another than @task's label kueue.x-k8s.io/queue-name=cpu (give one of the two)",
+    ),
     "two launchers": (
         lambda: declare(SafeTorch(nnodes=4, operator="mpi", launcher=kfmpi.Launcher(replicas=2))),
         "launcher.replicas=2 contradicts nnodes, which makes 1",
