@@ -84,7 +84,7 @@ WORKDIR /home/flyte
 
 
 # With ssh, for launchers that reach workers by it: not needed with Flyte, whose MPIJobs use kubectl exec. A worker runs
-#   /usr/sbin/sshd -De -f /etc/ssh/safedist_sshd_config
+#   sh -c "/usr/sbin/sshd -De -f /etc/ssh/safedist_sshd_config & exec safedist-mpi-launch --wait"
 # as the same user, on port 2222. The key is mounted at ~/.ssh as mpi-operator mounts it: id_rsa, authorized_keys.
 FROM runtime AS mpi
 COPY scripts/ssh/sshd_config /etc/ssh/safedist_sshd_config

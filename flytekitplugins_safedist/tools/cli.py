@@ -40,31 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def mpi_launch(argv: Sequence[str] | None = None) -> int:
     """``safedist-mpi-launch``: start one agent in each worker of an MPIJob; exits 0 when the verdict is uploaded."""
     import signal
-    import socket
 
-    from ..container.mpi import ending, launching, supervisor, worker_agent, worker_pod
+    from ..container.mpi import ending, launcher, plan, worker
 
     log.install()
-    options = launching.parse(sys.argv[1:] if argv is None else argv)
-    if options.wait:
-        return worker_pod.wait()
-    if options.worker is not None:
-        return worker_agent.work(options.worker, options.agent)
-    hostfile = options.hostfile or Path(os.environ.get(launching.HOSTFILE_VARIABLE, launching.DEFAULT_HOSTFILE))
+    options = plan.parse(sys.argv[1:] if argv is None else argv)
     try:
-        launch = launching.plan(
-            options.agent,
-            nodes=options.nodes,
-            hostfile=launching.read_hostfile(hostfile),
-            me=socket.gethostname(),
-            environment=dict(os.environ),
-            cwd=str(Path.cwd()),
-        )
+        if options.wait:
+            return worker.wait(os.environ)
+        if options.order is not None:
+            worker.hand_over(options.order, os.environ)
+            return 0
+        launch = plan.plan(options.agent, nodes=options.nodes, environment=os.environ)
     except (SafedistError, OSError) as error:
         logger.error(str(error))
         return 1
     try:
-        supervisor.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
+        launcher.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
     except SafedistError as error:
         logger.error(str(error))
         # Not as an interpreter: the store's client is open, and would say so in the log's last lines.

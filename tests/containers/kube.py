@@ -94,7 +94,7 @@ class Api(socketserver.ThreadingUnixStreamServer):
 
     def agents(self, pod: str) -> int:
         """How often an agent was asked for in *pod*."""
-        return sum("--worker" in command for name, command in self.execs if name == pod)
+        return sum('"argv"' in command for name, command in self.execs if name == pod)
 
 
 class _Exec(socketserver.StreamRequestHandler):

@@ -34,7 +34,7 @@ class MpiJob:
     def starts(self) -> list[int]:
         """How many agents each worker has seen start."""
         log = self.launcher.log
-        return [log.count(f"[node {rank}] [safedist] start: ") for rank in range(len(self.workers))]
+        return [log.count(f"[node {rank}] an agent starts") for rank in range(len(self.workers))]
 
 
 @pytest.fixture
@@ -230,7 +230,8 @@ def ssh_job(job: Callable[..., Job], mpi_image: str, tmp_path: Path) -> MpiJob:
         mounted = (Mount("/home/flyte/.ssh", str(keys), type="bind", read_only=True),)
         pod.options += Options({"OMPI_MCA_plm_rsh_agent": ""}, mounted)
     for pod in workers:
-        pod.main["command"], pod.main["args"] = ["/usr/sbin/sshd", "-De", "-f", "/etc/ssh/safedist_sshd_config"], []
+        serve = "/usr/sbin/sshd -De -f /etc/ssh/safedist_sshd_config & exec safedist-mpi-launch --wait"
+        pod.main["command"], pod.main["args"] = ["sh", "-c", serve], []
     return MpiJob(made, None)
 
 
@@ -247,7 +248,7 @@ def test_the_same_over_ssh_without_root(job: Callable[..., Job], ssh_job: MpiJob
     assert ssh_job.starts() == [1, 1]
     (user,) = {pod.container.exec_run(["id", "-u"]).output for pod in ssh_job.workers}
     assert user == b"1000\n"
-    until(lambda: all(len(processes(pod)) == 1 for pod in ssh_job.workers), "the agents have left")
+    until(lambda: all(len(processes(pod)) == 2 for pod in ssh_job.workers), "the agents have left")
 
 
 def test_no_key_is_in_the_image(docker: Docker, mpi_image: str) -> None:
