@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ from ..config.fields import SCRATCH_MOUNT, Scratch
 from ..config.options import Resolved
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
-from ..flyte.output_limits import OutputLimits, limits_from
-from ..ranks import backends, disk, literals, memory, order, scratch
+from ..flyte.output_limits import limits_from
+from ..ranks import backends, disk, literals, memory, scratch
 from ..ranks.disk import DiskLimit
 from ..ranks.forkserver_client import RankServer
 from ..ranks.order import JobOrder
@@ -169,7 +168,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     goes = goes if made.short == made.path else [made.short, *goes]
     remote = job.attempt.flyte.mode == "TASK_EXECUTION"
     limits = limits_from(job.ranks_environment) if remote else None
-    told = _job_order(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits=limits)
+    told = JobOrder.of(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes
     fork = _prepared(running, job, told, goes, scratch.make_preload(made, settings.scratch.shared_caches))
@@ -198,31 +197,6 @@ def _prepared(server: RankServer, job: Job, told: JobOrder, guard: Sequence[Path
     if preloads and unsafe is not None:
         logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
     return preloads and unsafe is None
-
-
-def _job_order(
-    task: PythonFunctionTask[Any],
-    inputs: Path,
-    flyte: task_context.FlyteSnapshot,
-    upload_timeout: float,
-    *,
-    limits: OutputLimits | None = None,
-) -> JobOrder:
-    module, name, pickled = order.reference(task, sys.modules)
-    # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
-    home = task.task_function.__module__
-    return JobOrder(
-        module=module,
-        name=name,
-        pickled=pickled,
-        sys_path=order.search_path(None if home == "__main__" else home, sys.modules, sys.path),
-        argv=tuple(sys.argv),
-        inputs=inputs,
-        flyte=flyte,
-        upload_timeout=upload_timeout,
-        limits=limits,
-        main=order.main_of(sys.modules),
-    )
 
 
 def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:

@@ -268,23 +268,21 @@ class RankServer:
         )
 
     def _reap(self, patience: float) -> None:
-        if self._exit_code is not None:
-            return
-        killed, deadline = False, time.monotonic() + patience
-        while True:
-            try:
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
-            except ChildProcessError:
-                return  # gone, and unseen: a module of the user's has this process ignore SIGCHLD
-            if pid:
-                self._exit_code = os.waitstatus_to_exitcode(status)
-                return
-            if time.monotonic() > deadline:
-                if killed:
-                    return  # the kernel cannot end it now: it waits for a device or a file system
-                os.kill(self._pid, signal.SIGKILL)
-                killed, deadline = True, time.monotonic() + _KILLED_SECONDS
-            time.sleep(0.005)
+        # What the kernel cannot end now waits for a device or a file system, and is left.
+        for seconds, then in ((patience, signal.SIGKILL), (_KILLED_SECONDS, 0)):
+            deadline = time.monotonic() + seconds
+            while self._exit_code is None:
+                try:
+                    pid, status = os.waitpid(self._pid, os.WNOHANG)
+                except ChildProcessError:
+                    return  # gone, and unseen: a module of the user's has this process ignore SIGCHLD
+                if pid:
+                    self._exit_code = os.waitstatus_to_exitcode(status)
+                elif time.monotonic() > deadline:
+                    os.kill(self._pid, then)
+                    break
+                else:
+                    time.sleep(0.005)
 
 
 @contextlib.contextmanager

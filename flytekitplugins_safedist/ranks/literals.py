@@ -148,14 +148,12 @@ def _refuse_what_flyte_would(literals: LiteralMap, limits: OutputLimits, ctx: Fl
 
 
 def leave_decks(ctx: FlyteContext, path: Path) -> None:
-    """Leave what this rank's decks say, of a result that is at *path* or never will be, for the agent; whole or not."""
+    """Leave what this rank's decks say, of a result that is at *path* or never will be, for the agent."""
     from flytekit.deck.deck import TimeLineDeck
 
     decks = ctx.user_space_params.decks
     told = [{"name": deck.name, "html": deck.html} for deck in decks if not isinstance(deck, TimeLineDeck)]
-    making = decks_path(path).with_suffix(".making")
-    making.write_text(json.dumps(told))
-    making.rename(decks_path(path))
+    decks_path(path).write_text(json.dumps(told))
 
 
 @contextlib.contextmanager
@@ -178,7 +176,7 @@ def read_decks(result: Path) -> list[dict[str, str]]:
     """Name and HTML of each deck of the rank whose result that is, or would be; none where it left none."""
     try:
         decks: list[dict[str, str]] = json.loads(decks_path(result).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # ValueError: it was ended as it wrote them
         return []
     return decks
 

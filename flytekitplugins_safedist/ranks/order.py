@@ -157,6 +157,22 @@ class JobOrder(Record):
     limits: OutputLimits | None = None
     main: tuple[str | None, str | None] = (None, None)
 
+    @classmethod
+    def of(
+        cls,
+        task: PythonFunctionTask[Any],
+        inputs: Path,
+        flyte: FlyteSnapshot,
+        upload_timeout: float,
+        limits: OutputLimits | None = None,
+    ) -> JobOrder:
+        """The order for a task of this process; raises PayloadError where ranks cannot get it."""
+        # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
+        home = task.task_function.__module__
+        path = search_path(None if home == "__main__" else home, sys.modules, sys.path)
+        by, main = reference(task, sys.modules), _main()
+        return cls(*by, path, tuple(sys.argv), inputs, flyte, upload_timeout, limits, main)
+
 
 def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
     """How ranks get the task object: ``(module, name, pickled)``.
@@ -230,9 +246,9 @@ def load_task(order: JobOrder) -> PythonFunctionTask[Any]:
     return found
 
 
-def main_of(modules: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Where this process's ``__main__`` came from, for :class:`JobOrder`; *modules* are ``sys.modules``."""
-    main = vars(modules["__main__"])
+def _main() -> tuple[str | None, str | None]:
+    """Where this process's ``__main__`` came from."""
+    main = vars(sys.modules["__main__"])
     file, spec = main.get("__file__"), main.get("__spec__")
     return None if file is None else str(Path(file).absolute()), None if spec is None else spec.name
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
-from flytekitplugins_safedist.job import prepare
 from flytekitplugins_safedist.plugin.task import SafeTorch
 from flytekitplugins_safedist.ranks import order as orders
 from flytekitplugins_safedist.ranks import scratch
@@ -178,11 +177,10 @@ def helper(x: int) -> int:
 
 if __name__ == "__main__":
     from flytekitplugins_safedist.flyte import task_context
-    from flytekitplugins_safedist.job import prepare
     from flytekitplugins_safedist.ranks import scratch
     made = scratch.make_job(Path(sys.argv[1]))
     for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
-        order = prepare._job_order(each, made.orders / "inputs.pb", task_context.take(), 60.0)
+        order = JobOrder.of(each, made.orders / "inputs.pb", task_context.take(), 60.0)
         Path(sys.argv[1], name).write_text(order.to_json())
 """
 
@@ -315,6 +313,6 @@ def test_modules_without_a_file_leave_the_path_as_it_is() -> None:
 
 def test_an_order_of_a_job_lies_in_its_scratch(tmp_path: Path) -> None:
     made = scratch.make_job(tmp_path)
-    written = prepare._job_order(train, made.orders / "inputs.pb", SNAPSHOT, 60.0)
+    written = JobOrder.of(train, made.orders / "inputs.pb", SNAPSHOT, 60.0)
     assert (written.module, written.name, written.pickled) == (__name__, "train", None)
     assert written.inputs.is_relative_to(made.orders)
