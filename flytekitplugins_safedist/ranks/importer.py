@@ -27,11 +27,10 @@ from .. import envvars
 def install(tree: str | os.PathLike[str], dest: str | os.PathLike[str]) -> None:
     """From now on, import what the archive in ``tree`` holds from there, under the name it has in ``dest``.
 
-    Modules that were imported from ``dest`` before and are in the archive are forgotten: they are the image's. Calling
-    it again replaces the earlier directories.
+    Modules that were imported from ``dest`` before and are in the archive are forgotten: they are the image's.
+    To be called once.
     """
     finder = CodeFinder(os.fspath(tree), os.fspath(dest))
-    sys.meta_path[:] = [other for other in sys.meta_path if not isinstance(other, CodeFinder)]
     # Before the finder that walks sys.path, behind those for built-in and frozen modules.
     at = next((n for n, other in enumerate(sys.meta_path) if other is PathFinder), len(sys.meta_path))
     sys.meta_path.insert(at, finder)

@@ -61,11 +61,6 @@ class RankScratch:
         """The rank's TMPDIR."""
         return self.short / "tmp"
 
-    @property
-    def flyte(self) -> Path:
-        """flytekit's sandbox and ``current_context().working_directory`` live here."""
-        return self.path / "flyte"
-
     def environment(self, shared: Collection[str]) -> dict[str, str]:
         """Variables that send temporary files and compile caches here.
 
@@ -147,7 +142,7 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
     with _writing(scratch.path):
         # Several ranks of a round make its directory at once in a multi-process launch: let mkdir arbitrate.
         scratch.path.parent.mkdir(mode=0o700, exist_ok=True)
-        for path in (scratch.path, scratch.tmp, scratch.flyte):
+        for path in (scratch.path, scratch.tmp, scratch.path / "flyte"):
             path.mkdir(mode=0o700)
         _make_caches(scratch.caches)
     return scratch

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
 
 EXIT_FAILED = 1
-EXIT_LOST_PARENT = 75
 
 
 def be(order_file: Path, *, server: int, preloaded: Preloaded | None = None) -> NoReturn:
@@ -173,7 +172,7 @@ def _die_with(parent: int) -> None:
     process_tree.die_with_parent(signal.SIGKILL)
     # The server may have died between our birth and the prctl: then the signal will never come.
     if os.getppid() != parent:
-        os._exit(EXIT_LOST_PARENT)
+        os._exit(EXIT_FAILED)
 
 
 def _take_environment(order: RankOrder) -> None:

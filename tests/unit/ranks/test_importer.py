@@ -144,17 +144,6 @@ def test_a_tree_that_was_cleaned_away_leaves_the_destination(places):
     assert places.python("importer.install(tree, dest); import m; show(v=m.V)") == {"v": "dest"}
 
 
-def test_installed_twice_the_last_one_counts(places, tmp_path):
-    places.both({"m.py": ("V = 'ours'", "V = 'theirs'")})
-    code = """
-        importer.install("/nowhere", dest)
-        importer.install(tree, dest)
-        import m
-        show(v=m.V, finders=sum(type(f).__name__ == "CodeFinder" for f in sys.meta_path))
-    """
-    assert places.python(code) == {"v": "ours", "finders": 1}
-
-
 def test_compiled_extensions_of_the_archive_are_loaded_from_the_tree(places):
     import importlib.machinery
     import importlib.util

@@ -73,7 +73,7 @@ def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path)
     assert job.path.parent == tmp_path
     assert job.path.name.startswith("safedist-")
     assert rank.path == job.path / "round-1" / "rank-3"
-    assert (rank.flyte, rank.caches) == (rank.path / "flyte", job.path / "cache" / "rank-3")
+    assert rank.caches == job.path / "cache" / "rank-3"
     assert rank.tmp.resolve() == rank.path / "tmp"
     assert (job.orders, job.logs) == (job.path / "orders", job.path / "logs")
     assert job.log(1, 3) == job.path / "logs" / "round-1-rank-3.log"

@@ -252,7 +252,7 @@ def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once() -> N
         with suppress(BaseException):
             worker._die_with(-1)
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_LOST_PARENT
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == worker.EXIT_FAILED
 
 
 def test_temporary_files_go_where_the_rank_is_told_whoever_asked_before(tmp_path: Path) -> None:
