@@ -28,11 +28,13 @@ class SafedistError(Exception):
     Attributes:
         platforms: the code of an error that no user can cause, and that another attempt may mend: a free one. "" where
             it is the user's, as all are that are not listed at the end of this module.
+        repeats: whether the same comes again at every start of the ranks, where it is the user's.
         echo: 1 of an error that tells of another rank's, 2 of one that only says that a rank is gone: not the cause
             where more is known.
     """
 
     platforms: str = ""
+    repeats: bool = False
     echo: int = 0
     what: str
     where: Mapping[str, object]
@@ -324,6 +326,11 @@ _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
 for _code, _kinds in _PLATFORMS.items():
     for _kind in _kinds:
         _kind.platforms = _code  # and of its subclasses, until they have their own
+for _kind in (
+    *(ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError, NoTerminalError, PayloadError),
+    *(CheckpointError, PathBlockedError, FsAccessError, ReadOnlyFsError, FsUnsupportedError, TopologyError),
+):
+    _kind.repeats = True
 del _kind
 
 PUBLIC = tuple(

@@ -7,35 +7,13 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import (
-    CheckpointError,
-    ConfigError,
-    FsAccessError,
-    FsUnsupportedError,
-    HangError,
-    IncompatibleVersionError,
-    MissingDependencyError,
-    NoTerminalError,
-    NotInTaskError,
-    PathBlockedError,
-    PayloadError,
-    ReadOnlyFsError,
-    SafedistError,
-    TopologyError,
-)
+from ..errors import HangError, SafedistError
 from ..flyte.storage_errors import failed_by_itself
 from ..texts import ask, chain, said
 from .outcome import Fault, Raised, speaks_of_lost_peer
 from .scratch import FULL_ERRNOS
 
 _CODE_CHARACTERS = 200
-
-_REPEATING = (
-    *(ImportError, SyntaxError, ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError),
-    *(NoTerminalError, PayloadError, CheckpointError, PathBlockedError, FsAccessError, ReadOnlyFsError),
-    *(FsUnsupportedError, TopologyError),
-)
-"""Where they are the user's, the same comes again at every start of the ranks."""
 
 
 def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
@@ -52,12 +30,16 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
         message=message,
         traceback=shown,
         fault=fault,
-        repeats=(isinstance(error, _REPEATING) and fault is Fault.USER) or not FULL_ERRNOS.isdisjoint(errnos),
+        repeats=(_comes_again(error) and fault is Fault.USER) or not FULL_ERRNOS.isdisjoint(errnos),
         errnos=errnos,
         consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
         told=echo == 1,
         code=ask(lambda: _own_code(error, fault), str),
     )
+
+
+def _comes_again(error: BaseException) -> bool:
+    return error.repeats if isinstance(error, SafedistError) else isinstance(error, (ImportError, SyntaxError))
 
 
 def _message(error: BaseException) -> str:
