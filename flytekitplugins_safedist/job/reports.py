@@ -32,6 +32,10 @@ class Report:
     verdict: Verdict | None = None
     decks: tuple[dict[str, str], ...] = ()
     """Of a rank that failed."""
+    page: str = ""
+    """Of the run, for Flyte's deck; on the node that uploads."""
+    page_file: str = ""
+    """The same in a local run, as a file."""
 
 
 def cause_of(outcome: RankOutcome) -> Cause:

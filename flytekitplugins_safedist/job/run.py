@@ -100,9 +100,9 @@ def run(
         short = plan.shortage()
         if short is not None:
             logger.warning(short)
-        report, is_ours, page = _attend(plan)
+        report, is_ours = _attend(plan)
         plan.scratched.succeeded = report.verdict is None
-        result = _result(report, page) if is_ours else Elsewhere()
+        result = _result(report) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
     say(_end_line(report, plan.seconds))
     if report.verdict is not None:
@@ -110,9 +110,9 @@ def run(
     return result
 
 
-def _attend(plan: NodePlan) -> tuple[Report, bool, str]:
-    """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, whether this node is the one
-    to upload that, and the page of the run if so."""
+def _attend(plan: NodePlan) -> tuple[Report, bool]:
+    """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
+    one to upload that."""
     job, attempt, place = plan.job, plan.job.attempt, plan.job.attempt.topology
     nproc = plan.settings.nproc_per_node
     joined = Membership(
@@ -133,8 +133,9 @@ def _attend(plan: NodePlan) -> tuple[Report, bool, str]:
                 finish = agent.drive()
             is_ours = _in_order(attempt, finish, joined)
             if is_ours is not None:
-                page = agent.seen.shown(agent.report.verdict, say) if is_ours else ""
-                return agent.report, is_ours, page
+                if is_ours:
+                    agent.seen.show(agent.report, say)
+                return agent.report, is_ours
             say("node 0 was lost before its upload: the job goes on")
     except BaseException as error:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
@@ -167,8 +168,8 @@ def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | No
     return False
 
 
-def _result(report: Report, page: str) -> Done | Verdict:
-    first = ({"name": PAGE, "html": page},) if page else ()
+def _result(report: Report) -> Done | Verdict:
+    first = ({"name": PAGE, "html": report.page},) if report.page else ()
     if report.verdict is not None:
         return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:
@@ -191,7 +192,8 @@ def _end_line(report: Report, preparing: float) -> str:
     phases = {"prepare": preparing, **report.seconds}
     total = phases.pop("total") + preparing
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
-    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}"
+    seen = f"; the record of this run: {report.page_file}" if report.page_file else ""
+    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}{seen}"
 
 
 def to_stdout(text: str) -> None:

@@ -17,6 +17,7 @@ from ..record.scrub import scrubber
 from .membership import Membership
 from .messages import Go
 from .prepare import NodePlan
+from .reports import Report
 from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -65,11 +66,9 @@ class RunSeen:
         self._record.over(ends)
         self._job.note(lambda: self._record.text(self._limit))
 
-    def shown(self, verdict: Verdict | None, say: Callable[[str], object]) -> str:
-        """The page of the run, for Flyte's deck; "" where it cannot be made: no job fails for its picture.
-
-        Locally it is left in a file, and *say* is told where.
-        """
+    def show(self, report: Report, say: Callable[[str], object]) -> None:
+        """Make the page of the run, for Flyte's deck, and leave it in a file in a local run. *report* has both; neither
+        where it cannot be made: no job fails for its picture. Who held the others back is said as well."""
         job = self._plan.job
         try:
             parts = node.merged(self._record.part, self._job.notes())
@@ -78,17 +77,15 @@ class RunSeen:
                 say(findings.held_line(found.held).rstrip("."))
             is_local = job.attempt.flyte.mode != "TASK_EXECUTION"
             if not is_local and not job.task.enable_deck:
-                return ""
+                return
             kept = run_page.Kept.of(is_local=is_local)
             kept.put("trace.json.gz", trace.trace(parts))
-            made = page.fragment(found, self._told(verdict, kept.address))
+            report.page = page.fragment(found, self._told(report.verdict, kept.address))
             if is_local:
-                kept.put("run.html", page.whole(made, job.task.name).encode())
-                say(f"the record of this run: {kept.address}/run.html")
+                kept.put("run.html", page.whole(report.page, job.task.name).encode())
+                report.page_file = f"{kept.address}/run.html"
         except Exception as error:  # a full disk, a store that is down: what the job has made counts
             logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
-            return ""
-        return made
 
     def _told(self, verdict: Verdict | None, kept: str) -> page.JobEnd:
         history = self._job.me.history

@@ -88,7 +88,7 @@ class Interval(Event):
         slowest: of these steps: when it began, and its seconds.
         values: what the user has said of the latest step (a loss).
         cpu: seconds of processor, since the process began.
-        memory, peak: bytes that it holds, and has held at most.
+        peak: bytes that it has held at most.
         gpu: bytes that torch has held at most on its GPU.
     """
 
@@ -101,7 +101,6 @@ class Interval(Event):
     slowest: tuple[float, float]
     values: dict[str, float]
     cpu: float
-    memory: int
     peak: int
     gpu: int
 

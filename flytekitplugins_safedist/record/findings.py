@@ -8,7 +8,7 @@ at its end. Who waits takes longer, too, but ends the stage when all do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .events import NodePart, RankPart, RoundPart, percentile
 
@@ -72,12 +72,13 @@ class Findings:
     held: list[HeldBack]
     round: int
     ranks: list[RankPart]
-    spent: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, float]
 
 
 def found_in(parts: Sequence[NodePart]) -> Findings:
     """Look at the parts of all nodes, of one clock."""
-    times = [time for part in parts for time in _times(part)]
+    phases = [phase for part in parts for phase in _phases(part)]
+    times = [time for _, since, seconds in phases for time in (since, since + seconds)]
     rounds: dict[int, tuple[float, float, str]] = {}
     by_round: dict[int, list[RankPart]] = {}
     for part in parts:
@@ -96,30 +97,27 @@ def found_in(parts: Sequence[NodePart]) -> Findings:
         held_back(ranks),
         chosen,
         ranks,
-        _spent(parts),
+        _spent(phases),
     )
 
 
-def _times(part: NodePart) -> list[float]:
-    ends = [time for _, since, seconds in part.phases for time in (since, since + seconds)]
-    ends += [time for every in part.rounds for time in (every.since, every.until)]
-    return ends + [since + seconds for every in part.rounds for r in every.ranks for _, since, seconds in r.phases]
+def _phases(part: NodePart) -> list[tuple[str, float, float]]:
+    ranks = [rank for every in part.rounds for rank in every.ranks]
+    return [*part.phases, *(phase for rank in ranks for phase in rank.phases)]
 
 
-def _spent(parts: Sequence[NodePart]) -> dict[str, float]:
+def _spent(phases: Sequence[tuple[str, float, float]]) -> dict[str, float]:
     spent = dict.fromkeys(PHASES, 0.0)
-    for part in parts:
-        for name, _, seconds in part.phases:
-            spent[name] = spent.get(name, 0.0) + seconds
-        for every in part.rounds:
-            for rank in every.ranks:
-                for name, _, seconds in rank.phases:
-                    spent[name] = spent.get(name, 0.0) + seconds
+    for name, _, seconds in phases:
+        spent[name] = spent.get(name, 0.0) + seconds
     return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
 
 def _cycles(rank: RankPart) -> int:
-    return max([rank.steps, *(stage.times for stage in rank.stages.values())], default=0)
+    """Its steps: as the user told them, all but the first of which are counted; else as often as a stage came."""
+    if rank.step >= 0:
+        return rank.steps + 1
+    return max([rank.steps, *(stage.times for name, stage in rank.stages.items() if "/" not in name)], default=0)
 
 
 def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:

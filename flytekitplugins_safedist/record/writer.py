@@ -29,7 +29,7 @@ _FIRST_LINES = 4
 _LINES = 256
 """After so many the time between two of them is doubled."""
 
-_MOST_NAMES = 48
+_MOST_NAMES, _MOST_VALUES = 48, 8
 _NAME_CHARACTERS = 60
 _OTHERS = "(others)"
 _DEPTH = 4
@@ -115,10 +115,11 @@ class Recorder:
         now = time.monotonic()
         if not self._is_told:  # whatever was counted by its stages is not counted twice
             self._is_told, self._stepped, self._durations, self._steps = True, 0.0, {}, 0
-        self._step = step
+        self._step = int(step)  # of any library's kind
         for name, value in values.items():
-            if name in self._values or len(self._values) < 8:
-                self._values[name[:_NAME_CHARACTERS]] = float(value)
+            if name in self._values or len(self._values) < _MOST_VALUES:
+                with suppress(TypeError, ValueError):  # no number: nothing that a run should end for
+                    self._values[name] = float(value)
         self._ended_step(now)
 
     def close(self) -> None:
@@ -205,7 +206,6 @@ class Recorder:
             slowest=self._slowest,
             values=self._values,
             cpu=round(used.ru_utime + used.ru_stime, 3),
-            memory=_resident(),
             peak=used.ru_maxrss * 1024,
             gpu=_on_gpu(),
         )
@@ -218,14 +218,6 @@ class Recorder:
                 os.write(file, event.line().encode())
             finally:
                 os.close(file)
-
-
-def _resident() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except (OSError, ValueError):
-        return 0
 
 
 def _on_gpu() -> int:
