@@ -226,6 +226,8 @@ def test_what_could_not_be_loaded_is_refused_when_it_is_saved(place):
     ckpt = Checkpoints(place, every=None)
     with pytest.raises(CheckpointError, match=r"state=sampler\.kept.*Odd"):
         ckpt.save(1, {**fresh(), "sampler": {"kept": Odd()}})
+    with pytest.raises(CheckpointError, match=r"state=sampler\.1\.kept.*Odd"):
+        ckpt.save(1, {**fresh(), "sampler": [1, {"kept": Odd()}]})
     assert not place.exists()
 
 
