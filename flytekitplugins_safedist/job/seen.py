@@ -93,7 +93,6 @@ class RunSeen:
         budgets += [f"loss: {spent.why}" for spent in history.losses]
         return page.JobEnd(
             task=self._plan.job.task.name,
-            failed=verdict is not None,
             code=verdict.code if verdict is not None else "",
             cause=self._scrub(str(verdict.error)) if verdict is not None else "",
             budgets=[self._scrub(each) for each in budgets],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .events import NodePart, RankPart, RoundPart, percentile
+from .events import NodePart, RankPart, percentile
 
 _LEAST_PART = 0.02
 _LEAST_SECONDS = 0.001
@@ -175,11 +175,6 @@ def stragglers(ranks: Sequence[RankPart]) -> set[int]:
         return set()
     middle = _middle(usual.values())
     return {rank for rank, seconds in usual.items() if seconds > 1.1 * middle}
-
-
-def of_round(parts: Sequence[NodePart], number: int) -> list[tuple[NodePart, RoundPart]]:
-    """The nodes' parts in one round."""
-    return [(part, every) for part in parts for every in part.rounds if every.round == number]
 
 
 def shown_seconds(seconds: float) -> str:

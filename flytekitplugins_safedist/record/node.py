@@ -115,10 +115,10 @@ def _shorter(part: NodePart, *, fine: bool, rounds: int) -> NodePart:
     def short(rank: RankPart) -> RankPart:
         return rank if fine else replace(rank, shares={}, pace="", stalls=rank.stalls[:2], saves=rank.saves[-4:])
 
-    with_ranks = part.rounds[len(part.rounds) - rounds :] if rounds else []
     kept = part.rounds if rounds > 1 else part.rounds[-4:]
-    told = [replace(each, ranks=[short(rank) for rank in each.ranks if each in with_ranks]) for each in kept]
-    return replace(part, rounds=told, phases=part.phases if rounds > 1 else part.phases[-8:])
+    bare = [replace(each, ranks=[]) for each in kept[: max(0, len(kept) - rounds)]]
+    told = [replace(each, ranks=list(map(short, each.ranks))) for each in kept[len(bare) :]]
+    return replace(part, rounds=bare + told, phases=part.phases if rounds > 1 else part.phases[-8:])
 
 
 def _part(end: RankEnd, of: RoundPart) -> RankPart:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import findings, pictures
 from .events import RankPart, percentile
-from .findings import Findings, of_round, shown_seconds, stragglers
+from .findings import Findings, shown_seconds, stragglers
 from .pictures import table
 
 LIMIT = 300_000
@@ -30,7 +30,6 @@ class JobEnd:
 
     Attributes:
         task: its name.
-        failed: whether the job has.
         code: of its verdict; "" where it succeeded.
         cause: the root cause, with its traceback and the last lines that its rank printed.
         budgets: what was spent of restarts and replacements, and why: for each its text.
@@ -38,7 +37,6 @@ class JobEnd:
     """
 
     task: str
-    failed: bool
     code: str = ""
     cause: str = ""
     budgets: Sequence[str] = ()
@@ -96,10 +94,11 @@ def _figure(title: str, picture: str, more: str) -> str:
 
 def _summary(found: Findings, told: JobEnd) -> str:
     ranks, durations = found.ranks, [rank.durations for rank in found.ranks if rank.durations]
+    nodes = sum(every.round == found.round for part in found.parts for every in part.rounds)
     words = [
-        f"failed: {told.code}" if told.failed else "succeeded",
+        f"failed: {told.code}" if told.code else "succeeded",
         shown_seconds(found.until - found.since),
-        f"{len(ranks)} rank(s) on {len(of_round(found.parts, found.round))} node(s)",
+        f"{len(ranks)} rank(s) on {nodes} node(s)",
         f"{len(found.rounds)} round(s)",
     ]
     if durations:
@@ -107,7 +106,7 @@ def _summary(found: Findings, told: JobEnd) -> str:
         words.append(f"{max(rank.steps for rank in ranks)} steps, half of them within {shown_seconds(middle)}")
     values = next((rank.values for rank in ranks if rank.values), {})
     words += [f"{name} {value:.6g}" for name, value in values.items()]
-    kind = "bad" if told.failed else "good"
+    kind = "bad" if told.code else "good"
     held = f"<p>{escape(findings.held_line(found.held))}</p>" if found.held else ""
     budgets = "".join(f"<li>{escape(each)}</li>" for each in told.budgets)
     trace = f'<p class="soft">Trace for Perfetto: {escape(told.trace)}</p>' if told.trace else ""
@@ -116,7 +115,7 @@ def _summary(found: Findings, told: JobEnd) -> str:
 
 
 def _cause(told: JobEnd) -> str:
-    if not told.failed:
+    if not told.code:
         return ""
     cause = told.cause
     if len(cause) > _TEXT_CHARACTERS:

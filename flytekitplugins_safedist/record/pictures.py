@@ -12,11 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
-from .events import RankPart, percentile
+from .events import NodePart, RankPart, percentile
 from .findings import Findings, shown_seconds, stragglers
-
-Draw = Callable[[str, int, float, float], None]
-"""Takes a kind, a rank, when something began, and its seconds."""
 
 WIDTH, LEFT = 1000, 64
 _PACES = ("", "low", "low", "low", "mid", "mid", "mid", "high", "high", "high")
@@ -62,18 +59,11 @@ def timeline(found: Findings, ranks: Sequence[int]) -> str:
     least = _LEAST * length / (WIDTH - LEFT)
     pieces: dict[str, list[str]] = {}
 
-    def draw(kind: str, rank: int, since: float, seconds: float) -> None:
-        wide = max(0.6, x(since + seconds) - x(since))
-        pieces.setdefault(kind, []).append(f"M{x(since):.1f} {18 + each * (row[rank] + 0.5):g}h{wide:.1f}")
-
     for part in found.parts:
-        for rank_no in {rank.rank for every in part.rounds for rank in every.ranks} & row.keys():
-            for name, since, seconds in part.phases:
-                draw(f"p-{name}", rank_no, since, seconds)
-        for every in part.rounds:
-            for rank in every.ranks:
-                if rank.rank in row:
-                    _draw_rank(draw, rank, every.since, every.until, least)
+        for rank, marks in _marks(part, least):
+            for kind, since, seconds in marks if rank in row else ():
+                wide, y = max(0.6, x(since + seconds) - x(since)), 18 + each * (row[rank] + 0.5)
+                pieces.setdefault(kind, []).append(f"M{x(since):.1f} {y:g}h{wide:.1f}")
     thick = {"stall": each * 0.3, "save": each * 0.9}
     inside = [_path(kind, found_, thick.get(kind, each * 0.7)) for kind, found_ in pieces.items()]
     for number, (since, _, why) in found.rounds.items():
@@ -87,17 +77,16 @@ def timeline(found: Findings, ranks: Sequence[int]) -> str:
     return drawing("time", "What each rank did when", told, bottom + 20, inside)
 
 
-def _draw_rank(
-    draw: Callable[[str, int, float, float], None], rank: RankPart, since: float, until: float, least: float
-) -> None:
-    for name, began, seconds in rank.phases:
-        draw(f"p-{name}", rank.rank, began, seconds)
-    for kind, began, seconds in _paces(rank.pace, since, until - since, least):
-        draw(kind, rank.rank, began, seconds)
-    for began, seconds in rank.stalls:
-        draw("stall", rank.rank, began, seconds)
-    for _, began, seconds in rank.saves:
-        draw("save", rank.rank, began, seconds)
+def _marks(part: NodePart, least: float) -> Iterable[tuple[int, Iterable[tuple[str, float, float]]]]:
+    """By rank: what is drawn of it, its begin and seconds; what lies on top last."""
+    for rank in {rank.rank for every in part.rounds for rank in every.ranks}:
+        yield rank, [(f"p-{name}", since, seconds) for name, since, seconds in part.phases]
+    for every in part.rounds:
+        for each in every.ranks:
+            yield each.rank, [(f"p-{name}", since, seconds) for name, since, seconds in each.phases]
+            yield each.rank, _paces(each.pace, every.since, every.until - every.since, least)
+            yield each.rank, [("stall", since, seconds) for since, seconds in each.stalls]
+            yield each.rank, [("save", since, seconds) for _, since, seconds in each.saves]
 
 
 def _paces(digits: str, since: float, seconds: float, least: float) -> Iterable[tuple[str, float, float]]:

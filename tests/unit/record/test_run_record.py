@@ -124,7 +124,7 @@ def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_small_messages
     parts = node.merged(nodes[0].part, [(each.text(1 << 20), Offset(0.0, 0.001)) for each in nodes[1:]])
     found = findings.found_in(parts)
     assert [rank.rank for rank in found.ranks] == list(range(64))
-    told = page.JobEnd("train", failed=True, code="USER:ValueError", cause="x" * 200_000)
+    told = page.JobEnd("train", code="USER:ValueError", cause="x" * 200_000)
     html = page.fragment(found, told)
     assert 30_000 < len(html.encode()) <= page.LIMIT == 300_000
     assert "<td>63</td>" in html, "all of them"
@@ -222,3 +222,23 @@ def test_steps_that_are_told_are_counted_and_not_the_stages(tmp_path: Path, monk
     assert (rank.steps, rank.step) == (4, 104)
     assert rank.values == pytest.approx({"loss": 0.2}), "and what is no number is left out"
     assert percentile(rank.durations, 0.5) == pytest.approx(0.3, rel=0.05)
+
+
+def test_what_does_not_fit_a_message_loses_what_is_finest_and_oldest_first(tmp_path: Path) -> None:
+    made = NodeRecorder("host", plain)
+    for round_no in range(5):
+        made.begins(round_no, 0)
+        file = tmp_path / str(round_no)
+        since = made.part.rounds[-1].since
+        line = interval(since, 1.0, load=(10, 0.5, 0.1, 5.0)).line()
+        file.write_text(RankStarted(1, 0, round_no, since).line() + line)
+        made.over([RankEnd(0, file, "returned", since + 1.0)])
+    all_ = json.loads(made.text(1 << 20))
+    assert [len(every["ranks"]) for every in all_["rounds"]] == [1] * 5
+    assert all(every["ranks"][0]["shares"] for every in all_["rounds"])
+    coarser = json.loads(made.text(len(made.text(1 << 20)) - 1))
+    assert [len(every["ranks"]) for every in coarser["rounds"]] == [1] * 5
+    assert not any(every["ranks"][0]["shares"] for every in coarser["rounds"])
+    latest = json.loads(made.text(len(json.dumps(coarser)) - 1))
+    assert [(every["round"], len(every["ranks"])) for every in latest["rounds"]] == [(1, 0), (2, 0), (3, 0), (4, 1)]
+    assert [len(every["ranks"]) for every in json.loads(made.text(10))["rounds"]] == [0] * 4
