@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.job import Job
+from tests.harness.pod import Pod
 from tests.harness.procs import KILL, Ended, gate, until
 
 SECRET = "s3cr3t-of-the-database"
@@ -146,3 +147,18 @@ def test_a_range_that_shrank_says_which_node_was_lost_and_what_ran_before(warm, 
     text = Page(page(ended).removesuffix("</div>")).text
     assert "2 round(s)" in text
     assert re.search(r"loss: the node on \S+:? .*connection was lost", text), text
+
+
+def test_a_pod_shows_how_long_its_code_took_to_be_staged(warm, tmp_path):
+    code = """
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+@task(task_config=SafeTorch(nproc_per_node=1), enable_deck=True)
+def nothing() -> None:
+    pass
+"""
+    pod = Pod(tmp_path / "pod", {"workflows.py": code}, warm)
+    ended = pod.fast("nothing")
+    assert pod.uploaded() == ["deck.html", "outputs.pb"], ended.err
+    assert re.search(r"<td>staging</td><td>[\d.]+ m?s</td>", (pod.outputs / "deck.html").read_text())
