@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from urllib.parse import quote
 
 _SHORTEST = 6
 """Characters of a value that is looked for: shorter ones are words and numbers."""
@@ -20,30 +21,17 @@ _PUBLIC = re.compile(
 )
 """Variables whose values are in every traceback or log, and no secrets: paths, places, addresses, sizes."""
 
+_NAMED = r"(?:token|secret|passw(?:or)?d|api_?key|access_?key)"
 _FORMS = [
-    (re.compile(r"(?<=://)[^/\s@'\"]+@"), "[credentials]@"),
-    (
-        re.compile(r"(?i)([?&][\w.-]*(?:token|sig|signature|key|secret|passw\w*|credential|auth)[\w.-]*=)[^&\s'\"]+"),
-        None,
-    ),
-    (
-        re.compile(
-            r"(?i)(\b[\w.-]*(?:token|secret|passw(?:or)?d|api_?key|access_?key)[\w.-]*['\"]?\s*[=:]\s*)"
-            r"(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)"
-        ),
-        None,
-    ),
-    (re.compile(r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"), None),
-    (
-        re.compile(
-            r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{20,}|\bhf_\w{20,}|\bsk-[\w-]{20,}|\bxox[a-z]-[\w-]{10,}"
-        ),
-        "[secret]",
-    ),
-    (
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-        "[secret]",
-    ),
+    (re.compile(form, re.IGNORECASE | re.DOTALL), instead)
+    for form, instead in (
+        (r"(?<=://)[^/\s'\"]+@", "[credentials]@"),
+        (r"([?&][\w.-]*(?:sig|signature|key|passw\w*|credential|auth|token|secret)[\w.-]*=)[^&\s'\"]+", r"\1[secret]"),
+        (rf"(\b[\w.-]*{_NAMED}[\w.-]*['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)", r"\1[secret]"),
+        (r"(\b(?:bearer|authorization['\"]?\s*[=:]\s*['\"]?basic)\s+)[\w.~+/=-]{8,}", r"\1[secret]"),
+        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:gh[pousr]_|hf_|sk-|xox[a-z]-)[\w-]{16,}", "[secret]"),
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", "[secret]"),
+    )
 ]
 
 
@@ -58,7 +46,7 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
     for name, value in environment.items():
         if _SECRET.search(name) is None and _PUBLIC.fullmatch(name):
             continue
-        for part in {value, value.strip(), *value.splitlines(), repr(value)[1:-1]}:
+        for part in {value, value.strip(), *value.splitlines(), repr(value)[1:-1], quote(value, safe="")}:
             if len(part.strip()) >= _SHORTEST or (len(part) >= 4 and _SECRET.search(name)):
                 names[part] = name
     # The longest first: one value may be a part of another.
@@ -67,7 +55,7 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
     def scrub(text: str) -> str:
         text = known.sub(lambda found: f"[${names[found[0]]}]", text)
         for form, instead in _FORMS:
-            text = form.sub(instead or r"\1[secret]", text)
+            text = form.sub(instead, text)
         return text
 
     return scrub

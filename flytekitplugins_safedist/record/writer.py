@@ -163,7 +163,7 @@ class Recorder:
     def _new(self, name: str) -> str:
         if len(self._names) >= _MOST_NAMES:
             return _OTHERS
-        shown = scrubber(os.environ)(str(name))[:_NAME_CHARACTERS].replace("/", "-") or _OTHERS
+        shown = scrubber(os.environ)(str(name))[:_NAME_CHARACTERS].replace("/", "-").replace("|", "-") or _OTHERS
         return self._names.setdefault(name, shown)
 
     def _ended_step(self, now: float) -> None:
