@@ -102,7 +102,7 @@ class Logs:
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs:
-    """When ranks that wait in a torch collective count as hung, and what is done about the rank they wait for.
+    """When ranks that wait in a collective count as hung, and what is done about the rank they wait for.
 
     Attributes:
         action: once two looks at all ranks have shown the same: ``"restart"``: the job fails for it as for a rank's
@@ -110,7 +110,7 @@ class Hangs:
             logs say so, and it goes on.
         floor: seconds that a wait lasts at least, and five times as long as the longest one of the round that ended.
             None: nine tenths of the collective's own timeout (``init_process_group(timeout=...)``): torch would end the
-            job a little later, and could not say for whom.
+            job a little later, and could not say for whom. Of Horovod, which ends none: ``ceiling``.
         ceiling: seconds after which a wait is too long whatever there was before; and after which also a rank that
             computes, or moves, is no longer waited for: a long evaluation and an endless loop look alike.
     """

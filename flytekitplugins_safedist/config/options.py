@@ -67,6 +67,7 @@ class SafeDistributed:
         scratch: see :class:`Scratch`.
         timeouts: see :class:`Timeouts`.
         logs: see :class:`Logs`.
+        hangs: see :class:`Hangs`.
         operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
         master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
             every role is OnFailure unless it names another: a pod that is lost comes back.
@@ -86,6 +87,7 @@ class SafeDistributed:
     scratch: Scratch = field(default_factory=Scratch)
     timeouts: Timeouts = field(default_factory=Timeouts)
     logs: Logs = field(default_factory=Logs)
+    hangs: Hangs = field(default_factory=Hangs)
     operator: Operator = "pytorch"
     master: Master | None = None
     worker: Worker | None = None
@@ -101,13 +103,7 @@ class SafeHorovod(SafeDistributed):
 
 @dataclass(frozen=True, kw_only=True)
 class SafeTorch(SafeDistributed):
-    """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works.
-
-    Attributes:
-        hangs: see :class:`Hangs`.
-    """
-
-    hangs: Hangs = field(default_factory=Hangs)
+    """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class Resolved:
         environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
         size_limit: scratch limit in bytes, or None.
         max_replacements: how often nodes may be lost, in the whole job.
-        hangs: for a torch job.
+        hangs: as configured.
         nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
     """
 
@@ -197,7 +193,7 @@ def resolve(
         size_limit=None if config.scratch.size_limit is None else size_in_bytes(config.scratch.size_limit),
         timeouts=config.timeouts,
         logs=config.logs,
-        hangs=config.hangs if isinstance(config, SafeTorch) else Hangs(),
+        hangs=config.hangs,
         environment=tuple(sorted((environment or {}).items())),
         nproc_is_open=config.nproc_per_node is None,
         max_replacements=replacements(config),
@@ -247,8 +243,7 @@ def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -
     yield from scratch_problems(config.scratch)
     yield from timeout_problems(config.timeouts)
     yield from log_problems(config.logs)
-    if isinstance(config, SafeTorch):
-        yield from hang_problems(config.hangs)
+    yield from hang_problems(config.hangs)
     yield from _shown_problems(config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class Progress:
 
     Args:
         floor, ceiling: seconds. No shorter wait is suspicious, and every longer one. Without a floor, a wait is that
-            lasts for nearly as long as torch lets it.
+            lasts for nearly as long as torch lets it; of Horovod, which gives up none, for the ceiling.
         every: seconds between two looks.
     """
 
@@ -38,7 +39,7 @@ class Progress:
     def threshold(self, begun: Begun) -> float:
         """Seconds after which it is suspicious to be in this collective."""
         if self._floor is None:
-            return PART * begun.timeout
+            return self._ceiling if math.isinf(begun.timeout) else PART * begun.timeout
         return min(max(TIMES * self._longest, self._floor), self._ceiling)
 
     def look(self, records: Mapping[int, Recorded], now: float) -> float | None:

@@ -1,4 +1,5 @@
-"""What torch has recorded of a rank's collectives: its flight recorder, read from outside while the rank waits.
+"""What is known of a rank's collectives, from outside, while it waits: torch's flight recorder, or how often it has
+waited for Horovod.
 
 torch's own C++ thread answers on a socket of the rank's, without Python's lock: also where Python stands still.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import socket
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compat import torch as torch_inside
+from .stacks import Stack
 
 READ_SECONDS = 0.5
 """For all ranks of a node together to answer; a rank takes a millisecond or two, and one that is stopped never does."""
@@ -60,6 +63,19 @@ class Recorded:
     counts: dict[str, int] = field(default_factory=dict)
     pending: tuple[Begun, ...] = ()
     latest: tuple[Begun, ...] = ()
+
+
+HOROVOD = "Horovod"
+"""In the place of a group's name."""
+
+
+def of_horovod(begun: int, ended: int, stack: Stack = ()) -> Recorded:
+    """The same of a rank of Horovod's, which counts its waits; which operation it waits in is in its main thread's
+    stack. It gives up no wait by itself."""
+    called = [frame.function for frame in stack if "/horovod/" in frame.file]
+    waits = Begun(HOROVOD, begun, called[-1] if called else "a collective", timeout=math.inf)
+    pending = (waits,) if begun > ended else ()
+    return Recorded({HOROVOD: begun}, pending, pending)
 
 
 def serve(path: Path) -> None:

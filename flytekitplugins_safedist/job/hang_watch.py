@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ..diagnosis import evidence, records
 from ..diagnosis.picture import Standing
 from ..diagnosis.processes import Process
 from ..diagnosis.progress import Progress
+from ..diagnosis.stacks import Stack
 from ..errors import HangError
 from ..ranks.forkserver_client import RankServer
 from ..ranks.outcome import Fault, RankOutcome
@@ -73,7 +74,7 @@ class HangWatch:
         now = time.monotonic()
         if now < self._next:
             return
-        waited = self._progress.look(records.read(self._records()), now)
+        waited = self._progress.look(self._recorded({}), now)
         self._next = time.monotonic() + self._every
         if waited is not None:
             self._tell(Stalled(self._round, waited))
@@ -92,8 +93,8 @@ class HangWatch:
         running = {order.context.rank: (pid, order, page) for pid, (order, page) in self._ranks.running.items()}
         asked = {rank: (pid, order.stacks) for rank, (pid, order, _) in running.items()}
         found = evidence.gather(asked, self._server.ask_for_stacks)
-        sockets = self._records()
-        recorded, held = records.read(sockets), records.holding_the_interpreter(sockets)
+        recorded = self._recorded({each.rank: each.stack for each in found})
+        held = records.holding_the_interpreter(self._sockets())
         standing = [
             replace(
                 each,
@@ -121,5 +122,14 @@ class HangWatch:
         facts = {"fault": Fault.RECOVERABLE, "code": error.error_code, "repeats": self._hangs.action == "fail"}
         return replace(self._ranks.blame(hung.rank, error, **facts), others=hung.picture)
 
-    def _records(self) -> dict[int, Path]:
+    def _recorded(self, stacks: Mapping[int, Stack]) -> dict[int, records.Recorded]:
+        """Each rank's collectives: torch's, or Horovod's where it has waited for any."""
+        found = records.read(self._sockets())
+        for order, page in self._ranks.running.values():
+            rank, (begun, ended) = order.context.rank, page.waits
+            if begun:
+                found[rank] = records.of_horovod(begun, ended, stacks.get(rank, ()))
+        return found
+
+    def _sockets(self) -> dict[int, Path]:
         return {order.context.rank: order.records for order, _ in self._ranks.running.values()}

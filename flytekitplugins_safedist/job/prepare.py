@@ -85,7 +85,7 @@ class Job:
     def ranks_environment(self) -> dict[str, str]:
         """What ranks inherit. Modules are imported under it in the rank server: what they read then every rank has."""
         defaults = {envvars.OMP_NUM_THREADS: "1"} if self.settings.nproc_per_node > 1 else {}  # as torchrun does
-        if self.settings.backend == "torch" and self.settings.world_size > 1:
+        if self.settings.world_size > 1:
             defaults[envvars.TORCH_FR_BUFFER_SIZE] = _RECORDED
         return {**defaults, **self.environment, **dict(self.settings.environment)}
 

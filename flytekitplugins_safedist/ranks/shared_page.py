@@ -46,6 +46,7 @@ _NO_STEP = _STEP_MASK
 
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
+_WAITS, _WAITED = 16, 17
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 LATEST_STEP = _STEP_MASK - 2
@@ -160,6 +161,12 @@ class AgentPage:
         """Whether a person is asked in the rank's debugger: no deadline of the agent's counts then."""
         return bool(self._words[_DEBUGS])
 
+    @property
+    def waits(self) -> tuple[int, int]:
+        """How many of Horovod's collectives the rank has begun to wait for, and how many of these waits have ended."""
+        ended = int(self._words[_WAITED])  # first: what ends meanwhile is a wait that still goes on
+        return int(self._words[_WAITS]), ended
+
     def finished(self, call: int, *, urgent: bool) -> bool:
         """Whether nothing more is to be expected of the rank for this call, which has been answered.
 
@@ -233,6 +240,14 @@ class RankPage:
         """For who looks at :attr:`preempted`: all worth keeping is kept, and the node need not wait for this rank."""
         self._words[_LISTENS] = 1
         self._words[_FINISHED] = NOWHERE
+
+    def wait_begins(self) -> None:
+        """The rank is about to wait for a collective of Horovod's."""
+        self._words[_WAITS] += 1
+
+    def wait_ends(self) -> None:
+        """It has come to its end."""
+        self._words[_WAITED] += 1
 
     def begin(self) -> None:
         """The rank has come to the task's function."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, log, stopping
 from ..compat import flytekit as flytekit_inside
+from ..compat import horovod as horovod_inside
 from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context, uploads
 from ..handoff import HERE
@@ -123,8 +124,7 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
     recording.flytes_errors()
     task = _loaded(job)
     open_store_early(order.environment)
-    if envvars.TORCH_FR_BUFFER_SIZE in order.environment:
-        records.serve(order.records)
+    _have_collectives_seen(order, shared)
     uploads.be_patient(job.upload_timeout)
     place = order.context
     with task_context.entered(
@@ -148,6 +148,15 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
                 with users_code.without_children():
                     literals.write_outputs(task, inputs, returned, order.result, job.limits)
         phase_ended("outputs")
+
+
+def _have_collectives_seen(order: RankOrder, shared: RankPage) -> None:
+    """From here on the agent sees from outside which collectives this rank is in."""
+    if envvars.TORCH_FR_BUFFER_SIZE in order.environment:
+        records.serve(order.records)
+    if envvars.HOROVOD_CONTROLLER in order.environment:
+        with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
+            horovod_inside.around_waits(shared.wait_begins, shared.wait_ends)
 
 
 def _phase_ended(seconds: dict[str, float], started: float, name: str) -> None:

@@ -41,6 +41,27 @@ def test_the_error_names_the_rank_that_holds_up_the_others(warm, tmp_path: Path,
     assert f"[kind={kind}]" in text
 
 
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [
+        ("asleep", "missing", r"rank 1 is at job_hangs.py:\d+ in sleeps, and does nothing"),
+        ("loop", "slow", r"rank 1 is at job_hangs.py:\d+ in loops, and computes"),
+        ("gil", "gil", r"rank 1 is at job_hangs.py:\d+ in holds_the_interpreter, in native code that holds Python's"),
+        ("stopped", "frozen", r"rank 1 is stopped \(SIGSTOP\)"),
+        ("input", "input", r"rank 1 waits for input at"),
+        ("another", "mismatch", r"rank 1 has called broadcast \(#2 of group Horovod\), where ranks 0, 2 have called"),
+    ],
+)
+def test_under_horovod_as_well(warm, tmp_path: Path, how: str, kind: str, says: str):
+    with gate(tmp_path / "gate") as ranks:
+        inputs = {"how": how}
+        call = "job_hangs_horovod:fails"
+        ended = warm.run(call, tmp_path / "job", inputs=inputs, environment=ranks.environment)
+    text = str(ended.error)
+    assert re.search(f"the job does not move: {says}", text)
+    assert f"[kind={kind}]" in text
+
+
 def shown(running: Running) -> str:
     """What the agent has written so far."""
     return (running.files / "out").read_text() + (running.files / "err").read_text()
@@ -64,16 +85,17 @@ def test_all_ranks_start_again_where_a_restart_is_left(warm, tmp_path: Path) -> 
     assert "rank 1 failed (HangError); all ranks start again: restart 1 of 1" in ended.out + ended.err
 
 
-def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["job_hangs", "job_hangs_horovod"])
+def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path, module: str) -> None:
     """An evaluation on one rank, the others at a barrier: floor is over, and the job would fail for a hang."""
     with gate(tmp_path / "gate") as ranks:
-        running = warm.start("job_hangs:evaluates", tmp_path / "job", environment=ranks.environment)
+        running = warm.start(f"{module}:evaluates", tmp_path / "job", environment=ranks.environment)
         until(lambda: "slow, or an endless loop" in shown(running), "it is told")
         ranks.let_go(1)
         assert running.wait().value == "evaluated"
 
 
-@pytest.mark.end("ranks wait in a torch collective that one does not come to", "USER:HangError")
+@pytest.mark.end("ranks wait in a collective that one does not come to", "USER:HangError")
 def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> None:
     class Hanging(Job):
         module = "job_hangs"

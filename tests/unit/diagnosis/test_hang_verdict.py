@@ -10,7 +10,7 @@ import pytest
 from flytekitplugins_safedist.diagnosis.picture import Standing
 from flytekitplugins_safedist.diagnosis.processes import Process
 from flytekitplugins_safedist.diagnosis.progress import Progress
-from flytekitplugins_safedist.diagnosis.records import Begun, Recorded, parse
+from flytekitplugins_safedist.diagnosis.records import Begun, Recorded, of_horovod, parse
 from flytekitplugins_safedist.diagnosis.stacks import Frame
 from flytekitplugins_safedist.diagnosis.verdict import judge
 
@@ -190,3 +190,20 @@ def test_no_false_alarm_in_a_day_of_uneven_steps_and_evaluations_on_one_rank(see
         while looked < now:
             looked += 30
             assert progress.look({0: recorded(number - 1), 1: waiting(number)}, looked) is None
+
+
+def test_horovod_ends_no_wait_by_itself_so_that_without_a_floor_it_is_suspicious_after_the_ceiling() -> None:
+    progress = Progress(floor=None, ceiling=7200, every=7000)
+    waiting = {0: of_horovod(4, 3), 1: of_horovod(3, 3)}
+    assert [progress.look(waiting, now) for now in (0, 7000, 14000)] == [None, None, 14000]
+
+
+def test_a_wait_for_horovod_is_called_by_the_operation_that_the_user_has_called() -> None:
+    stack = (
+        Frame("/lib/horovod/torch/mpi_ops.py", 1285, "synchronize"),
+        Frame("/lib/torch/autograd/function.py", 625, "apply"),
+        Frame("/lib/horovod/torch/mpi_ops.py", 254, "allreduce"),
+        Frame("/app/train.py", 11, "train"),
+    )
+    assert [str(each) for each in of_horovod(4, 3, stack).pending] == ["allreduce (#4 of group Horovod)"]
+    assert of_horovod(4, 4, stack).pending == ()

@@ -1,0 +1,44 @@
+"""Tasks of Horovod whose ranks stop moving in one way or another; rank 1 is the culprit."""
+
+from __future__ import annotations
+
+import select
+
+import horovod.torch as hvd
+import torch
+from flytekit import task
+from job_hangs import ALONE, QUICK, open_word
+
+from flytekitplugins_safedist import Hangs, SafeHorovod, current_rank
+from tests.harness.procs import say
+
+
+def meet(name: str) -> None:
+    hvd.allreduce(torch.ones(3), name=name)
+
+
+@task(task_config=SafeHorovod(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4)))
+def fails(how: str) -> None:
+    """Hang in one way or another; the job fails for it."""
+    hvd.init()
+    meet("first")
+    if current_rank().rank == 1:
+        if how in ALONE:
+            ALONE[how]()
+        elif how == "another":
+            hvd.broadcast(torch.ones(3), root_rank=0, name="other")
+    meet("second")
+
+
+@task(task_config=SafeHorovod(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=600)))
+def evaluates() -> str:
+    """Rank 1 computes for long, the other waits; the test says when it is done."""
+    hvd.init()
+    meet("first")
+    if current_rank().rank == 1:
+        say("evaluates")
+        word = open_word()
+        while not select.select([word], [], [], 0)[0]:
+            sum(range(10_000))
+    meet("second")
+    return "evaluated"
