@@ -121,10 +121,9 @@ def work_download(order: dict[str, str]) -> None:
 
 def source(order: dict[str, str]) -> Any:
     """Where the archive comes from."""
-    from flytekitplugins_safedist.container.staging.fetch import open_source
-    from flytekitplugins_safedist.container.staging.patience import Patience
+    from flytekitplugins_safedist.container.staging.fetch import Patience, Source
 
-    return open_source(order["uri"], Patience("x", 600.0, 30.0, 0.5), Path(order["dest"]) / "aside")
+    return Source(order["uri"], Patience("x", 600.0, 30.0, 0.5), Path(order["dest"]) / "aside")
 
 
 WORK: dict[str, Callable[[dict[str, str]], None]] = {

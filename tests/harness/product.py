@@ -24,7 +24,6 @@ PRIVATE = {
     "Options": "container.staging:Options",
     "POINTS": "container.staging:POINTS",
     "stage": "container.staging:stage",
-    "remove_tree": "container.staging.locks:remove_tree",
     "envvars": "envvars",
     "uploads": "flyte.uploads",
     "collective": "fs.collective",

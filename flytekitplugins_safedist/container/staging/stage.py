@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from ...errors import ArchiveError, SafedistError
 from .failures import disk_failed
-from .fetch import Source, open_source
-from .patience import Patience, public
+from .fetch import Patience, Source, public
 from .place import Placing, keep_modules, make_directory
 from .private import Private, one_at_a_time
 from .unpack import PICKLE_NAME, Limits, inspect, keep_pickle, unpack
@@ -91,7 +90,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
             options.at("locked")
             tree = private.path / "code"
             tree.mkdir()
-            source = open_source(uri, patience, private.path / "archive")
+            source = Source(uri, patience, private.path / "archive")
             digest, raw = _unpacked(source, uri, tree, options)
             files = inspect(tree, patience.label, options.limits)
             if options.modules is not None:
