@@ -237,3 +237,41 @@ def test_a_destination_below_what_one_may_not_enter_is_one_error(place, actors, 
     (for_nobody / "closed").mkdir(mode=0o700)
     outcome = actors(place.uri, for_nobody / "closed/dest", user=NOBODY).go().end()
     assert "permission denied" in outcome["message"]
+
+
+AS_NOBODY = f"""
+import os, sys
+from flytekitplugins_safedist.container import entrypoint, staging  # before: they may lie where that user cannot read
+from flytekitplugins_safedist.ranks import forkserver_client, importer
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+entrypoint.main()
+"""
+SHOW = "IFS=:; for place in $PYTHONPATH; do cat $place/lib.txt; done 2> /dev/null; pwd"
+
+
+@pytest.mark.parametrize("volume", [True, False], ids=["scratch volume", "no scratch volume"])
+def test_a_pod_of_an_ordinary_user_whose_destination_is_closed_stages_on_the_scratch_volume_or_says_why(
+    place, for_nobody, volume
+):
+    (for_nobody / "closed/code").mkdir(parents=True)
+    (for_nobody / "closed").chmod(0o700)
+    pod = Pod(for_nobody / "pod", {"lib.txt": "staged\n"})
+    scratch = for_nobody / "own"
+    pod.environment["TMPDIR"] = str(scratch)
+    if volume:
+        pod.environment["SAFEDIST_SCRATCH_ROOT"] = str(scratch)
+    pod.message.touch(mode=0o666)
+    dest = for_nobody / "closed/code"
+    arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", str(dest), "--", "sh", "-c", SHOW]
+    process = pod.start(*arguments, program=AS_NOBODY)
+    out, err = process.communicate()
+    if volume:
+        assert (process.returncode, out.splitlines()) == (0, ["staged", str(pod.cwd)]), err
+        assert f"{dest} cannot be written: the code is in {scratch}" in err
+    else:
+        assert (process.returncode, out) == (137, ""), err
+        for words in ("StagingError", "permission denied", str(dest), "container's user"):
+            assert words in err
+    assert list(dest.iterdir()) == []
