@@ -23,11 +23,17 @@ class Cgroup:
         limit: bytes that it may use; None without a limit, or above what the machine has.
         in_use: bytes that the kernel cannot take back: all but the cached files.
         kills: processes that the kernel's out-of-memory killer has ended here; None where it does not count them.
+        place: directory of the control group whose limit it is: this process's own, or one above it; without a limit
+            its own.
+        peak: the most bytes that were in use there, cached files included; None where the kernel does not say (version
+            2 before Linux 5.19).
     """
 
     limit: int | None
     in_use: int
     kills: int | None
+    place: str = ""
+    peak: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class _Version:
     limit: str
     usage: str
     kills: str
+    peak: str
     cached: tuple[str, ...]
 
 
@@ -47,9 +54,19 @@ _V1 = _Version(
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     "memory.oom_control",
+    "memory.max_usage_in_bytes",
     ("total_inactive_file", "total_active_file"),
 )
-_V2 = _Version("sys/fs/cgroup", "memory.max", "memory.current", "memory.events", ("inactive_file", "active_file"))
+_V2 = _Version(
+    "sys/fs/cgroup",
+    "memory.max",
+    "memory.current",
+    "memory.events",
+    "memory.peak",
+    ("inactive_file", "active_file"),
+)
+_NEAR = 0.95
+"""Of a limit: a group that the limit held back was this near to it. It is charged by pages in batches."""
 
 
 def cgroup(root: Path = Path("/")) -> Cgroup | None:
@@ -69,12 +86,13 @@ def cgroup(root: Path = Path("/")) -> Cgroup | None:
             continue
         cached = sum(_table(own / "memory.stat").get(name, 0) for name in version.cached)
         above = [own, *own.parents][: len(own.parts) - len(mount.parts) + 1]
-        limits = [limit for place in above if (limit := _number(place / version.limit)) is not None]
+        limits = [(limit, place) for place in above if (limit := _number(place / version.limit)) is not None]
         machine = _table(root / "proc" / "meminfo").get("MemTotal:", 0) * 1024
         # "No limit" is a very large number in version 1.
-        real = [limit for limit in limits if not machine or limit < machine]
+        real = [(limit, place) for limit, place in limits if not machine or limit < machine]
+        limit, place = min(real, key=lambda each: each[0], default=(None, own))
         kills = _table(own / version.kills).get("oom_kill")
-        return Cgroup(limit=min(real, default=None), in_use=max(0, usage - cached), kills=kills)
+        return Cgroup(limit, max(0, usage - cached), kills, str(place), _number(place / version.peak))
     return None
 
 
@@ -126,14 +144,28 @@ def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int]) ->
     if now is None:
         return text
     limit = "no limit" if now.limit is None else f"a limit of {human(now.limit)}"
-    text += f" The container has {limit}, {human(now.in_use)} were in use right after."
+    group = f" (control group {now.place})" if now.place else ""
+    most = "" if now.peak is None else f" its high-water mark, cached files included, is {human(now.peak)},"
+    text += f" The container has {limit}{group},{most} {human(now.in_use)} were in use right after."
     kills = killed(now, before)
     if kills is not None:
         text += f" Since the ranks started, the kernel's out-of-memory killer has ended {kills} process(es) here."
-    if kills and now.limit is not None:
+    return text + _advice(now) if kills else text
+
+
+def _advice(now: Cgroup) -> str:
+    """What to write after an out-of-memory kill: more where its own limit was reached; else it was not its limit that
+    ended the process, but what the machine had left for it."""
+    if now.limit is not None and (now.peak is None or now.peak >= _NEAR * now.limit):
         mem = f'mem="{-(-now.limit * 3 // 2 // 2**30)}Gi"'
-        text += f" To give it half as much again: requests=Resources({mem}, ...), limits=Resources({mem}, ...)."
-    return text
+        return f" To give it half as much again: requests=Resources({mem}, ...), limits=Resources({mem}, ...)."
+    of_limit = "" if now.limit is None else f", {human(now.limit - (now.peak or 0))} below its limit"
+    mem = "..." if now.peak is None else f'"{-(-now.peak * 3 // 2 // 2**30)}Gi"'
+    return (
+        f" It was not this limit that ended it: the machine, or the pod above the container, had no memory left"
+        f"{of_limit}. Ask for all that it uses, so that it is placed where that is free: "
+        f"requests=Resources(mem={mem}, ...), limits=Resources(mem={mem}, ...)."
+    )
 
 
 def killed(now: Cgroup | None, before: Cgroup | None) -> int | None:

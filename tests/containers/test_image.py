@@ -101,10 +101,11 @@ def test_the_containers_limit_is_read_and_the_kernels_killer_is_counted(run_in_i
         "greedy = subprocess.run([sys.executable, '-c', 'held = b\"x\" * (1 << 30)'])\n"
         "after = memory.cgroup()\n"
         "print(before.limit, 0 < before.in_use < before.limit, greedy.returncode, memory.killed(after, before))\n"
+        "print(memory.told(after, before, {0: 1 << 30}).count('half as much again: requests=Resources(mem=\"1Gi\"'))\n"
     )
     limit = Options(more={"mem_limit": "256m", "memswap_limit": "256m"})
     done = run_in_image("python", "-c", code, options=limit)
-    assert done.stdout.split() == [str(256 << 20), "True", "-9", "1"], done.stderr
+    assert done.stdout.split() == [str(256 << 20), "True", "-9", "1", "1"], done.stderr
 
 
 def test_its_size_stays_below_the_ceiling(inspected: dict[str, int]) -> None:

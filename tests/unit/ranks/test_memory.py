@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,10 @@ class Machine:
         count = "" if kills is None else f"\noom_kill {kills}"
         self.write(f"{place}/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0{count}")
 
+    def at(self, below: str) -> str:
+        """The directory of a control group."""
+        return str(self.root / f"sys/fs/cgroup{below}")
+
     def v2(self, below: str, *, limit: str, usage: int, cached: int, kills: int = 0) -> None:
         place = f"sys/fs/cgroup{below}"
         self.write(f"{place}/memory.max", limit)
@@ -53,19 +58,21 @@ def test_a_pod_under_version_1_whose_mount_begins_at_its_own_group(tmp_path: Pat
     groups = f"9:name=systemd:{pod}\n4:cpuset,memory:{pod}\n0::/"
     machine = Machine(tmp_path, groups=groups)
     machine.v1("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB, kills=2)
-    assert cgroup(tmp_path) == Cgroup(limit=1024 * MIB, in_use=500 * MIB, kills=2)
+    machine.write("sys/fs/cgroup/memory/memory.max_usage_in_bytes", str(1000 * MIB))
+    assert cgroup(tmp_path) == Cgroup(1024 * MIB, 500 * MIB, 2, machine.at("/memory"), 1000 * MIB)
 
 
 def test_a_pod_under_version_2_in_a_namespace_of_its_own(tmp_path: Path) -> None:
     machine = Machine(tmp_path, groups="0::/")
     machine.v2("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB, kills=2)
-    assert cgroup(tmp_path) == Cgroup(limit=1024 * MIB, in_use=500 * MIB, kills=2)
+    machine.write("sys/fs/cgroup/memory.peak", str(1000 * MIB))
+    assert cgroup(tmp_path) == Cgroup(1024 * MIB, 500 * MIB, 2, machine.at(""), 1000 * MIB)
 
 
 def test_version_1_counts_where_the_machine_mounts_both(tmp_path: Path) -> None:
     machine = Machine(tmp_path, groups="4:memory:/job\n1:cpu:/\n0::/")
     machine.v1("/job", limit=str(64 * MIB), usage=10 * MIB, cached=0)
-    assert cgroup(tmp_path) == Cgroup(limit=64 * MIB, in_use=9 * MIB, kills=0)
+    assert cgroup(tmp_path) == Cgroup(limit=64 * MIB, in_use=9 * MIB, kills=0, place=machine.at("/memory/job"))
 
 
 def test_the_smallest_limit_above_a_group_holds(tmp_path: Path) -> None:
@@ -73,22 +80,25 @@ def test_the_smallest_limit_above_a_group_holds(tmp_path: Path) -> None:
     machine.v2("/pods/pod1/c1", limit="max", usage=9 * MIB, cached=0)
     machine.write("sys/fs/cgroup/pods/pod1/memory.max", str(512 * MIB))
     machine.write("sys/fs/cgroup/pods/memory.max", str(700 * MIB))
+    machine.write("sys/fs/cgroup/pods/pod1/memory.peak", str(500 * MIB))
+    machine.write("sys/fs/cgroup/pods/pod1/c1/memory.peak", str(90 * MIB))
     found = cgroup(tmp_path)
     assert found is not None
-    assert found.limit == 512 * MIB
+    # The high-water mark, too, is that of the group which is limited: what others in it hold counts.
+    assert (found.limit, found.place, found.peak) == (512 * MIB, machine.at("/pods/pod1"), 500 * MIB)
 
 
 @pytest.mark.parametrize("limit", ["max", str(32_000 * MIB)])
 def test_a_limit_that_the_machine_does_not_have_is_none(tmp_path: Path, limit: str) -> None:
     machine = Machine(tmp_path, groups="0::/")
     machine.v2("", limit=limit, usage=9 * MIB, cached=0)
-    assert cgroup(tmp_path) == Cgroup(limit=None, in_use=8 * MIB, kills=0)
+    assert cgroup(tmp_path) == Cgroup(limit=None, in_use=8 * MIB, kills=0, place=machine.at(""))
 
 
 def test_version_1_says_no_limit_with_a_large_number_and_may_count_no_kills(tmp_path: Path) -> None:
     machine = Machine(tmp_path, groups="4:memory:/")
     machine.v1("", limit=NO_LIMIT_V1, usage=9 * MIB, cached=0, kills=None)
-    assert cgroup(tmp_path) == Cgroup(limit=None, in_use=8 * MIB, kills=None)
+    assert cgroup(tmp_path) == Cgroup(limit=None, in_use=8 * MIB, kills=None, place=machine.at("/memory"))
 
 
 @pytest.mark.parametrize("groups", ["", "0::/", "0::/../other", "4:memory:/gone", "1:cpu:/"])
@@ -139,6 +149,41 @@ def test_a_killed_rank_is_told_with_the_high_water_of_each_and_what_the_kernel_c
         'ended 1 process(es) here. To give it half as much again: requests=Resources(mem="2Gi", ...), '
         'limits=Resources(mem="2Gi", ...).'
     )
+
+
+def kill_at(limit: int | None, peak: int | None) -> str:
+    """What is told of one kill in a container with this limit and high-water mark."""
+    group = Cgroup(limit, 600 * MIB, 3, "/sys/fs/cgroup", peak)
+    return told(dataclasses.replace(group, kills=4), group, {0: MIB})
+
+
+def test_a_kill_at_the_limit_is_told_with_how_near_it_was_and_of_which_group() -> None:
+    said = kill_at(1024 * MIB, 1023 * MIB)
+    assert (
+        "The container has a limit of 1.0 GiB (control group /sys/fs/cgroup), its high-water mark, cached files "
+        "included, is 1023.0 MiB, 600.0 MiB were in use right after." in said
+    )
+    assert said.endswith('requests=Resources(mem="2Gi", ...), limits=Resources(mem="2Gi", ...).')
+    assert "half as much again" in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "peak", "advised"),
+    [
+        (8192 * MIB, 3072 * MIB, "no memory left, 5.0 GiB below its limit. Ask for"),
+        (None, 3072 * MIB, "no memory left. Ask for"),
+    ],
+)
+def test_a_kill_far_below_the_limit_is_the_machines_shortage(limit: int | None, peak: int, advised: str) -> None:
+    """More of a limit would not help there: the pod had been placed where less was free than it came to use."""
+    said = kill_at(limit, peak)
+    assert advised in said
+    assert 'requests=Resources(mem="5Gi", ...), limits=Resources(mem="5Gi", ...).' in said
+    assert "half as much" not in said
+
+
+def test_without_limit_and_high_water_mark_no_number_is_made_up() -> None:
+    assert kill_at(None, None).endswith("requests=Resources(mem=..., ...), limits=Resources(mem=..., ...).")
 
 
 def test_what_nobody_counted_is_not_told() -> None:
