@@ -16,8 +16,8 @@ _LEAST_PART = 0.02
 _LEAST_SECONDS = 0.001
 """What a rank must cost the others in each step, to be named: a part of the step, and seconds."""
 
-_LEAST_STEPS = 3
-"""For fewer nobody is named."""
+_NOISE_SECONDS = 0.02
+"""What a rank must cost in all: of a few steps averages say little."""
 
 _UNEVEN = 0.1
 """Where ranks differ by a larger part in how often they ended a stage, nobody is named for it."""
@@ -122,13 +122,13 @@ def _cycles(rank: RankPart) -> int:
 
 def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
     """Who held the others back, and in which stage; the worst first, and none where no one stands out."""
-    names = dict.fromkeys(name for rank in ranks for name in rank.stages if "/" not in name)
+    names = dict.fromkeys(name for rank in ranks for name in rank.stages)
     cycles = max((_cycles(rank) for rank in ranks), default=0)
-    if len(ranks) < 2 or cycles < _LEAST_STEPS:
+    if len(ranks) < 2 or not cycles:
         return []
-    step = sum(stage.seconds for rank in ranks for name, stage in rank.stages.items() if name in names)
+    step = sum(stage.seconds for rank in ranks for name, stage in rank.stages.items() if "/" not in name)
     step /= sum(map(_cycles, ranks)) or 1
-    least = max(_LEAST_SECONDS, _LEAST_PART * step)
+    least = max(_LEAST_SECONDS, _LEAST_PART * step, _NOISE_SECONDS / cycles)
     found: list[HeldBack] = []
     for name in names:
         there = [rank for rank in ranks if name in rank.stages]
@@ -143,8 +143,15 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
             if cost > least:
                 held = HeldBack(rank.rank, name, cost, usual, cost / step, cost * _cycles(rank))
                 found.append(held)
+    found = [held for held in found if not any(_is_within(other, held) for other in found)]
     found.sort(key=lambda held: -held.seconds)
     return [held for held in found if held.seconds > _BESIDE * found[0].seconds]
+
+
+def _is_within(inner: HeldBack, outer: HeldBack) -> bool:
+    """Whether a stage within another one explains most of what that costs."""
+    is_inside = inner.rank == outer.rank and inner.stage.startswith(f"{outer.stage}/")
+    return is_inside and inner.seconds > outer.seconds / 2
 
 
 def _late(ranks: Sequence[RankPart], name: str, step: float) -> dict[int, float]:

@@ -80,7 +80,20 @@ def test_a_rank_that_was_ended_a_step_further_is_not_late_for_that_and_few_steps
     assert findings.held_back(even) == []
     uneven = [part(0, load=(8, 0.060, 5.060)), part(1, load=(7, 0.010, 5.010))]
     assert findings.held_back(uneven) == []
-    assert findings.held_back([part(0, load=(2, 0.060, 5.060)), part(1, load=(2, 0.010, 5.010))]) == []
+    assert findings.held_back([part(0, load=(2, 0.015, 5.015)), part(1, load=(2, 0.010, 5.010))]) == []
+    once = [part(0, load=(1, 0.060, 5.060)), part(1, load=(1, 0.010, 5.010))]
+    assert [(held.rank, held.stage) for held in findings.held_back(once)] == [(0, "load")], "that is no noise"
+
+
+def test_of_stages_within_stages_the_innermost_is_named_that_costs_the_time() -> None:
+    def rank(number: int, decode: float) -> RankPart:
+        made = part(number, step=(100, 0.1, 5.1))
+        inner = {"step/data": (0.01 + decode, 5.0 + decode), "step/data/decode": (decode, 4.99 + decode)}
+        made.stages |= {name: StageTimes(100, 100 * each, each, end) for name, (each, end) in inner.items()}
+        return made
+
+    held = findings.held_back([rank(0, 0.001), rank(1, 0.051), rank(2, 0.001)])
+    assert [(each.rank, each.stage) for each in held] == [(1, "step/data/decode")], "all take as long for a step"
 
 
 def ten_hours(tmp_path: Path, ranks: range, number: int, clock: list[float]) -> NodeRecorder:
