@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.fs.ranks import size
 from tests.harness.product import POINTS
 from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     MODULES,
@@ -123,6 +125,88 @@ def test_looping_readers_never_see_a_partial_tree_or_file(place, actors):
         assert result["rounds"] > 1
         assert result["imported"]
     place.assert_complete()
+
+
+BESIDE = """
+import fcntl, json, os, sys
+from pathlib import Path
+from tests.harness.product import Options, stage
+order = json.load(sys.stdin)
+if not order["locks"]:
+    fcntl.flock = lambda *_: None  # granted to everybody, as some file systems do
+
+def look(dest, image, complete):
+    whole = not image and os.path.isdir(dest + "/pkg")  # it comes by one rename
+    for name, text in order["files"].items():
+        old = "the image's" if image and name == "pkg/m1.py" else None
+        try:
+            with open(os.path.join(dest, name)) as file:
+                found = file.read()
+        except FileNotFoundError:
+            assert not complete and not old and not (whole and name.startswith("pkg/")), f"{dest}/{name} is missing"
+        else:
+            assert found == text or (found == old and not complete), f"{dest}/{name} is not whole"
+
+def read_until(stopped, ready, dests):
+    os.set_blocking(stopped, False)
+    while True:
+        for dest in dests:
+            look(dest, dest == dests[-1], False)
+        if ready is not None:
+            os.write(ready, b"x")
+            ready = None
+        try:
+            if not os.read(stopped, 1):
+                break
+        except BlockingIOError:
+            pass
+    for dest in dests:
+        look(dest, dest == dests[-1], True)
+
+def crowd(dests):
+    stopped, stop = os.pipe()
+    looked, ready = os.pipe()
+    if (reader := os.fork()) == 0:
+        os.close(stop)
+        read_until(stopped, ready, dests)
+        os._exit(0)
+    os.close(ready)
+    assert os.read(looked, 1) == b"x", "the reader ended at its first look"
+    wait, start = os.pipe()
+    children = []
+    for dest in dests * 16:
+        if (child := os.fork()) == 0:
+            os.close(start)
+            os.read(wait, 1)  # all are let go at one moment
+            stage(order["uri"], Path(dest), Options())
+            os._exit(0)
+        children.append(child)
+    os.close(start)
+    failed = [child for child in children if os.waitpid(child, 0)[1]]
+    os.close(stop)
+    assert not os.waitpid(reader, 0)[1], "the reader saw what is not whole"
+    assert not failed, f"{len(failed)} of 48 failed"
+
+for dests in order["rounds"]:
+    crowd(dests)
+"""
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["locks work", "locks are always granted"])
+def test_a_reader_beside_16_processes_in_each_of_three_destinations_sees_whole_files_only(place, locks):
+    rounds = []
+    for number in range(size(2, 100)):
+        missing, empty, image = (place.root / f"{number}" / name for name in ("missing", "empty", "image"))
+        empty.mkdir(parents=True)
+        (image / "pkg").mkdir(parents=True)
+        (image / "pkg/m1.py").write_text("the image's")
+        rounds.append([str(missing), str(empty), str(image)])
+    files = {**MODULES, "main.py": "VERSION = '1'"}
+    order = json.dumps({"uri": str(place.uri), "rounds": rounds, "locks": locks, "files": files})
+    done = subprocess.run([sys.executable, "-c", BESIDE], input=order, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for dests in rounds:
+        place.assert_complete(*map(Path, dests))
 
 
 def test_two_archives_into_one_destination_leave_each_file_whole(place, actors):
