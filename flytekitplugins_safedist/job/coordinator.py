@@ -284,7 +284,7 @@ class Coordinator(Rounds):
         node.state = "ready"
         if is_running:
             self._round.timed_out = cause is not None and cause.timed_out
-        self._round.heard(node.key, self._name(node), node.process, ended)
+        self._round.heard(node, self._name(node), ended)
         if ended.cut or (is_running and cause is None):
             was_paused = now - self._paused < self.rules.heartbeat
             why = "it could not hear node 0, and has ended its ranks"

@@ -16,6 +16,9 @@ _WHY_CHARACTERS = 200
 _WHYS = 8
 """Reasons that are kept, the latest. Every node gets all of them with each round."""
 
+STANDSTILL = 3
+"""Rounds in a row that fail without having come further, after which the job ends."""
+
 RELAPSES = 3
 """Losses of one node that end the job, where the last ones follow each other closely."""
 
@@ -34,9 +37,9 @@ class Spent(DataClassDictMixin):
             which it was; of a coordinator that is gone its id alone. Each is counted once, whoever says so. That of
             nodes which could not hear node 0, or all could not be heard by it, is node 0's: one for all of them.
         why: for logs and errors.
-        node: a loss: whose place it was.
+        node: a loss: whose place it was; a restart: on which node the rank was, and its host.
         lived: a loss: seconds from the process's hello to its loss; negative where nobody knows.
-        place: a restart: the error and the step that it was for, as :attr:`Cause.place`.
+        error, step: a restart: the error that it was for, and where, as in :class:`Cause`.
     """
 
     round: int
@@ -44,7 +47,13 @@ class Spent(DataClassDictMixin):
     why: str
     node: str = ""
     lived: float = -1.0
-    place: str = ""
+    error: str = ""
+    step: int = -1
+
+    @property
+    def place(self) -> str:
+        """A restart: as :attr:`Cause.place`."""
+        return _place(self.who, self.error, self.step)
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,11 @@ class Cause(DataClassDictMixin):
     @property
     def place(self) -> str:
         """The same for a failure that comes again: its rank, its error, and its step; "" where the step is unknown."""
-        return f"rank {self.rank} with {self.name} at step {self.step}" if self.step >= 0 else ""
+        return _place(str(self.rank), self.name, self.step)
+
+
+def _place(rank: str, error: str, step: int) -> str:
+    return f"rank {rank} with {error} at step {step}" if step >= 0 else ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,35 @@ class Rules:
     def most_processes(self) -> int:
         """How many processes may ever join a range: its nodes, and for each of them all replacements."""
         return self.max_nodes * (1 + self.max_replacements)
+
+
+def why_no_restart(restarts: tuple[Spent, ...], rules: Rules, cause: Cause, node: str) -> str:
+    """Why no restart is spent on a failure; "" where one is.
+
+    Args:
+        restarts: that were spent, the latest last.
+        rules: of the job.
+        cause: the failure.
+        node: on which node it was, and its host.
+    """
+    steps = [*(each.step for each in restarts), cause.step][-STANDSTILL:]
+    if cause.repeats:
+        why = f"{cause.name} would repeat: a restart cannot help"
+    elif rules.max_restarts == 0:
+        why = "max_restarts=0"
+    elif len(restarts) >= rules.max_restarts:
+        why = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
+    elif cause.place and any(each.place == cause.place for each in restarts):
+        why = f"{cause.place} has failed before: it is the code or the data, and a restart cannot help"
+    elif len(steps) == STANDSTILL and min(steps) >= 0 and max(steps) == steps[0]:
+        why = f"{STANDSTILL} rounds in a row have failed at or before step {steps[0]}: restarts bring no progress"
+    else:
+        return ""
+    errors = list(dict.fromkeys([*(each.error for each in restarts), cause.name]))
+    if rules.max_nodes > 1 and len(errors) > 1 and all(each.node == node for each in restarts):
+        why += f". Every failure so far was on {node}, with different errors ({', '.join(errors[:_WHYS])}): the machine"
+        why += " may be at fault; keep the next attempt off it (kubectl cordon) if they make no sense for the code"
+    return why
 
 
 def with_loss(history: History, rules: Rules, loss: Spent) -> History | End:

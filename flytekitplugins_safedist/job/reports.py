@@ -16,6 +16,9 @@ from .verdict import Verdict
 TEXT_BYTES = 1 << 16
 """Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
 
+_NAME_CHARACTERS = 200
+"""Of an error's name: every node keeps that of each restart."""
+
 _DISK_CHARACTERS = 4096
 """Of what is told about scratch: a line per rank, for more ranks than a node has."""
 
@@ -45,7 +48,7 @@ def cause_of(outcome: RankOutcome) -> Cause:
         consequence=is_consequence(outcome),
         time_ns=outcome.time_ns,
         rank=outcome.rank,
-        name=outcome.raised.type if outcome.raised is not None else outcome.status.value,
+        name=(outcome.raised.type if outcome.raised is not None else outcome.status.value)[:_NAME_CHARACTERS],
         repeats=outcome.raised is not None and outcome.raised.repeats,
         timed_out=outcome.timed_out,
         step=outcome.step if _is_the_codes(outcome) else -1,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import messages as m
-from .facts import Cause, End, History, Rules, Spent, with_loss, with_one_more
+from .facts import Cause, End, History, Rules, Spent, why_no_restart, with_loss, with_one_more
 from .inquiry import Inquiry
 from .nodes import Key, Node, Nodes, listed, wait_line
 from .saving import SavePoint
@@ -20,11 +20,12 @@ _DONE_LOST = "lost after its ranks had returned"
 
 @dataclass(frozen=True)
 class Failing:
-    """The first failure on one node; which process, and how it is called."""
+    """The first failure on one node; which process, how the node is called, and its host."""
 
     cause: Cause
     process: str
     node: str
+    host: str
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -80,12 +81,12 @@ class Round:
         real = [each for each in self.failures if not each.cause.consequence]
         return sorted(real or self.failures, key=lambda each: each.order)
 
-    def heard(self, key: Key, name: str, process: str, ended: m.Ended) -> None:
+    def heard(self, node: Node, name: str, ended: m.Ended) -> None:
         """How it has ended on a node."""
-        self.waits_for.discard(key)
+        self.waits_for.discard(node.key)
         self.returned.update(ended.returned)
         if ended.cause is not None:
-            self.failures.append(Failing(ended.cause, process, name))
+            self.failures.append(Failing(ended.cause, node.process, name, node.host))
 
 
 class Rounds:
@@ -191,25 +192,16 @@ class Rounds:
             lost = "; ".join(f"{self._name_of(key)}: {why}" for key, why in over.absent.items())
             self._again(f"the round is over ({lost or over.why}); the next begins when every node is there", now)
             return
-        cause = root.cause
-        came_again = bool(cause.place) and any(each.place == cause.place for each in spent)
-        if not cause.repeats and not came_again and len(spent) < rules.max_restarts:
-            which = f"restart {len(spent) + 1} of {rules.max_restarts}"
-            why = f"rank {cause.rank} failed ({cause.name}); all ranks start again: {which}"
-            self._note(
-                restarts=with_one_more(spent, Spent(self.history.round, str(cause.rank), why, place=cause.place))
-            )
-            self._again(why, now)
+        cause, where = root.cause, f"{root.node} (host {root.host})" if rules.fixed else root.node
+        self._reason = why_no_restart(spent, rules, cause, where)
+        if self._reason:
+            self._ask(over.who_may_say, now)
             return
-        if cause.repeats:
-            self._reason = f"{cause.name} would repeat: a restart cannot help"
-        elif rules.max_restarts == 0:
-            self._reason = "max_restarts=0"
-        elif len(spent) >= rules.max_restarts:
-            self._reason = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
-        else:
-            self._reason = f"{cause.place} has failed before: it is the code or the data, and a restart cannot help"
-        self._ask(over.who_may_say, now)
+        which = f"restart {len(spent) + 1} of {rules.max_restarts}"
+        why = f"rank {cause.rank} failed ({cause.name}); all ranks start again: {which}"
+        unit = Spent(self.history.round, str(cause.rank), why, where, error=cause.name, step=cause.step)
+        self._note(restarts=with_one_more(spent, unit))
+        self._again(why, now)
 
     def _again(self, why: str, now: float) -> None:
         self._phase, self._since, self._told = "forming", now, now

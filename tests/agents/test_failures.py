@@ -146,6 +146,20 @@ def test_the_same_failure_of_the_same_rank_at_the_same_step_is_not_restarted_a_s
     assert "This was round 1" in message, "the first restart could have helped"
 
 
+def test_restarts_that_bring_no_progress_end_the_job_and_name_the_node_of_all_failures(warm, tmp_path):
+    class Standing(Job):
+        module = "job_checkpoints"
+        nproc_per_node = 1
+
+    variables = {"TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    ended, _ = Standing(warm, tmp_path / "job", "comes_no_further", "", variables).run()
+    message = error_document(ended).error.message
+    assert "raised IndexError: no such label" in message.splitlines()[0]
+    assert "Not restarted in place: 3 rounds in a row have failed at or before step 5: restarts bring no" in message
+    assert "Every failure so far was on node 1 (host " in message
+    assert "with different errors (ValueError, KeyError, IndexError)" in message
+
+
 @pytest.mark.parametrize("how", ["recoverable", "recoverable subclass"])
 def test_a_recoverable_exception_stays_recoverable(warm, tmp_path, how):
     ended = failed(warm, tmp_path / "job", how)

@@ -62,6 +62,19 @@ def fails_in_one_place() -> None:
         ckpt.wait()
 
 
+@task(task_config=SafeTorch(nproc_per_node=1, nnodes=2, max_restarts=9))
+def comes_no_further() -> None:
+    """Node 1 finds something else that is wrong at step 5 of each round, before anything is saved."""
+    dist.init_process_group("gloo")
+    ckpt = Checkpoints(os.environ["TEST_CHECKPOINTS"], every=100)
+    kinds = (ValueError, KeyError, IndexError)
+    for step in range(9):
+        if step == 5 and current_rank().rank == 1:
+            raise kinds[current_rank().round]("no such label")
+        ckpt.should_save(step)
+        dist.barrier()
+
+
 @task(task_config=SafeTorch(nproc_per_node=2))
 def dies_at_once() -> str:
     """An attempt that saves nothing."""

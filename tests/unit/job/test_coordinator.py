@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flytekitplugins_safedist.job.ending import verdict_of
-from flytekitplugins_safedist.job.facts import End, History, Spent
+from flytekitplugins_safedist.job.facts import Cause, End, History, Spent
 from flytekitplugins_safedist.job.messages import (
     Again,
     CannotBegin,
@@ -941,6 +941,50 @@ def test_a_survivor_that_comes_when_the_others_have_begun_anew_knows_of_higher_r
     job.all_end("a", "b", round_no=0)
     assert {go.round for go in job.heard(Go).values()} == {8}
     assert [loss.who for loss in job.it.history.losses] == ["q/3", "z"]
+
+
+def fails_on(job: Job, process: str, failure: Cause) -> None:
+    """A round ends with this failure of one node."""
+    number, others = job.it.history.round, set("abc") - {process}
+    job.say(process, Ended(number, failure))
+    job.all_end(*sorted(others), round_no=number)
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends"),
+    [((7, 7, 7), True), ((7, 5, 6), True), ((7, 5, 8), False), ((5, 7, 7), False), ((7, -1, 6), False)],
+    ids=["one place", "before it", "further at last", "further at first", "who knows where"],
+)
+def test_restarts_that_bring_no_progress_end_the_job_though_some_are_left(steps, ends):
+    job = begun(replace(FIXED, max_restarts=9))
+    for rank, step in enumerate(steps):  # of another rank each time, or else it is the code's or the data's at once
+        job.sent.clear()
+        fails_on(job, "abc"[rank], replace(cause(rank), step=step))
+    assert (job.heard(Tell).keys() == {"c"}) == ends
+    job.say("c", Told(2, "the record"))
+    reason = f"3 rounds in a row have failed at or before step {steps[0]}: restarts bring no progress"
+    assert (job.it.end == End("failed", outcome="the record", reason=reason)) == ends
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names", "suspect"),
+    [
+        ("bbb", ("ValueError", "RuntimeError", "OSError"), True),
+        ("bbc", ("ValueError", "RuntimeError", "OSError"), False),
+        ("bbb", ("ValueError", "ValueError", "ValueError"), False),
+    ],
+    ids=["one node, many errors", "two nodes", "one error"],
+)
+def test_a_node_on_which_all_failed_with_different_errors_is_named(nodes, names, suspect):
+    job = begun()
+    for process, name in zip(nodes, names, strict=True):
+        fails_on(job, process, replace(cause(1), name=name))
+    job.say(nodes[-1], Told(2, "the record"))
+    assert job.it.end.reason.startswith("all 2 restart(s) of max_restarts are spent")
+    named = (
+        "Every failure so far was on node 1 (host host-b), with different errors (ValueError, RuntimeError, OSError)"
+    )
+    assert (named in job.it.end.reason) == suspect
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
