@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,8 +16,6 @@ from .fetch import Patience, Source, public
 from .place import Placing, keep_modules, make_directory
 from .private import Private, one_at_a_time
 from .unpack import PICKLE_NAME, Limits, inspect, keep_pickle, unpack
-
-logger = logging.getLogger(__name__)
 
 _STILL_SECONDS = 5.0
 """For a question whose answer only makes an error clearer."""
@@ -53,17 +50,15 @@ class Options:
 
 @dataclass(frozen=True)
 class StagedCode:
-    """Code that is there.
+    """Code that is there, its files among those that were in the destination before.
 
     Attributes:
-        dest: the destination directory, where its files lie among those that were there.
         digest: sha256 of the archive: the version of the code.
         files: files and links.
         raw: bytes unpacked.
         new: how many of the files were not there before, just so.
     """
 
-    dest: Path
     digest: str
     files: int
     raw: int
@@ -84,7 +79,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     options = options or Options()
     patience = Patience(public(uri), options.deadline, options.answer, options.pause)
     dest = Path(os.path.realpath(dest))
-    with _explained(dest):
+    try:
         make_directory(dest)
         with _alone(dest, options, patience), Private(dest) as private:
             options.at("locked")
@@ -99,7 +94,9 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
             placing = Placing(tree, dest, options.at)
             placing.run()
             options.at("placed")
-    return StagedCode(dest, digest, len(files), raw, len(files) - placing.same)
+    except OSError as error:
+        raise disk_failed(error, dest, "Putting the code into the destination directory") from error
+    return StagedCode(digest, len(files), raw, len(files) - placing.same)
 
 
 def _alone(dest: Path, options: Options, patience: Patience) -> AbstractContextManager[None]:
@@ -134,16 +131,3 @@ def _unpacked(source: Source, uri: str, tree: Path, options: Options) -> tuple[s
             raise source.changed() from refusal
         raise
     return digest.hexdigest(), raw
-
-
-@contextmanager
-def _explained(dest: Path) -> Iterator[None]:
-    try:
-        yield
-    except ArchiveError as error:
-        where = {**error.where, "host": os.uname().nodename}
-        raise ArchiveError(
-            error.what, where=where, seen=error.seen, expected=error.expected, hint=error.hint
-        ) from error
-    except OSError as error:
-        raise disk_failed(error, dest, "Putting the code into the destination directory") from error

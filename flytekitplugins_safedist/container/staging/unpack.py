@@ -105,7 +105,7 @@ class Inflate:
             self._check(piece)
             yield piece
         if not pickled and (self.raw < _BLOCK or self._tail.strip(b"\0")):
-            raise self._refused("The archive is no tar archive, or truncated: it ends without its end mark")
+            raise self._damaged("The archive is no tar archive, or truncated: it ends without its end mark")
 
     def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -124,7 +124,7 @@ class Inflate:
                 try:
                     piece = member.decompress(data, _PIECE)
                 except _engine.error as error:
-                    raise self._refused(
+                    raise self._damaged(
                         "The archive is damaged: its gzip stream does not decode, fails its checksum, or has something"
                         " else behind it",
                         str(error),
@@ -136,32 +136,32 @@ class Inflate:
                     data, member, ended = member.unused_data, None, True  # noqa: PLW2901
                     more = bool(data)
         if member is not None or not self._compressed:
-            raise self._refused("The archive is truncated: its gzip stream ends early")
+            raise self._damaged("The archive is truncated: its gzip stream ends early")
 
     def _check(self, piece: bytes) -> None:
         self.raw += len(piece)
         self._tail = (self._tail + piece)[-_BLOCK:] if len(piece) < _BLOCK else piece[-_BLOCK:]
         limits = self._limits
         if self.raw > limits.max_bytes:
-            raise ArchiveError(
+            raise _refused(
+                self._label,
                 "The archive unpacks to more than the limit",
-                where={"archive": self._label},
                 seen=f"more than {limits.max_bytes} bytes",
                 hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_BYTES",
             )
         if self.raw > limits.ratio_from and self.raw > limits.max_ratio * self._compressed:
-            raise ArchiveError(
+            raise _refused(
+                self._label,
                 "The archive unpacks to suspiciously much for its size",
-                where={"archive": self._label},
                 seen=f"{self.raw} bytes from {self._compressed}",
                 expected=f"at most {limits.max_ratio:g} times",
                 hint="if it is meant to be so, raise SAFEDIST_CODE_MAX_RATIO",
             )
 
-    def _refused(self, what: str, seen: str = "") -> ArchiveError:
-        return ArchiveError(
+    def _damaged(self, what: str, seen: str = "") -> ArchiveError:
+        return _refused(
+            self._label,
             what,
-            where={"archive": self._label},
             seen=seen or f"{self._compressed} bytes, {self.raw} unpacked",
             expected="tar, plain or packed with gzip",
             hint="register the task again; if it repeats, the upload or a proxy cuts objects short",
@@ -221,6 +221,12 @@ def keep_pickle(chunks: Iterable[bytes], into: Path, label: str, limits: Limits)
     return inflate.raw
 
 
+def _refused(label: str, what: str, member: str = "", **facts: Any) -> ArchiveError:
+    """The archive's refusal, with the member where it is one's."""
+    where = {"archive": label, **({"member": member} if member else {}), "host": os.uname().nodename}
+    return ArchiveError(what, where=where, **facts)
+
+
 def _tar() -> list[str]:
     """GNU tar, which has that name: others (busybox, bsdtar) are links. Without it Python's ``tarfile`` in a process of
     its own, which does the same."""
@@ -237,9 +243,10 @@ def _complaint(said: str, status: int, label: str) -> Exception:
     for number in DISK:
         if any(text.endswith(os.strerror(number)) for _, text in lines):
             return OSError(number, os.strerror(number))
-    return ArchiveError(
+    return _refused(
+        label,
         "The archive is refused: tar cannot unpack it",
-        where={"archive": label, **({"member": member} if member else {})},
+        member,
         seen=why,
         hint="leave that out of the code (.flyteignore), or register the task again if the archive is damaged",
     )
@@ -267,15 +274,16 @@ def inspect(tree: Path, label: str, limits: Limits) -> list[str]:
                 elif entry.is_symlink() or entry.is_file():
                     found.append(path)
                 else:
-                    raise ArchiveError(
+                    raise _refused(
+                        label,
                         "The archive holds a device or a named pipe",
-                        where={"archive": label, "member": repr(path)},
+                        repr(path),
                         hint="leave it out of the code (.flyteignore)",
                     )
     if len(found) > limits.max_files:
-        raise ArchiveError(
+        raise _refused(
+            label,
             "The archive holds more files than the limit",
-            where={"archive": label},
             seen=len(found),
             expected=f"at most {limits.max_files}",
             hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_FILES",
