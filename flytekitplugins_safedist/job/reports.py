@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..ranks.outcome import Fault, RankOutcome, echo, is_consequence
+from ..ranks.outcome import Fault, RankOutcome, echo, is_consequence, speaks_of_gpu_hardware
 from ..texts import encodable
 from .facts import Cause
 from .messages import Told
@@ -56,9 +56,11 @@ def cause_of(outcome: RankOutcome) -> Cause:
 
 
 def _is_the_codes(outcome: RankOutcome) -> bool:
-    """Whether an exception may be the code's or the data's: no store, disk or network has a part in it."""
+    """Whether an exception may be the code's or the data's: no store, disk, network or broken GPU has a part in it."""
     raised = outcome.raised
-    return raised is not None and raised.fault is Fault.USER and not raised.errnos
+    if raised is None or speaks_of_gpu_hardware(raised):
+        return False
+    return raised.fault is Fault.USER and not raised.errnos
 
 
 def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:

@@ -21,12 +21,14 @@ from ..errors import FencedError, RankFailedError, RankKilledError, SafedistErro
 from ..ranks.disk import DiskLimit
 from ..ranks.outcome import (
     Fault,
+    Raised,
     RankOutcome,
     Status,
     describe,
     error_code,
     is_consequence,
     speaks_of_full_shared_memory,
+    speaks_of_gpu_hardware,
 )
 from ..ranks.scratch import FULL_ERRNOS
 
@@ -70,6 +72,8 @@ class Code(str, Enum):
     """The object store failed, also after the tries that could have helped."""
     DISK = "SYSTEM:NodeDisk"
     """The disk of a node failed; a full one is the task's own doing."""
+    GPU = "SYSTEM:GpuHardware"
+    """A GPU's memory, or a link between GPUs, failed."""
 
 
 BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
@@ -173,18 +177,21 @@ def _judged(cause: RankOutcome, returned: Sequence[int]) -> tuple[Kind, Origin, 
 def _platforms(cause: RankOutcome) -> str | None:
     """The code of a failure that is the platform's; None for the program's own. The user's word wins: an error that
     the user calls recoverable is the user's, and a disk that is full stays full."""
-    raised, number = cause.raised, _signal_of(cause)
-    if raised is not None:
-        if raised.fault is Fault.RECOVERABLE or _is_full(cause):
-            return None
-        if BROKEN_ERRNOS.intersection(raised.errnos):
-            return Code.DISK.value
-        if raised.fault is not Fault.SYSTEM:
-            return None
-        return raised.code or Code.STORAGE.value
+    number = _signal_of(cause)
+    if cause.raised is not None:
+        is_the_users = cause.raised.fault is Fault.RECOVERABLE or _is_full(cause)
+        return None if is_the_users else _platforms_exception(cause.raised)
     if number not in _PLATFORM_SIGNALS or (number == signal.SIGKILL and cause.out_of_memory):
         return None
     return f"SYSTEM:{signal.Signals(number).name}"
+
+
+def _platforms_exception(raised: Raised) -> str | None:
+    if BROKEN_ERRNOS.intersection(raised.errnos):
+        return Code.DISK.value
+    if speaks_of_gpu_hardware(raised):
+        return Code.GPU.value
+    return (raised.code or Code.STORAGE.value) if raised.fault is Fault.SYSTEM else None
 
 
 def _echo(returned: Sequence[int]) -> str:

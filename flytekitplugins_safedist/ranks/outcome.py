@@ -251,6 +251,18 @@ def speaks_of_full_shared_memory(raised: Raised) -> bool:
     return any(_SHARED_MEMORY_FULL.search(text) for text in (raised.message, raised.traceback))
 
 
+# CUDA's own texts of cudaErrorECCUncorrectable (214) and cudaErrorNvlinkUncorrectable (220), as torch passes them on:
+# both are the hardware's alone (CUDA Runtime API, "Data types used by CUDA Runtime"). A message only begins with them
+# where torch wrote it.
+_GPU_HARDWARE = re.compile(r"CUDA error: uncorrectable (ECC|NVLink) error ")
+_OF_CUDA = ("RuntimeError", "AcceleratorError")
+
+
+def speaks_of_gpu_hardware(raised: Raised) -> bool:
+    """Whether an exception of torch's says that a GPU's memory, or a link between GPUs, failed by itself."""
+    return raised.type.rpartition(".")[2] in _OF_CUDA and _GPU_HARDWARE.match(raised.message) is not None
+
+
 _SIGNAL_REASONS = {
     signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
     signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",

@@ -236,6 +236,12 @@ def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no
         pytest.param(
             "EIO", marks=pytest.mark.end("a node's disk or file server fails (EIO, ESTALE)", "SYSTEM:NodeDisk")
         ),
+        pytest.param(
+            "ECC",
+            marks=pytest.mark.end(
+                "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)", "SYSTEM:GpuHardware"
+            ),
+        ),
     ],
 )
 def test_pyflyte_execute_uploads_the_platforms_failure_as_such_and_exits_0(warm, tmp_path, how, as_promised):

@@ -36,6 +36,7 @@ BEGINS = {
     "USER:HangError": "rank 3 (local_rank 1) on node 1 (" + HOST + ") raised HangError: t",
     "USER:RanksNotReady": RANK_0 + "raised LaunchError:",
     "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",
+    "SYSTEM:GpuHardware": RANK_1 + "raised RuntimeError:",
     "USER:OutputTooLargeError": RANK_0 + "raised OutputTooLarg",
     "SYSTEM:Storage": (
         RANK_1 + "raised FlyteUploadD",

@@ -55,6 +55,8 @@ def fail(how: str) -> None:
         raise FlyteUploadDataException("the bucket is away")
     if how in ("EIO", "ENOSPC"):
         raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
+    if how == "ECC":
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`")
     if how == "import":
         import no_such_module_at_all  # noqa: F401
     if how == "syntax":

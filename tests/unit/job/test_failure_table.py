@@ -62,6 +62,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
         "raised LaunchError: not begun in time",
     ),
     "SYSTEM:NodeDisk": (failed(of=raised("OSError", errnos=(errno.EIO,))), "raised OSError"),
+    "SYSTEM:GpuHardware": (
+        failed(of=raised("RuntimeError", "CUDA error: uncorrectable ECC error encountered")),
+        "raised RuntimeError: CUDA error: uncorrectable ECC error",
+    ),
     "USER:OutputTooLargeError": (failed(of=raised("OutputTooLargeError", repeats=True)), "raised OutputTooLargeError"),
     "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
     "SYSTEM:RanksNotStarted": (LaunchError("the rank server died"), "the rank server died"),

@@ -53,6 +53,11 @@ def killed(number: int, *, out_of_memory: bool = False) -> RankOutcome:
     return outcome(0, Status.KILLED, exit_code=-number, out_of_memory=out_of_memory)
 
 
+ECC = "CUDA error: uncorrectable ECC error encountered"
+NVLINK = "CUDA error: uncorrectable NVLink error detected during the execution"
+ASSERT = "CUDA error: device-side assert triggered"
+
+
 @pytest.mark.parametrize(
     ("cause", "ends", "code", "error"),
     [
@@ -62,6 +67,11 @@ def killed(number: int, *, out_of_memory: bool = False) -> RankOutcome:
         (failed(of=raised(fault=Fault.SYSTEM)), PLATFORMS, "SYSTEM:Storage", RankKilledError),
         (failed(of=raised("OSError", errnos=(errno.EIO,))), PLATFORMS, "SYSTEM:NodeDisk", RankKilledError),
         (failed(of=raised("OSError", errnos=(errno.ESTALE,))), PLATFORMS, "SYSTEM:NodeDisk", RankKilledError),
+        (failed(of=raised("RuntimeError", ECC)), PLATFORMS, "SYSTEM:GpuHardware", RankKilledError),
+        (failed(of=raised("torch.AcceleratorError", NVLINK)), PLATFORMS, "SYSTEM:GpuHardware", RankKilledError),
+        (failed(of=raised("RuntimeError", ASSERT)), USERS, "USER:RuntimeError", RankFailedError),
+        (failed(of=raised("RuntimeError", f"seen: {ECC}")), USERS, "USER:RuntimeError", RankFailedError),
+        (failed(of=raised("ValueError", ECC)), USERS, "USER:ValueError", RankFailedError),
         (failed(of=raised("OSError", errnos=(errno.ENOSPC, errno.EIO))), USERS, "USER:OSError", RankFailedError),
         (outcome(0, Status.EXITED, exit_code=0), USERS, "USER:Exit0", RankFailedError),
         (outcome(0, Status.EXITED, exit_code=7), USERS, "USER:Exit7", RankFailedError),
