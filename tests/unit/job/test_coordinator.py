@@ -987,6 +987,14 @@ def test_a_node_on_which_all_failed_with_different_errors_is_named(nodes, names,
     assert (named in job.it.end.reason) == suspect
 
 
+def test_the_only_node_of_a_job_is_not_suspected():
+    job = begun(replace(FIXED, min_nodes=1, max_nodes=1), "a")
+    for name in ("ValueError", "RuntimeError", "OSError"):
+        job.say("a", Ended(job.it.history.round, replace(cause(0), name=name)))
+    job.say("a", Told(2, "the record"))
+    assert job.it.end.reason == "all 2 restart(s) of max_restarts are spent"
+
+
 # --- what it costs ----------------------------------------------------------------------------------------------------
 def test_reasons_are_short_and_kept_of_the_latest_only():
     job = begun(replace(FIXED, max_restarts=100))

@@ -30,6 +30,7 @@ from flytekitplugins_safedist.errors import (
     ScratchError,
     TopologyError,
 )
+from flytekitplugins_safedist.job.reports import cause_of
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
 from flytekitplugins_safedist.ranks.disk import DiskLimit, Usage
 from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status, describe
@@ -262,3 +263,9 @@ def test_a_ghost_has_no_say() -> None:
 
 def test_codes_are_told_apart_by_who_pays_for_the_next_attempt() -> None:
     assert {code.value.partition(":")[0] for code in Code} == {"USER", "SYSTEM"}
+
+
+@pytest.mark.parametrize(("message", "step"), [(ASSERT, 5), (ECC, -1)])
+def test_a_broken_gpus_step_is_no_place_in_the_code(message, step):
+    """The same again at the same step would count as the code's or the data's, for which no restart is spent."""
+    assert cause_of(replace(failed(of=raised("RuntimeError", message)), step=5)).step == step
