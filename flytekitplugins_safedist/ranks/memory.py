@@ -158,7 +158,7 @@ def _advice(now: Cgroup) -> str:
     ended the process, but what the machine had left for it."""
     if now.limit is not None and (now.peak is None or now.peak >= _NEAR * now.limit):
         mem = f'mem="{-(-now.limit * 3 // 2 // 2**30)}Gi"'
-        return f" To give it half as much again: requests=Resources({mem}, ...), limits=Resources({mem}, ...)."
+        return f" To give it at least half as much again: requests=Resources({mem}, ...), limits=Resources({mem}, ...)."
     of_limit = "" if now.limit is None else f", {human(now.limit - (now.peak or 0))} below its limit"
     mem = "..." if now.peak is None else f'"{-(-now.peak * 3 // 2 // 2**30)}Gi"'
     return (

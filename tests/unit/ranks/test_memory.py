@@ -146,7 +146,7 @@ def test_a_killed_rank_is_told_with_the_high_water_of_each_and_what_the_kernel_c
     assert told(now, before, {5: 742 * MIB, 4: 0}) == (
         "Memory high-water of each rank of this node: rank 4 unknown, rank 5 742.0 MiB. The container has a limit of "
         "1.0 GiB, 600.0 MiB were in use right after. Since the ranks started, the kernel's out-of-memory killer has "
-        'ended 1 process(es) here. To give it half as much again: requests=Resources(mem="2Gi", ...), '
+        'ended 1 process(es) here. To give it at least half as much again: requests=Resources(mem="2Gi", ...), '
         'limits=Resources(mem="2Gi", ...).'
     )
 
