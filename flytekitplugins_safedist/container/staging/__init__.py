@@ -5,9 +5,8 @@ Correctness rests on operations that the kernel makes atomic: create-if-absent a
 
 from __future__ import annotations
 
-from .place import POINTS
-from .private import Private, one_at_a_time
+from .place import POINTS, Private
 from .stage import Options, StagedCode, stage
 from .unpack import Limits
 
-__all__ = ["POINTS", "Limits", "Options", "Private", "StagedCode", "one_at_a_time", "stage"]
+__all__ = ["POINTS", "Limits", "Options", "Private", "StagedCode", "stage"]

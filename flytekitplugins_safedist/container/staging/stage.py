@@ -1,10 +1,14 @@
 """From an archive's address to code in a directory: the order of the steps, and nothing else."""
 
+# ruff: noqa: PTH103, PTH118, PTH120
+# text paths: Path costs more than the call
+
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +17,7 @@ from urllib.parse import urlsplit
 from ...errors import ArchiveError, SafedistError
 from .failures import disk_failed
 from .fetch import Patience, Source, public
-from .place import Placing, keep_modules, make_directory
-from .private import Private, one_at_a_time
+from .place import Placing, Private, make_directory, one_at_a_time
 from .unpack import PICKLE_NAME, Limits, inspect, keep_pickle, unpack
 
 _STILL_SECONDS = 5.0
@@ -89,7 +92,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
             digest, raw = _unpacked(source, uri, tree, options)
             files = inspect(tree, patience.label, options.limits)
             if options.modules is not None:
-                keep_modules(tree, files, options.modules)
+                _keep_modules(tree, files, options.modules)
             options.at("unpacked")
             placing = Placing(tree, dest, options.at)
             placing.run()
@@ -97,6 +100,23 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     except OSError as error:
         raise disk_failed(error, dest, "Putting the code into the destination directory") from error
     return StagedCode(digest, len(files), raw, len(files) - placing.same)
+
+
+def _keep_modules(tree: Path, files: Iterable[str], into: Path) -> None:
+    """Link (or copy) the Python modules among ``files`` of ``tree`` into the empty directory ``into``."""
+    made = {""}
+    for name in files:
+        if not name.endswith((".py", ".pyc")):
+            continue
+        parent = os.path.dirname(name)
+        if parent not in made:
+            os.makedirs(into / parent, exist_ok=True)
+            made.add(parent)
+        source, target = os.path.join(tree, name), os.path.join(into, name)
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError:  # another disk, or one without links
+            shutil.copy2(source, target, follow_symlinks=False)
 
 
 def _alone(dest: Path, options: Options, patience: Patience) -> AbstractContextManager[None]:
