@@ -47,7 +47,9 @@ class Ended:
     @property
     def value(self) -> Any:
         """What the call returned."""
-        return json.loads((self.files / "value.json").read_text())
+        path = self.files / "value.json"
+        assert path.exists(), f"no value: exit code {self.code}\n{self.out}\n{self.err}"
+        return json.loads(path.read_text())
 
     @property
     def error(self) -> BaseException:
