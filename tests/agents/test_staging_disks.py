@@ -105,6 +105,14 @@ def test_thousands_of_files_cross_into_a_volume_with_few_descriptors(place, acto
     assert len(list(tmpfs.iterdir())) == 1500
 
 
+def test_a_directory_that_crosses_into_a_volume_keeps_its_mode(place, actors, tmpfs):
+    place.uri.write_bytes(targz([directory("pkg/private", 0o750), member("pkg/private/m.py", b"1")]))
+    place.dest.mkdir()
+    (place.dest / "pkg").symlink_to(tmpfs)
+    assert actors(place.uri, place.dest).go().end()["new"] == 1
+    assert (tmpfs / "private").stat().st_mode & 0o777 == 0o750
+
+
 def test_a_read_only_destination_is_named(place, actors, tmpfs):
     (tmpfs / "dest").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", tmpfs], check=True)

@@ -322,6 +322,7 @@ def _copy(source: str, target: str) -> None:
     os.mkdir(target)
     for name in os.listdir(source):
         _copy(os.path.join(source, name), os.path.join(target, name))
+    shutil.copymode(source, target)  # last: it may forbid to write
 
 
 def _alike(source: str, target: str, there: os.stat_result) -> bool:
