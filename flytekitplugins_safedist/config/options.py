@@ -1,33 +1,19 @@
-"""Task configurations: frozen dataclasses, and the validation that reports every problem at once.
+"""Task configurations: frozen dataclasses that hold what the user wrote, unchanged.
 
-The dataclasses hold what the user wrote, unchanged. :func:`resolve` turns them, with the resources of the task, into a
-:class:`Resolved` value or raises one :class:`~flytekitplugins_safedist.errors.ConfigError` that lists every problem.
-It runs when the ``@task`` decorator runs: not at serialization, not in the pod.
+What values a field may have stands beside its type (:mod:`.typed`); what must agree with what, in :mod:`.validate`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import string
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ..errors import ConfigError, Problem
-from .fields import (
-    MOST_COUNTED,
-    are_ranks,
-    hang_problems,
-    is_count,
-    log_problems,
-    not_among,
-    scratch_problems,
-    timeout_problems,
-)
-from .fields import Hangs as Hangs  # noqa: PLC0414  (where a config is written)
-from .fields import Logs as Logs  # noqa: PLC0414  (where a config is written)
-from .fields import Scratch as Scratch  # noqa: PLC0414  (where a config is written)
-from .fields import Timeouts as Timeouts  # noqa: PLC0414  (where a config is written)
+from .caches import CACHE_NAMES
 from .quantities import size_in_bytes
+from .typed import MOST_COUNTED, Must, can_be_given, instance, is_count
 
 if TYPE_CHECKING:
     from flytekitplugins import kfmpi, kfpytorch
@@ -36,15 +22,196 @@ if TYPE_CHECKING:
     Master: TypeAlias = kfpytorch.Master
     Worker: TypeAlias = kfpytorch.Worker | kfmpi.Worker
     Launcher: TypeAlias = kfmpi.Launcher
+else:  # neither is imported for a task that names none
+    RunPolicy, Master, Worker, Launcher = (
+        Annotated[Any, instance(name, f"import {name} from kfpytorch or kfmpi")]
+        for name in ("RunPolicy", "Master", "Worker", "Launcher")
+    )
 
 Backend = Literal["horovod", "torch"]
 Operator = Literal["pytorch", "mpi"]
 StartMethod = Literal["preload", "spawn"]
+Keep = Literal["never", "on_failure", "always"]
+Volume = Literal["disk", "memory"]
+HangAction = Literal["restart", "fail", "report"]
 
 BACKENDS: tuple[Backend, ...] = ("horovod", "torch")
-OPERATORS: tuple[Operator, ...] = ("pytorch", "mpi")
-START_METHODS: tuple[StartMethod, ...] = ("preload", "spawn")
 DEFAULT_REPLACEMENTS = 10
+SCRATCH_MOUNT = "/var/run/safedist/scratch"
+SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108  (the path itself is the interface: POSIX shared memory lives there)
+MOST_SECONDS = MOST_COUNTED // 1000
+"""poll() counts milliseconds in an int."""
+
+
+def parse_nodes(nodes: object) -> tuple[int, int] | None:
+    """``3`` or ``"3"`` as (3, 3), ``"2:4"`` as (2, 4); None for anything else."""
+    if isinstance(nodes, bool) or not isinstance(nodes, (int, str)):
+        return None
+    if isinstance(nodes, int):
+        return (nodes, nodes) if 1 <= nodes <= 999_999 else None
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", nodes)
+    if match is None:
+        return None
+    low = int(match[1])
+    high = int(match[2] or match[1])
+    return (low, high) if 1 <= low <= high else None
+
+
+def _at_least(least: int, what: str, repair: str) -> Must:
+    return Must(lambda value: is_count(value, least=least), f"is not a number of {what}", repair)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _are_ranks(show: Any) -> bool:
+    if isinstance(show, range):
+        show = (*show[:1], *show[-1:])
+    return isinstance(show, (tuple, list, set, frozenset)) and all(is_count(rank, least=0) for rank in show)
+
+
+def _can_be_filled_in(prefix: str) -> bool:
+    """Whether each rank can have it before its lines. A width of millions would be filled in as well, in memory."""
+    specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(prefix)]
+    if any(re.search(r"\d{4}|[{]", spec) for spec in specs):
+        return False
+    prefix.format(rank=0, local_rank=0, node_rank=0)  # what it raises is a no
+    return True
+
+
+Seconds = Annotated[
+    float,
+    Must(_is_seconds, "is not a time to wait", "use seconds, more than 0"),
+    Must(
+        lambda value: value <= MOST_SECONDS,
+        "is longer than the kernel can wait at once",
+        f"use at most {MOST_SECONDS} s, about 24 days",
+    ),
+]
+Nodes = Annotated[
+    int | str, Must(parse_nodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"')
+]
+Directory = Annotated[
+    str,
+    Must(
+        lambda value: can_be_given(value) and PurePosixPath(value).is_absolute(),
+        "is not an absolute path",
+        "use one that exists in the task's pod",
+    ),
+]
+Size = Annotated[int | str, Must(size_in_bytes, "is not a size", 'use bytes or a quantity such as "20Gi"')]
+Ranks = Annotated[
+    tuple[int, ...], Must(_are_ranks, "is not a list of ranks", "use ranks such as (0,), or None for all")
+]
+CacheNames = Annotated[
+    tuple[str, ...],
+    Must(lambda names: isinstance(names, (tuple, list, set, frozenset)), "is not a list of names", 'use ("triton",)'),
+    Must(CACHE_NAMES.issuperset, "has a name that is unknown", "known are " + ", ".join(sorted(CACHE_NAMES))),
+]
+Claim = Annotated[str, Must(lambda name: name and can_be_given(name), "is not a name", "name a PersistentVolumeClaim")]
+QueueName = Annotated[
+    str,
+    Must(
+        re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?").fullmatch,
+        "is not the name of a LocalQueue",
+        "use small letters, digits, '-' and '.'",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """Where ranks keep their private files, and for how long.
+
+    Attributes:
+        path: directory under which the job's scratch is made, where the pod has one of its own for it; then nothing is
+            mounted for scratch. Default: the volume; outside a pod ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
+        keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
+        size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
+            None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
+            else the disk. The volume has it as well: beyond it the kubelet evicts the pod.
+        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
+            purpose, because the library locks them well enough for the user's file system.
+        volume: what is mounted in a pod: ``"disk"`` of the node, or ``"memory"``, which counts against the container's
+            memory limit; None: nothing, scratch lives in the container's file system.
+        claim: name of a PersistentVolumeClaim to mount instead; all pods of the job mount the same one.
+    """
+
+    path: Directory | None = None
+    keep: Keep = "never"
+    size_limit: Size | None = None
+    shared_caches: CacheNames = ()
+    volume: Volume | None = "disk"
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long each wait may take, in seconds. Every wait has a deadline; when one expires, the error says who was
+    waited for.
+
+    Attributes:
+        code: for the code archive: for the store, and for another process of the node that fetches it.
+        start: for all ranks of a node to begin the task's function: imports of the user's module included, whether in
+            the preloading process or in each rank.
+        rendezvous: for all nodes of the job to arrive.
+        stop: between SIGTERM and SIGKILL when ranks are torn down.
+        exit: for a rank that has reported its outcome to end, and for the pod's process that has its verdict: threads
+            and ``atexit`` handlers that a module left have that long.
+        heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
+        preemption: for ranks to save their work after the pod is told to stop, before they are ended. The pod's grace
+            period allows for it.
+        upload: for node 0 to upload the outputs, while the other nodes wait. When the store fails, node 0 tries again
+            for half of it, at most 600 s.
+    """
+
+    code: Seconds = 1800.0
+    start: Seconds = 600.0
+    rendezvous: Seconds = 900.0
+    stop: Seconds = 5.0
+    exit: Seconds = 60.0
+    heartbeat: Seconds = 60.0
+    preemption: Seconds = 20.0
+    upload: Seconds = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """What of the ranks' output reaches the node's log.
+
+    Attributes:
+        show: ranks whose lines are shown; None: all. Every rank's output is in its own file all the same, the last
+            16 MiB of it.
+        tail_lines: lines of the failing rank's output that go into the error.
+        prefix: text before each line; ``{rank}``, ``{local_rank}`` and ``{node_rank}`` are filled in.
+    """
+
+    show: Ranks | None = None
+    tail_lines: Annotated[int, _at_least(0, "lines", "use 0 or more")] = 20
+    prefix: Annotated[str, Must(_can_be_filled_in, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")] = (
+        "[rank {rank}] "
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hangs:
+    """When ranks that wait in a collective count as hung, and what is done about the rank they wait for.
+
+    Attributes:
+        action: once two looks at all ranks have shown the same: ``"restart"``: the job fails for it as for a rank's
+            exception, so that ``max_restarts`` apply; ``"fail"``: it fails without a restart; ``"report"``: the nodes'
+            logs say so, and it goes on.
+        floor: seconds that a wait lasts at least, and five times as long as the longest one of the round that ended.
+            None: nine tenths of the collective's own timeout (``init_process_group(timeout=...)``): torch would end the
+            job a little later, and could not say for whom. Of Horovod, which ends none: ``ceiling``.
+        ceiling: seconds after which a wait is too long whatever there was before; and after which also a rank that
+            computes, or moves, is no longer waited for: a long evaluation and an endless loop look alike.
+    """
+
+    action: HangAction = "restart"
+    floor: Seconds | None = None
+    ceiling: Seconds = 7200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +246,10 @@ class SafeDistributed:
             the job. Kueue must have the integration of the job's kind switched on.
     """
 
-    nnodes: int | str = 1
-    nproc_per_node: int | None = None
-    max_restarts: int = 0
-    max_replacements: int = DEFAULT_REPLACEMENTS
+    nnodes: Nodes = 1
+    nproc_per_node: Annotated[int, _at_least(1, "ranks", "use 1 or more, or None for one rank per GPU")] | None = None
+    max_restarts: Annotated[int, _at_least(0, "restarts", "use 0 or more")] = 0
+    max_replacements: Annotated[int, _at_least(0, "lost nodes", "use 0 or more")] = DEFAULT_REPLACEMENTS
     start_method: StartMethod = "preload"
     scratch: Scratch = field(default_factory=Scratch)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -93,7 +260,16 @@ class SafeDistributed:
     worker: Worker | None = None
     launcher: Launcher | None = None
     run_policy: RunPolicy | None = None
-    queue: str | None = None
+    queue: QueueName | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Have flytekit know a user's own class, too: it looks for the very class of a config, and a task of another is
+        a plain one, without ranks."""
+        base = cls.__mro__[1]
+        if base is not SafeDistributed:
+            from flytekit.extend import TaskPlugins
+
+            TaskPlugins.register_pythontask_plugin(cls, TaskPlugins.find_pythontask_plugin(base))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,192 +280,3 @@ class SafeHorovod(SafeDistributed):
 @dataclass(frozen=True, kw_only=True)
 class SafeTorch(SafeDistributed):
     """Run the task function on every rank of a PyTorch job: ``dist.init_process_group()`` just works."""
-
-
-@dataclass(frozen=True)
-class Requested:
-    """What the task asks of each pod, as far as ranks depend on it.
-
-    Attributes:
-        gpus: GPUs per pod, or None where the task does not say.
-        gpus_source: the field that says so, for messages.
-    """
-
-    gpus: int | None = None
-    gpus_source: str = "requests.gpu"
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A configuration that can run, with every default decided.
-
-    Attributes:
-        backend: "horovod" or "torch".
-        min_nodes, max_nodes: equal for a fixed size.
-        nproc_per_node: ranks per node.
-        environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
-        size_limit: scratch limit in bytes, or None.
-        max_replacements: how often nodes may be lost, in the whole job.
-        hangs: as configured.
-        nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
-    """
-
-    backend: Backend
-    min_nodes: int
-    max_nodes: int
-    nproc_per_node: int
-    max_restarts: int
-    start_method: StartMethod
-    scratch: Scratch
-    size_limit: int | None
-    timeouts: Timeouts
-    logs: Logs
-    environment: tuple[tuple[str, str], ...]
-    hangs: Hangs = field(default_factory=Hangs)
-    nproc_is_open: bool = False
-    max_replacements: int = DEFAULT_REPLACEMENTS
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job when every node is there."""
-        return self.max_nodes * self.nproc_per_node
-
-
-def resolve(
-    config: SafeDistributed,
-    requested: Requested,
-    *,
-    where: Mapping[str, object] | None = None,
-    dynamic: bool = False,
-    environment: Mapping[str, str] | None = None,
-    further: Iterable[Problem] = (),
-) -> Resolved:
-    """Decide every default, or report everything that is wrong.
-
-    Args:
-        config: what the user wrote.
-        requested: what the task asks of its pods.
-        where: the task, for the error.
-        dynamic: whether the function is a ``@dynamic`` workflow, which has no ranks.
-        environment: of the task.
-        further: problems that others have found; reported with ours.
-
-    Raises:
-        ConfigError: one or more problems, all of them listed.
-    """
-    problems = [*_problems(config, requested, dynamic=dynamic), *further]
-    if problems:
-        raise ConfigError(problems, where=where)
-    low, high = parse_nodes(config.nnodes)  # type: ignore[misc]  # no problems: it parses
-    nproc = config.nproc_per_node if config.nproc_per_node is not None else (requested.gpus or 1)
-    return Resolved(
-        backend="horovod" if isinstance(config, SafeHorovod) else "torch",
-        min_nodes=low,
-        max_nodes=high,
-        nproc_per_node=nproc,
-        max_restarts=config.max_restarts,
-        start_method=config.start_method,
-        scratch=config.scratch,
-        size_limit=None if config.scratch.size_limit is None else size_in_bytes(config.scratch.size_limit),
-        timeouts=config.timeouts,
-        logs=config.logs,
-        hangs=config.hangs,
-        environment=tuple(sorted((environment or {}).items())),
-        nproc_is_open=config.nproc_per_node is None,
-        max_replacements=replacements(config),
-    )
-
-
-def replacements(config: SafeDistributed) -> int:
-    """The budget for lost nodes. The operator fails a job in which containers were restarted ``backoff_limit`` times
-    (training-operator v1.9.0, core/job.go, PastBackoffLimit): our own budget ends it before, with its cause."""
-    limit = getattr(config.run_policy, "backoff_limit", None)
-    return config.max_replacements if limit is None else max(0, min(config.max_replacements, limit - 1))
-
-
-def parse_nodes(nodes: object) -> tuple[int, int] | None:
-    """``3`` or ``"3"`` as (3, 3), ``"2:4"`` as (2, 4); None for anything else."""
-    if isinstance(nodes, bool) or not isinstance(nodes, (int, str)):
-        return None
-    if isinstance(nodes, int):
-        return (nodes, nodes) if 1 <= nodes <= 999_999 else None
-    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", nodes)
-    if match is None:
-        return None
-    low = int(match[1])
-    high = int(match[2] or match[1])
-    return (low, high) if 1 <= low <= high else None
-
-
-def _problems(config: SafeDistributed, requested: Requested, *, dynamic: bool) -> Iterator[Problem]:
-    if type(config) is SafeDistributed:
-        yield Problem(
-            "task_config", "SafeDistributed", "does not name a backend", "use SafeHorovod(...) or SafeTorch(...)"
-        )
-    if dynamic:
-        yield Problem(
-            "task_config", type(config).__name__, "is on a @dynamic workflow, which has no ranks", "use @task"
-        )
-    if parse_nodes(config.nnodes) is None:
-        yield Problem(
-            "nnodes", config.nnodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"'
-        )
-    yield from _nproc_problems(config.nproc_per_node, requested)
-    if not is_count(config.max_restarts, least=0):
-        yield Problem("max_restarts", config.max_restarts, "is not a number of restarts", "use 0 or more")
-    yield from _replacement_problems(config)
-    if config.start_method not in START_METHODS:
-        yield not_among("start_method", config.start_method, START_METHODS)
-    yield from scratch_problems(config.scratch)
-    yield from timeout_problems(config.timeouts)
-    yield from log_problems(config.logs)
-    yield from hang_problems(config.hangs)
-    yield from _shown_problems(config)
-
-
-def _shown_problems(config: SafeDistributed) -> Iterator[Problem]:
-    """Ranks to show that the job will not have. Without ``nproc_per_node`` they follow the GPUs of a pod, which a call
-    may change."""
-    nodes, nproc = parse_nodes(config.nnodes), config.nproc_per_node
-    logs: object = config.logs
-    if nodes is None or not is_count(nproc, least=1) or not isinstance(logs, Logs) or not are_ranks(logs.show):
-        return
-    world = nodes[1] * int(str(nproc))
-    show: Any = logs.show
-    if show and max((show[0], show[-1]) if isinstance(show, range) else show) >= world:
-        yield Problem(
-            "logs.show", logs.show, f"names a rank that is not there: {world} in all", f"use 0 to {world - 1}"
-        )
-
-
-def _nproc_problems(nproc: object, requested: Requested) -> Iterator[Problem]:
-    if nproc is None:
-        return
-    if not is_count(nproc, least=1):
-        yield Problem(
-            "nproc_per_node", nproc, "is not a number of ranks", "use 1 or more, or None for one rank per GPU"
-        )
-    elif requested.gpus is not None and requested.gpus > 0 and int(str(nproc)) > requested.gpus:
-        yield Problem(
-            "nproc_per_node",
-            nproc,
-            f"exceeds {requested.gpus_source}={requested.gpus}",
-            f"lower it to {requested.gpus} or request {nproc} GPUs",
-        )
-
-
-def _replacement_problems(config: SafeDistributed) -> Iterator[Problem]:
-    replacements = config.max_replacements
-    limit = getattr(config.run_policy, "backoff_limit", None)
-    if not is_count(replacements, least=0):
-        yield Problem("max_replacements", replacements, "is not a number of lost nodes", "use 0 or more")
-    elif isinstance(limit, int) and limit <= replacements != DEFAULT_REPLACEMENTS:
-        reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
-        repair = f"lower it to {limit - 1}, or raise backoff_limit to {replacements + 1}"
-        yield Problem("max_replacements", replacements, reason, repair)
-    nodes = (parse_nodes(config.nnodes) or (0, 0))[1]
-    if limit is None and is_count(replacements, least=0) and replacements * nodes >= MOST_COUNTED:
-        # The job's own backoff limit is made of them.
-        reason = f"with {nodes} nodes is more restarts of pods than an operator can count"
-        repair = f"lower it to {MOST_COUNTED // nodes - 1}"
-        yield Problem("max_replacements", replacements, reason, repair)

@@ -1,89 +1,138 @@
 """Everything about a job's config that cannot work, found when the ``@task`` decorator runs.
 
-Yields :class:`~flytekitplugins_safedist.errors.Problem` values, which the caller reports together with its own.
+Yields :class:`~flytekitplugins_safedist.errors.Problem` values; what these functions are given is of its types
+(:mod:`.typed`).
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import envvars
 from ..errors import Problem
 from . import grace_period
-from .amounts import problems_of_amounts
-from .classes import ROLES, has_class, of_their_classes
-from .fields import SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, Scratch, can_be_given, is_count, problem_of_variable
-from .gpus import TaskArguments, problems_of_gpus
-from .options import OPERATORS, SafeDistributed
+from .asked import TaskArguments, of_container, problems_of_amounts
+from .gpus import problems_of_gpus
+from .options import (
+    DEFAULT_REPLACEMENTS,
+    SCRATCH_MOUNT,
+    SHARED_MEMORY_MOUNT,
+    Hangs,
+    SafeDistributed,
+    Scratch,
+    parse_nodes,
+)
 from .reserved import problem_of
+from .roles import Role
+from .typed import MOST_COUNTED, can_be_given
 
 if TYPE_CHECKING:
     from .options import Timeouts
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Where Kueue looks: on the job, and on the pod of a task that is one."""
-
-_POSITIVE = "must be a whole number, 1 or more"
 SCRATCH_VOLUME = "safedist-scratch"
 _SHARED_MEMORY_VOLUME = "flyte-shared-memory"  # flytekit.core.resources, construct_extended_resources
 CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
 """What the operators call the container that trains; the backend renames the primary container to it."""
 
 
+def problems_of_function(function: Callable[..., Any]) -> Iterator[Problem]:
+    """A task's function returns its outputs."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        reason = "is a generator: a call of it runs nothing, and what it yields is no output"
+        yield Problem("function", function.__name__, reason, "return the outputs")
+    elif inspect.iscoroutinefunction(function):
+        yield Problem("function", function.__name__, "is a coroutine, which no rank awaits", "write def, not async def")
+
+
 def problems_of_job(
-    config: SafeDistributed, arguments: TaskArguments, *, min_nodes: int, max_nodes: int, nproc_per_node: object
+    config: SafeDistributed, arguments: TaskArguments, roles: Sequence[Role], *, is_sized: bool
 ) -> Iterator[Problem]:
-    """Check *config* against the size of the job and what the task asks for.
+    """Check what must agree with what.
 
-    A size of 0 is one that could not be read: what depends on it is left out, and all else is looked at.
+    Args:
+        config, arguments: what the user wrote, every part of its type.
+        roles: of the job.
+        is_sized: False where the number of nodes or the operator could not be read: what depends on them is left out,
+            and all else is looked at.
     """
-    config, arguments, problems = of_their_classes(config, arguments)
-    yield from problems
-    if config.operator not in OPERATORS:
-        repair = "use " + " or ".join(repr(name) for name in OPERATORS)
-        yield Problem("operator", config.operator, "is not an operator that Flyte has a plugin for", repair)
-        config, min_nodes, max_nodes = replace(config, operator=OPERATORS[0]), 0, 0
-    yield from _size(config, min_nodes, max_nodes)
-    yield from _roles(config, min_nodes, max_nodes)
-    yield from _run_policy(config, max_nodes)
-    yield from _queue(config.queue, arguments.labels)
-    yield from _shared_memory(arguments)
-    yield from _scratch(config.scratch, arguments)
-    yield from _environment(config, arguments, max_nodes)
-    yield from _pod_template(config, arguments, max_nodes)
-    yield from problems_of_amounts(config, arguments)
-    yield from problems_of_gpus(arguments, config, nproc_per_node=nproc_per_node, nodes=(min_nodes, max_nodes))
+    low, high = (parse_nodes(config.nnodes) or (0, 0)) if is_sized else (0, 0)
+    if type(config) is SafeDistributed:
+        repair = "use SafeHorovod(...) or SafeTorch(...)"
+        yield Problem("task_config", "SafeDistributed", "does not name a backend", repair)
+    if low != high and config.operator == "mpi":
+        reason = "is a range, which an MPIJob cannot have: its launcher starts a fixed list of workers"
+        yield Problem("nnodes", config.nnodes, reason, "use the operator 'pytorch', or a fixed number of nodes")
+    yield from _replacements(config, high)
+    yield from _shown(config, high)
+    yield from _hangs(config.hangs)
+    yield from _scratch(config.scratch)
+    yield from _roles(config, roles, low, high)
+    yield from _run_policy(config.run_policy, high)
+    yield from _queue(config.queue, arguments.labels or {})
+    yield from _environment(arguments, high)
+    yield from _asked(arguments, roles)
+    yield from problems_of_template(config, arguments, max_nodes=high)
+    if arguments.shared_memory and SHARED_MEMORY_MOUNT in arguments.mounted_paths():
+        reason = "and the pod template both mount /dev/shm, which the backend refuses"
+        yield Problem("shared_memory", arguments.shared_memory, reason, "keep one of them")
+    on_mpi = config.operator == "mpi" and high > 1
+    yield from problems_of_gpus(arguments, roles, nproc_per_node=config.nproc_per_node, on_mpi=on_mpi)
 
 
-def _queue(queue: object, labels: object) -> Iterator[Problem]:
-    if queue is None:
+def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
+    """Check a pod template alone."""
+    template = arguments.pod_template
+    if template is None or template.pod_spec is None:
         return
-    if not isinstance(queue, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", queue):
-        yield Problem("queue", queue, "is not the name of a LocalQueue", "use small letters, digits, '-' and '.'")
-    elif (named := labels.get(QUEUE_LABEL, queue) if isinstance(labels, Mapping) else queue) != queue:
-        yield Problem("queue", queue, f"is another than @task's label {QUEUE_LABEL}={named}", "give one of the two")
+    scratch = config.scratch
+    if scratch.path is None and scratch.volume is not None and SCRATCH_MOUNT in arguments.mounted_paths():
+        reason = "mounts something where the scratch volume goes"
+        yield Problem("pod_template", SCRATCH_MOUNT, reason, f"set Scratch(path={SCRATCH_MOUNT!r}) to use that mount")
+    yield from problems_of_environment(_template_environment(arguments), "pod_template env")
+    containers, init = template.pod_spec.containers or (), template.pod_spec.init_containers or ()
+    names = Counter(container.name for container in [*containers, *init])
+    for name in [name for name, count in names.items() if count > 1]:
+        yield Problem("pod_template container", name, f"is the name of {names[name]} containers", "give each its own")
+    for container in containers:
+        is_primary = container.name == template.primary_container_name
+        if max_nodes > 1 and container.name == CONTAINER_NAMES[config.operator] and not is_primary:
+            reason = f"is the name that the backend gives to the primary container {template.primary_container_name!r}"
+            yield Problem("pod_template container", container.name, reason, "name the sidecar differently")
+        if is_primary and (container.command or container.args):
+            reason = "is replaced by the task's command"
+            yield Problem("pod_template command", container.command or container.args, reason, "use an init container")
+    for volume in template.pod_spec.volumes or ():
+        if volume.name in (SCRATCH_VOLUME, _SHARED_MEMORY_VOLUME):
+            reason = "is the name of a volume that safedist adds"
+            yield Problem("pod_template volume", volume.name, reason, "name it differently")
+    for container in [*containers, *init]:
+        yield from problems_of_amounts(of_container(container), {})
 
 
-def warnings_of_job(config: SafeDistributed, arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
+def problems_of_environment(environment: Mapping[str, object], where: str) -> Iterator[Problem]:
+    """Variables that say who a rank or node is, or what was decided at registration, are not the user's to set."""
+    return filter(None, (problem_of(name, where, value) for name, value in environment.items()))
+
+
+def warnings_of_job(roles: Sequence[Role], arguments: TaskArguments, timeouts: Timeouts) -> Iterator[str]:
     """What works, and gives something up: one sentence each."""
-    for name in ROLES:
-        policy = getattr(getattr(config, name), "restart_policy", None)
-        restart = getattr(policy, "name", None)
-        if restart == "NEVER":
+    for role in roles:
+        if role.restart_policy == "NEVER":
             yield (
-                f"{name}.restart_policy is NEVER: when that pod is lost (drained, preempted, out of memory) the "
+                f"{role.name}.restart_policy is NEVER: when that pod is lost (drained, preempted, out of memory) the "
                 "operator fails the whole job, a retry of the task's is spent, and Flyte shows no cause. Left out, the "
                 "pod is replaced and the job goes on"
             )
-        elif restart == "ALWAYS":
+        elif role.restart_policy == "ALWAYS":
             yield (
-                f"{name}.restart_policy is ALWAYS: a pod that is done is started again, for ever, and the operator "
-                "never sees it succeed. Left out, a pod comes back only where it failed"
+                f"{role.name}.restart_policy is ALWAYS: a pod that is done is started again, for ever, and the "
+                "operator never sees it succeed. Left out, a pod comes back only where it failed"
             )
     yield from warnings_of_template(arguments, timeouts)
 
@@ -101,124 +150,107 @@ def warnings_of_template(arguments: TaskArguments, timeouts: Timeouts) -> Iterat
         )
 
 
-def problems_of_environment(environment: Mapping[str, object], where: str) -> Iterator[Problem]:
-    """Variables that say who a rank or node is, or what was decided at registration, are not the user's to set."""
-    for name, value in environment.items():
-        problem = problem_of(name, where, value)
-        if problem is not None:
-            yield problem
+def _replacements(config: SafeDistributed, nodes: int) -> Iterator[Problem]:
+    replacements, limit = config.max_replacements, getattr(config.run_policy, "backoff_limit", None)
+    if limit is not None and limit <= replacements != DEFAULT_REPLACEMENTS:
+        reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
+        repair = f"lower it to {limit - 1}, or raise backoff_limit to {replacements + 1}"
+        yield Problem("max_replacements", replacements, reason, repair)
+    if limit is None and replacements * nodes >= MOST_COUNTED:
+        # The job's own backoff limit is made of them.
+        reason = f"with {nodes} nodes is more restarts of pods than an operator can count"
+        yield Problem("max_replacements", replacements, reason, f"lower it to {MOST_COUNTED // nodes - 1}")
 
 
-def _size(config: SafeDistributed, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
-    elastic = min_nodes != max_nodes
-    if elastic and config.operator == "mpi":
-        reason = "is a range, which an MPIJob cannot have: its launcher starts a fixed list of workers"
-        yield Problem(
-            "nnodes", f"{min_nodes}:{max_nodes}", reason, "use the operator 'pytorch', or a fixed number of nodes"
-        )
+def _shown(config: SafeDistributed, nodes: int) -> Iterator[Problem]:
+    """Ranks to show that the job will not have. Without ``nproc_per_node`` they follow the GPUs of a pod, which a call
+    may change."""
+    show: Any = config.logs.show
+    world = nodes * (config.nproc_per_node or 0)
+    if world and show and max((show[0], show[-1]) if isinstance(show, range) else show) >= world:
+        yield Problem("logs.show", show, f"names a rank that is not there: {world} in all", f"use 0 to {world - 1}")
 
 
-def _roles(config: SafeDistributed, min_nodes: int, max_nodes: int) -> Iterator[Problem]:
-    allowed = _allowed_roles(config, min_nodes, max_nodes)
-    for name in ROLES:
-        role = getattr(config, name)
-        if role is None:
+def _hangs(hangs: Hangs) -> Iterator[Problem]:
+    if hangs.floor is not None and hangs.floor > hangs.ceiling:
+        yield Problem("hangs.floor", hangs.floor, "is more than hangs.ceiling", f"use at most {hangs.ceiling:g}")
+
+
+def _scratch(scratch: Scratch) -> Iterator[Problem]:
+    if scratch.claim is not None and scratch.volume != "disk":
+        reason = "is mounted in the place of a volume"
+        yield Problem("scratch.claim", scratch.claim, reason, f"drop it, or volume={scratch.volume!r}")
+    elif scratch.path is not None and (scratch.claim is not None or scratch.volume == "memory"):
+        reason = "is where scratch goes, so that no volume is mounted for it"
+        repair = "drop it, or " + ("volume" if scratch.claim is None else "claim")
+        yield Problem("scratch.path", scratch.path, reason, repair)
+
+
+def _roles(config: SafeDistributed, roles: Sequence[Role], low: int, high: int) -> Iterator[Problem]:
+    have = {role.name: role for role in roles}
+    for name in ("master", "worker", "launcher"):
+        written: Any = getattr(config, name)
+        if written is None:
             continue
-        if name not in allowed:
-            have = " and ".join(allowed) or "no roles: it is an ordinary pod"
-            job = "elastic" if min_nodes != max_nodes else f"{max_nodes}-node"
-            reason = f"has no effect: this {job} {config.operator} job has {have}"
-            yield Problem(f"{name}", "set", reason, f"drop {name}" + (f" or use {allowed[0]}" if allowed else ""))
-        else:
-            yield from _role(name, role, _replicas(name, config, min_nodes, max_nodes))
+        if name not in have:
+            are = " and ".join(have) or "no roles: it is an ordinary pod"
+            job = "elastic" if low != high else f"{high}-node"
+            reason = f"has no effect: this {job} {config.operator} job has {are}"
+            yield Problem(name, "set", reason, f"drop {name}" + (f" or use {next(iter(have))}" if have else ""))
+            continue
+        count, makes = getattr(written, "replicas", None), have[name].replicas
+        if None not in (count, makes) and count != makes:
+            reason = f"contradicts nnodes, which makes {makes}"
+            yield Problem(f"{name}.replicas", count, reason, "leave replicas out; nnodes decides")
+        if getattr(written, "command", None):
+            reason = "would replace the command that stages the code and starts the agent"
+            repair = "drop it; put preparations into the image or an init container"
+            yield Problem(f"{name}.command", written.command, reason, repair)
 
 
-def _allowed_roles(config: SafeDistributed, min_nodes: int, max_nodes: int) -> tuple[str, ...]:
-    if not max_nodes:
-        return tuple(ROLES)
-    if max_nodes == 1:
-        return ()
-    if config.operator == "mpi":
-        return ("launcher", "worker")
-    if min_nodes != max_nodes:
-        return ("worker",)
-    return "master", "worker"
-
-
-def _replicas(name: str, config: SafeDistributed, min_nodes: int, max_nodes: int) -> int | None:
-    if not max_nodes:
-        return None
-    if name != "worker":
-        return 1
-    return max_nodes if config.operator == "mpi" or min_nodes != max_nodes else max_nodes - 1
-
-
-def _role(name: str, role: Any, replicas: int | None) -> Iterator[Problem]:
-    count = getattr(role, "replicas", None)
-    if None not in (count, replicas) and count != replicas:
-        reason = f"contradicts nnodes, which makes {replicas}"
-        yield Problem(f"{name}.replicas", count, reason, "leave replicas out; nnodes decides")
-    if role.image is not None and not can_be_given(role.image):
-        yield Problem(f"{name}.image", role.image, "is not the name of an image", "use a str")
-    command = getattr(role, "command", None)
-    if command:
-        reason = "would replace the command that stages the code and starts the agent"
-        yield Problem(
-            f"{name}.command", command, reason, "drop it; put preparations into the image or an init container"
-        )
-    policy = role.restart_policy
-    if policy is not None and not has_class(policy, "RestartPolicy"):
-        repair = "use RestartPolicy of kfpytorch or kfmpi"
-        yield Problem(f"{name}.restart_policy", policy, "is not a RestartPolicy", repair)
-
-
-def _run_policy(config: SafeDistributed, max_nodes: int) -> Iterator[Problem]:
-    policy = config.run_policy
+def _run_policy(policy: Any, max_nodes: int) -> Iterator[Problem]:
     if policy is None:
         return
     if max_nodes == 1:
         reason = "has no effect: nnodes=1 is an ordinary pod, not a job"
         yield Problem("run_policy", "set", reason, "use timeout= and retries= of @task")
-    clean = policy.clean_pod_policy
-    if clean is not None and not has_class(clean, "CleanPodPolicy"):
-        yield Problem("run_policy.clean_pod_policy", clean, "is not a CleanPodPolicy", "use that class")
     for name in ("ttl_seconds_after_finished", "active_deadline_seconds", "backoff_limit"):
         value = getattr(policy, name)
-        if value is not None and not is_count(value, least=1):
+        if value is not None and value < 1:
             # The backend treats 0 as "not set" (kfoperators/common, ParseRunPolicy), so 0 would mean "no limit".
-            repair = (
-                "leave it out for no limit" if name != "ttl_seconds_after_finished" else "leave it out to keep the job"
-            )
-            yield Problem(f"run_policy.{name}", value, f"{_POSITIVE} (the backend drops 0)", repair)
+            kept = "to keep the job" if name == "ttl_seconds_after_finished" else "for no limit"
+            reason = "must be a whole number, 1 or more (the backend drops 0)"
+            yield Problem(f"run_policy.{name}", value, reason, f"leave it out {kept}")
 
 
-def _shared_memory(arguments: TaskArguments) -> Iterator[Problem]:
-    if arguments.shared_memory and SHARED_MEMORY_MOUNT in mounted_paths(arguments):
-        reason = "and the pod template both mount /dev/shm, which the backend refuses"
-        yield Problem("@task shared_memory", arguments.shared_memory, reason, "keep one of them")
+def _queue(queue: str | None, labels: Mapping[str, str]) -> Iterator[Problem]:
+    if queue is not None and (named := labels.get(QUEUE_LABEL, queue)) != queue:
+        yield Problem("queue", queue, f"is another than @task's label {QUEUE_LABEL}={named}", "give one of the two")
 
 
-def _scratch(scratch: object, arguments: TaskArguments) -> Iterator[Problem]:
-    if not isinstance(scratch, Scratch) or scratch.path is not None or scratch.volume is None:
-        return
-    if SCRATCH_MOUNT in mounted_paths(arguments):
-        reason = "mounts something where the scratch volume goes"
-        yield Problem("pod_template", SCRATCH_MOUNT, reason, f"set Scratch(path={SCRATCH_MOUNT!r}) to use that mount")
-
-
-def _environment(config: SafeDistributed, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
+def _environment(arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
     given = arguments.environment or {}
-    # Kubernetes takes more names than a shell does.
-    unusable = {
-        name: problem_of_variable("@task environment", name, text, further="-.") for name, text in given.items()
-    }
+    unusable = {name: _unusable(name, text) for name, text in given.items()}
     yield from filter(None, unusable.values())
     usable = {name: text for name, text in given.items() if unusable[name] is None}
     yield from problems_of_environment(usable, "@task environment")
-    yield from problems_of_environment(_template_environment(arguments), "pod_template env")
     if max_nodes == 1 and envvars.ENDPOINT in {*usable, *_template_environment(arguments)}:
         reason = "says where nodes meet, and one node meets none"
         yield Problem("@task environment", envvars.ENDPOINT, reason, "remove it")
+
+
+def _unusable(name: object, text: object) -> Problem | None:
+    """Why this cannot be a variable. Values may be secrets: they are never shown, only their type is."""
+    where = "@task environment"
+    # Kubernetes takes more names than a shell does.
+    if not isinstance(name, str) or not re.fullmatch(r"[-.A-Za-z_][-.A-Za-z0-9_]*", name):
+        return Problem(where, name, "is not a name of a variable", "use letters, digits and _")
+    if not isinstance(text, str):
+        return Problem(f"{where}[{name!r}]", type(text).__name__, "is not text", "use a str")
+    if not can_be_given(text):
+        reason = "cannot be the value of a variable"
+        return Problem(f"{where}[{name!r}]", "str", reason, "remove NUL and lone surrogates")
+    return None
 
 
 def _template_environment(arguments: TaskArguments) -> dict[str, object]:
@@ -226,37 +258,12 @@ def _template_environment(arguments: TaskArguments) -> dict[str, object]:
     return {variable.name: variable.value for variable in listed}
 
 
-def _pod_template(config: SafeDistributed, arguments: TaskArguments, max_nodes: int) -> Iterator[Problem]:
-    template = arguments.pod_template
-    if template is None or template.pod_spec is None:
-        return
-    containers = template.pod_spec.containers or ()
-    names = Counter(container.name for container in [*containers, *(template.pod_spec.init_containers or ())])
-    for name in [name for name, count in names.items() if count > 1]:
-        yield Problem("pod_template container", name, f"is the name of {names[name]} containers", "give each its own")
-    taken = CONTAINER_NAMES[config.operator]
-    for container in containers:
-        if max_nodes > 1 and container.name == taken and container.name != template.primary_container_name:
-            reason = f"is the name that the backend gives to the primary container {template.primary_container_name!r}"
-            yield Problem("pod_template container", container.name, reason, "name the sidecar differently")
-        if container.name == template.primary_container_name and (container.command or container.args):
-            reason = "is replaced by the task's command"
-            yield Problem("pod_template command", container.command or container.args, reason, "use an init container")
-    for volume in template.pod_spec.volumes or ():
-        if volume.name in (SCRATCH_VOLUME, _SHARED_MEMORY_VOLUME):
-            reason = "is the name of a volume that safedist adds"
-            yield Problem("pod_template volume", volume.name, reason, "name it differently")
-
-
-def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
-    """Check a pod template alone, from which all that is needed can be read."""
-    yield from _scratch(config.scratch, arguments)
-    yield from problems_of_environment(_template_environment(arguments), "pod_template env")
-    yield from _pod_template(config, arguments, max_nodes)
-    yield from problems_of_amounts(config, TaskArguments(pod_template=arguments.pod_template))
-
-
-def mounted_paths(arguments: TaskArguments) -> frozenset[str]:
-    """Where the pod template's primary container mounts something."""
-    mounts = getattr(arguments.primary_container(), "volume_mounts", None) or ()
-    return frozenset(str(PurePosixPath(mount.mount_path)) for mount in mounts)
+def _asked(arguments: TaskArguments, roles: Sequence[Role]) -> Iterator[Problem]:
+    if arguments.resources is not None and (arguments.requests is not None or arguments.limits is not None):
+        reason = "is given beside requests or limits, which say the same"
+        yield Problem("resources", arguments.resources, reason, "keep resources, or requests and limits")
+    task = arguments.amounts()
+    yield from problems_of_amounts(task, {})
+    for role in roles:
+        # The launcher has what it names, and nothing of the task's (see jobspec).
+        yield from problems_of_amounts(role.amounts(), task if role.trains else {})

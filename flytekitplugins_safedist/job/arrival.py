@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import envvars, lastwords, topology
-from ..config.options import Resolved, Timeouts
+from ..config.options import Timeouts
+from ..config.plan import Plan
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
@@ -103,7 +104,7 @@ def job_name(flyte: task_context.FlyteSnapshot) -> str:
     return f"{execution}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
 
 
-def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resolved | None = None) -> Verdict | None:
+def of_no_task(error: Exception, environment: Mapping[str, str], settings: Plan | None = None) -> Verdict | None:
     """Deal with a task that cannot be loaded here, or has no inputs, or that is not as this pod was registered.
 
     Args:
@@ -137,7 +138,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Resol
     return verdict
 
 
-def _attempt(environment: Mapping[str, str], settings: Resolved | None) -> Attempt | None:
+def _attempt(environment: Mapping[str, str], settings: Plan | None) -> Attempt | None:
     """Where this node belongs, as it was registered; or, where its operator contradicts that, as the code says."""
     as_coded = environment if settings is None else {**environment, **topology.pins(settings)}
     flyte = task_context.take()

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import envvars, topology
-from ..config.fields import SCRATCH_MOUNT, Scratch
-from ..config.options import Resolved
+from ..config.options import SCRATCH_MOUNT, Scratch
+from ..config.plan import Plan
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..flyte.output_limits import limits_from
@@ -52,14 +52,14 @@ class Job:
     """
 
     task: PythonFunctionTask[Any]
-    settings: Resolved
+    settings: Plan
     environment: Mapping[str, str]
     backend: backends.TorchBackend
     attempt: arrival.Attempt
     name: str
 
     @classmethod
-    def of(cls, task: PythonFunctionTask[Any], settings: Resolved, environment: Mapping[str, str]) -> Job:
+    def of(cls, task: PythonFunctionTask[Any], settings: Plan, environment: Mapping[str, str]) -> Job:
         """What this process's variables, devices and flytekit say.
 
         Raises:
@@ -130,7 +130,7 @@ class NodePlan:
     seconds: float
 
     @property
-    def settings(self) -> Resolved:
+    def settings(self) -> Plan:
         """The job's."""
         return self.job.settings
 
@@ -218,7 +218,7 @@ def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def _scratch(root: Path, settings: Resolved) -> Iterator[Scratched]:
+def _scratch(root: Path, settings: Plan) -> Iterator[Scratched]:
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root)
     scratched = Scratched(job)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
-from ..config.options import Resolved
+from ..config.plan import Plan
 from ..errors import SafedistError
 from ..flyte import uploads
 from ..ranks import literals
@@ -54,7 +54,7 @@ class Elsewhere:
 
 def run(
     task: PythonFunctionTask[Any],
-    settings: Resolved,
+    settings: Plan,
     inputs: LiteralMap,
     environment: Mapping[str, str],
     *,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+
+from ..config.roles import Role
 
 _DEFAULT = re.compile(r"(?:[^/]+/)?flyteorg/flytekit(?:[:@].*)?")
 """``DefaultImages`` of flytekit, whichever registry a platform mirrors it in."""
 
 
-def warning_of_image(image: str | None, custom: Mapping[str, Any] | None) -> str | None:
+def warning_of_image(image: str | None, roles: Sequence[Role]) -> str | None:
     """Why the pods of a task cannot begin in their *image*, or None.
 
     Args:
         image: of the primary container.
-        custom: the job's message, whose roles may each name an image of their own.
+        roles: of the job, which may each name an image of their own.
     """
-    roles = [role for role in (custom or {}).values() if isinstance(role, Mapping) and role.get("replicas")]
-    if roles and all(role.get("image") for role in roles):
+    if roles and all(getattr(role.written, "image", None) for role in roles):
         return None
     if image and not _DEFAULT.fullmatch(image):
         return None

@@ -8,53 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..config.amounts import problems_of_amounts
-from ..config.classes import of_their_classes, problem_of_template
-from ..config.fields import SHARED_MEMORY_MOUNT
-from ..config.gpus import TaskArguments
-from ..config.options import SafeDistributed
-from ..config.validate import mounted_paths, problems_of_template, warnings_of_template
+from ..config.asked import TaskArguments, gpus_of, problems_of_amounts
+from ..config.options import SHARED_MEMORY_MOUNT
+from ..config.plan import Plan
+from ..config.typed import well_typed
+from ..config.validate import problems_of_template, warnings_of_template
 from ..errors import ConfigError, Problem
 from .pod_template import merged_template, shared_memory
 
-if TYPE_CHECKING:
-    from .serialization import Serialized
-
-_ROLES = ("master", "worker", "launcher")
+_RESOURCES = ("requests", "limits", "resources")
 
 
-def guard(node: Any, task: str, serialized: Serialized, users_template: Any) -> None:
-    """Have *node*, a fresh one of flytekit's that calls *task*, look at the arguments of ``with_overrides`` first."""
+def guard(node: Any, task: str, plan: Plan, asked: TaskArguments) -> None:
+    """Have *node*, a fresh one of flytekit's that calls *task*, look at the arguments of ``with_overrides`` first.
+
+    Args:
+        node: flytekit's.
+        task: its name.
+        plan: of the task.
+        asked: what the task was given, its pod template as it is now.
+    """
     stock: Callable[..., Any] = node.with_overrides
 
     def with_overrides(*args: Any, **kwargs: Any) -> Any:
-        arguments = replace(serialized.arguments, pod_template=users_template)
-        problems = list(problems_of_overrides(serialized, arguments, kwargs))
+        problems: list[Problem] = []
+        given = well_typed(TaskArguments.from_kwargs(kwargs), problems)
+        problems += _problems(plan, asked, given, kwargs)
         if problems:
             raise ConfigError(problems, where={"with_overrides on": task})
-        for warning in _warnings(serialized, kwargs):
+        for warning in _warnings(plan, kwargs):
             _warn(f"with_overrides on {task}: {warning}")
-        if kwargs.get("pod_template") is not None:
-            arguments = replace(arguments, pod_template=kwargs["pod_template"])
-            kwargs["pod_template"] = merged_template(serialized.resolved, arguments)
+        if given.pod_template is not None:
+            kwargs["pod_template"] = merged_template(replace(asked, pod_template=kwargs["pod_template"]), plan)
         return stock(*args, **kwargs)
 
     node.with_overrides = with_overrides
-
-
-def problems_of_overrides(
-    serialized: Serialized, arguments: TaskArguments, overrides: Mapping[str, Any]
-) -> Iterator[Problem]:
-    """What these arguments of ``with_overrides`` cannot do for a task that asks for *asks*."""
-    if overrides.get("task_config") is not None:
-        yield no_task_config(overrides["task_config"])
-    yield from _resources(serialized, overrides)
-    if overrides.get("pod_template") is not None:
-        yield from _pod_template(serialized, arguments, overrides)
-    elif overrides.get("shared_memory") and SHARED_MEMORY_MOUNT in mounted_paths(arguments):
-        yield _mounted_twice("shared_memory", overrides["shared_memory"])
 
 
 def no_task_config(config: object) -> Problem:
@@ -64,56 +54,42 @@ def no_task_config(config: object) -> Problem:
     return Problem("task_config", type(config).__name__, reason, repair)
 
 
-def _resources(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator[Problem]:
-    given = [name for name in ("requests", "limits", "resources") if overrides.get(name) is not None]
-    if not given:
+def _problems(
+    plan: Plan, asked: TaskArguments, given: TaskArguments, overrides: Mapping[str, Any]
+) -> Iterator[Problem]:
+    if overrides.get("task_config") is not None:
+        yield no_task_config(overrides["task_config"])
+    yield from problems_of_amounts(given.amounts(), {})
+    yield from _resources(plan, given)
+    if given.pod_template is not None:
+        theirs = replace(asked, pod_template=given.pod_template)
+        yield from problems_of_template(plan.config, theirs, max_nodes=plan.max_nodes)
+        brings = given.shared_memory or shared_memory(asked)
+        if brings and SHARED_MEMORY_MOUNT in theirs.mounted_paths():
+            yield _mounted_twice("pod_template", "mounts /dev/shm")
+    elif given.shared_memory and SHARED_MEMORY_MOUNT in asked.mounted_paths():
+        yield _mounted_twice("shared_memory", given.shared_memory)
+
+
+def _resources(plan: Plan, given: TaskArguments) -> Iterator[Problem]:
+    name = next((name for name in _RESOURCES if getattr(given, name) is not None), None)
+    if name is None:
         return
-    asked: Any = {name: overrides[name] for name in given}
-    _, readable, problems = of_their_classes(SafeDistributed(), TaskArguments(**asked))
-    yield from problems
-    yield from problems_of_amounts(SafeDistributed(), readable)
-    ranks, fixed = _ranks_and_fixed(serialized)
+    value, ranks = getattr(given, name), [role for role in plan.roles if role.trains]
+    fixed = [role for role in ranks if role.amounts() or (plan.on_mpi and plan.gpus)]
     if ranks and ranks == fixed:
-        field = "worker" if ranks == ["worker"] else " and ".join(ranks)
-        reason = f"changes nothing: the job's {field} names its own resources, which win"
-        if serialized.job.workers_of_mpi is not None and not _own(serialized, "worker"):
+        reason = f"changes nothing: the job's {_listed(ranks)} names its own resources, which win"
+        if plan.on_mpi and not ranks[0].amounts():
             reason = "changes nothing: GPUs stand in the worker role of an MPIJob, or its launcher would hold some too"
         repair = "define a second task, with those resources, that calls the same code"
-        yield Problem(given[0], overrides[given[0]], reason, repair)
-    elif fixed and any(_names_gpu(overrides[name]) for name in given):
-        reason = f"changes the GPUs of some nodes only: {' and '.join(fixed)} names its own resources"
-        yield Problem(
-            given[0], overrides[given[0]], reason, "every node needs the same number; drop the role's resources"
-        )
+        yield Problem(name, value, reason, repair)
+    elif fixed and gpus_of(given.amounts()) is not None:
+        reason = f"changes the GPUs of some nodes only: {_listed(fixed)} names its own resources"
+        yield Problem(name, value, reason, "every node needs the same number; drop the role's resources")
 
 
-def _ranks_and_fixed(serialized: Serialized) -> tuple[list[str], list[str]]:
-    """The roles that run ranks, and those of them with resources of their own, by what is sent."""
-    custom = serialized.job.custom or {}
-    names = [name for name in ("master", "worker") if f"{name}Replicas" in custom]
-    names = [name for name in names if name == "master" or custom["workerReplicas"].get("replicas")]
-    return names, [name for name in names if custom[f"{name}Replicas"].get("resources")]
-
-
-def _own(serialized: Serialized, role: str) -> bool:
-    own = getattr(serialized.config, role, None)
-    return any(getattr(own, name, None) for name in ("requests", "limits"))
-
-
-def _names_gpu(resources: Any) -> bool:
-    return getattr(resources, "gpu", None) is not None
-
-
-def _pod_template(serialized: Serialized, arguments: TaskArguments, overrides: Mapping[str, Any]) -> Iterator[Problem]:
-    template = overrides["pod_template"]
-    if (unreadable := problem_of_template(template)) is not None:
-        yield unreadable
-        return
-    theirs = replace(arguments, pod_template=template)
-    yield from problems_of_template(serialized.config, theirs, max_nodes=serialized.resolved.max_nodes)
-    brings = overrides.get("shared_memory") or shared_memory(arguments)
-    if brings and SHARED_MEMORY_MOUNT in mounted_paths(theirs):
-        yield _mounted_twice("pod_template", "mounts /dev/shm")
+def _listed(roles: list[Any]) -> str:
+    return " and ".join(role.name for role in roles)
 
 
 def _mounted_twice(field: str, value: object) -> Problem:
@@ -122,18 +98,16 @@ def _mounted_twice(field: str, value: object) -> Problem:
     return Problem(field, value, reason, repair)
 
 
-def _warnings(serialized: Serialized, overrides: Mapping[str, Any]) -> Iterator[str]:
-    for role in _ROLES:
-        own: Any = getattr(serialized.config, role, None)
-        if overrides.get("container_image") is not None and getattr(own, "image", None):
-            yield f"{role} keeps its own image {own.image}"
-        if any(overrides.get(name) is not None for name in ("requests", "limits", "resources")) and _own(
-            serialized, role
-        ):
-            yield f"{role} keeps its own resources"
+def _warnings(plan: Plan, overrides: Mapping[str, Any]) -> Iterator[str]:
+    for role in plan.roles:
+        image = getattr(role.written, "image", None)
+        if overrides.get("container_image") is not None and image:
+            yield f"{role.name} keeps its own image {image}"
+        if role.amounts() and any(overrides.get(name) is not None for name in _RESOURCES):
+            yield f"{role.name} keeps its own resources"
     if overrides.get("pod_template") is not None:
-        arguments = replace(serialized.arguments, pod_template=overrides["pod_template"])
-        yield from warnings_of_template(arguments, serialized.resolved.timeouts)
+        arguments = replace(plan.arguments, pod_template=overrides["pod_template"])
+        yield from warnings_of_template(arguments, plan.timeouts)
 
 
 def _warn(text: str) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 
 from .. import envvars
 from ..config import grace_period
-from ..config.fields import SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, Scratch
-from ..config.gpus import TaskArguments
-from ..config.options import Resolved
-from ..config.validate import SCRATCH_VOLUME, mounted_paths
+from ..config.asked import TaskArguments
+from ..config.options import SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, Scratch
+from ..config.plan import Plan
+from ..config.validate import SCRATCH_VOLUME
 from ..topology import DEFAULT_PORT
 
 OPERATORS_PORT = "pytorchjob-port"
 """What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 
 
-def merged_template(resolved: Resolved, arguments: TaskArguments) -> Any:
+def merged_template(arguments: TaskArguments, plan: Plan) -> Any:
     """A new flytekit ``PodTemplate``: the user's with the scratch volume, the end of the log as the termination
     message and a grace period of our own length where the user's says nothing else, for several nodes a short stay on
     lost machines, and what the cluster would refuse for want of it: names of ports, limits of sidecars.
@@ -37,16 +37,16 @@ def merged_template(resolved: Resolved, arguments: TaskArguments) -> Any:
         # Flyte shows a failed pod's termination message. It sets this on the containers that it makes, and not on those
         # of a pod template (flytek8s, v1.16.8): there the text would be empty.
         primary.termination_message_policy = "FallbackToLogsOnError"
-    if resolved.scratch.path is None and resolved.scratch.volume is not None:
-        _mount(template.pod_spec, primary, _scratch(resolved.scratch), SCRATCH_MOUNT)
+    if plan.scratch.path is None and plan.scratch.volume is not None:
+        _mount(template.pod_spec, primary, _scratch(plan.scratch), SCRATCH_MOUNT)
         if envvars.SCRATCH_ROOT not in (arguments.environment or {}):
             # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
             where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=SCRATCH_MOUNT)
             primary.env = [*(primary.env or ()), where]
-    if _is_limited_by_pod(resolved.scratch):
+    if _is_limited_by_pod(plan.scratch):
         primary.env = [*(primary.env or ()), _ephemeral_storage()]
-    _set_grace(template.pod_spec, primary, resolved)
-    if resolved.max_nodes > 1:
+    _set_grace(template.pod_spec, primary, plan)
+    if plan.max_nodes > 1:
         _be_replaced_soon(template.pod_spec)
     _name_ports(primary)
     for container in template.pod_spec.containers[1:]:
@@ -59,13 +59,13 @@ LOST_AFTER_SECONDS = 30
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def _set_grace(spec: Any, primary: Any, resolved: Resolved) -> None:
+def _set_grace(spec: Any, primary: Any, plan: Plan) -> None:
     """Time between SIGTERM and SIGKILL, from our own waits unless the user's template says it; and what it is, for the
     pod: nothing else tells it."""
     from kubernetes.client import V1EnvVar
 
     if spec.termination_grace_period_seconds is None:
-        spec.termination_grace_period_seconds = grace_period.needed(resolved.timeouts)
+        spec.termination_grace_period_seconds = grace_period.needed(plan.timeouts)
     grace = V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))
     primary.env = [*(primary.env or ()), grace]
 
@@ -91,7 +91,7 @@ def shared_memory(arguments: TaskArguments) -> bool | str:
     """
     if arguments.shared_memory is not None:
         return arguments.shared_memory
-    return SHARED_MEMORY_MOUNT not in mounted_paths(arguments)
+    return SHARED_MEMORY_MOUNT not in arguments.mounted_paths()
 
 
 def _is_limited_by_pod(scratch: Scratch) -> bool:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
-from ..config.classes import of_their_classes, problems_of_function
-from ..config.gpus import GENERIC_GPU, TaskArguments, gpus_requested, is_gpu
-from ..config.options import Resolved, SafeDistributed, parse_nodes, resolve
-from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_job, warnings_of_job
+from ..config.asked import GENERIC_GPU, TaskArguments, is_gpu
+from ..config.options import SafeDistributed
+from ..config.plan import Plan, plan
+from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_function, warnings_of_job
 from ..errors import ConfigError, Problem
 from .images import warning_of_image
-from .jobspec import JobSpec, command, distribution_of, plan_job
+from .jobspec import command, custom, distribution_of, pinned, task_type
 from .pod_template import merged_template, shared_memory
 
 if TYPE_CHECKING:
@@ -36,23 +36,6 @@ else:
     _Base = object
 
 
-@dataclass(frozen=True)
-class Serialized:
-    """What registration needs to know of a task: what the user wrote, what was decided, and the job it makes."""
-
-    config: SafeDistributed
-    resolved: Resolved
-    arguments: TaskArguments
-    job: JobSpec
-
-    def task_arguments(self) -> dict[str, Any]:
-        """Keyword arguments for flytekit's ``PythonFunctionTask``."""
-        own: dict[str, Any] = {"task_type": self.job.task_type, "task_type_version": self.job.task_type_version}
-        if self.config.queue is not None:
-            own["labels"] = {**(self.arguments.labels or {}), QUEUE_LABEL: self.config.queue}
-        return own
-
-
 def plan_task(
     config: SafeDistributed,
     kwargs: Mapping[str, Any],
@@ -60,35 +43,46 @@ def plan_task(
     where: Mapping[str, object],
     function: Callable[..., Any],
     dynamic: bool = False,
-) -> tuple[Resolved, Serialized]:
-    """Check *config* against the arguments of ``@task``, and decide everything that registration needs.
+) -> Plan:
+    """The plan of a task whose decorator was given *kwargs*.
+
+    Args:
+        config: what the user wrote.
+        kwargs: keyword arguments of ``@task``.
+        where: the task, for the error.
+        function: of the task.
+        dynamic: it is a ``@dynamic`` workflow, which has no ranks.
 
     Raises:
         ConfigError: everything that is wrong, at once.
     """
-    arguments = TaskArguments.from_kwargs(kwargs)
-    low, high = parse_nodes(config.nnodes) or (0, 0)
-    problems = [
-        *problems_of_function(function),
-        *problems_of_job(config, arguments, min_nodes=low, max_nodes=high, nproc_per_node=config.nproc_per_node),
-    ]
+    made, problems = plan(config, TaskArguments.from_kwargs(kwargs))
+    problems += problems_of_function(function)
+    if dynamic:
+        reason = "is on a @dynamic workflow, which has no ranks"
+        problems.append(Problem("task_config", type(config).__name__, reason, "use @task"))
     if config.queue is not None and not flytekit_inside.knows_labels():
-        problems.append(
-            Problem("queue", config.queue, "is a label, which this flytekit has none of", "upgrade flytekit")
-        )
-    readable, asks, _ = of_their_classes(config, arguments)
-    requested = gpus_requested(asks, readable, nodes=(low, high))
-    resolved = resolve(
-        config, requested, where=where, dynamic=dynamic, environment=arguments.environment, further=problems
-    )
-    return resolved, Serialized(config, resolved, arguments, plan_job(config, resolved, arguments))
+        reason = "is a label, which this flytekit has none of"
+        problems.append(Problem("queue", config.queue, reason, "upgrade flytekit"))
+    if made is None or problems:
+        raise ConfigError(problems, where=where)
+    return made
+
+
+def registered_as(plan: Plan) -> dict[str, Any]:
+    """Keyword arguments for flytekit's ``PythonFunctionTask``."""
+    kind, version = task_type(plan)
+    own: dict[str, Any] = {"task_type": kind, "task_type_version": version}
+    if plan.config.queue is not None:
+        own["labels"] = {**(plan.arguments.labels or {}), QUEUE_LABEL: plan.config.queue}
+    return own
 
 
 class SerializesToKubeflow(_Base):
-    """Put before flytekit's ``PythonFunctionTask`` in the bases; set ``self.serialized`` in the constructor, before
-    flytekit's runs."""
+    """Put before flytekit's ``PythonFunctionTask`` in the bases; set ``self.plan`` in the constructor, before that
+    class's own runs."""
 
-    serialized: Serialized
+    plan: Plan
     _users_template: Any = None
     _merged_template: Any = None
     _pod_asked: Any = None
@@ -100,9 +94,7 @@ class SerializesToKubeflow(_Base):
         """The task's own pod template: the user's with our volumes. Made when registration first asks: the kubernetes
         client takes half a second to import, which ranks and pods need not spend."""
         if self._merged_template is None:
-            known = self.serialized
-            arguments = replace(known.arguments, pod_template=self._users_template)
-            self._merged_template = merged_template(known.resolved, arguments)
+            self._merged_template = merged_template(self._asked(), self.plan)
         return self._merged_template
 
     @pod_template.setter
@@ -111,33 +103,31 @@ class SerializesToKubeflow(_Base):
         self._users_template = copy.deepcopy(value)
         self._merged_template = self._pod_asked = None
 
+    def _asked(self) -> TaskArguments:
+        """What the task was given, with the pod template as other plugins left it."""
+        return replace(self.plan.arguments, pod_template=self._users_template)
+
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """The command of every pod of the job; see :func:`.jobspec.command`."""
-        return command(flytekit_inside.stock_command(self, settings), self.serialized.job, distribution_of(settings))
+        return command(flytekit_inside.stock_command(self, settings), self.plan, distribution_of(settings))
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
-        custom = self._job_in(settings).custom
-        return super().get_custom(settings) if custom is None else copy.deepcopy(dict(custom))
+        asked, default = self.plan.arguments, settings.default_resources
+        if self.plan.on_mpi and default is not None and not asked.amounts():
+            # What this registration gives to tasks that ask for nothing (``--resource-requests``): in an MPIJob GPUs
+            # stand in the worker role.
+            asked = replace(asked, requests=default.requests, limits=default.limits)
+        message = custom(replace(self.plan, arguments=asked))
+        return super().get_custom(settings) if message is None else message
 
     def get_extended_resources(self, settings: SerializationSettings) -> Any:
         """Accelerator and shared memory: the task's own, or as much as its config asks for."""
         from flytekit.core.resources import construct_extended_resources
 
-        known = self.serialized
-        arguments = replace(known.arguments, pod_template=self._users_template)
         return construct_extended_resources(
-            accelerator=self.accelerator, shared_memory=shared_memory(arguments) or None
+            accelerator=self.accelerator, shared_memory=shared_memory(self._asked()) or None
         )
-
-    def _job_in(self, settings: SerializationSettings) -> JobSpec:
-        """The job with what this registration gives to tasks that ask for nothing (``--resource-requests``): in an
-        MPIJob GPUs stand in the worker role."""
-        known, default = self.serialized, settings.default_resources
-        if known.job.workers_of_mpi is None or default is None or known.arguments.has_resources():
-            return known.job
-        arguments = replace(known.arguments, requests=default.requests, limits=default.limits)
-        return plan_job(known.config, known.resolved, arguments)
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
@@ -145,8 +135,8 @@ class SerializesToKubeflow(_Base):
         asked = (container, settings.image_config, id(self.pod_template))
         if self._pod_asked != asked:
             self._pod_asked, self._pod = asked, super().get_k8s_pod(settings)
-            _keep_resources(self._pod.pod_spec["containers"][0], self.serialized.arguments.primary_container())
-        self._warn(warning_of_image(self._pod.pod_spec["containers"][0].get("image"), self.serialized.job.custom))
+            _keep_resources(self._pod.pod_spec["containers"][0], self.plan.arguments.primary_container())
+        self._warn(warning_of_image(self._pod.pod_spec["containers"][0].get("image"), self.plan.roles))
         return self._pod
 
     def _warn(self, of_image: str | None) -> None:
@@ -155,9 +145,9 @@ class SerializesToKubeflow(_Base):
 
         if self._warned:
             return
-        self._warned, known = True, self.serialized
-        arguments = replace(known.arguments, pod_template=self._users_template)
-        for warning in filter(None, [*warnings_of_job(known.config, arguments, known.resolved.timeouts), of_image]):
+        self._warned = True
+        warnings = warnings_of_job(self.plan.roles, self._asked(), self.plan.timeouts)
+        for warning in filter(None, [*warnings, of_image]):
             logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:
@@ -170,8 +160,8 @@ class SerializesToKubeflow(_Base):
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)
-        environment: Mapping[str, str] = {**(container.env or {}), **dict(self.serialized.job.environment)}
-        if self.serialized.job.workers_of_mpi is None:
+        environment = {**(container.env or {}), **pinned(self.plan)}
+        if not self.plan.on_mpi:
             return _changed(container, env=environment)
         # The command serves both roles; the arguments are the launcher's, and the worker role has its own.
         parts = {"command": container.args[:1], "args": container.args[1:]}

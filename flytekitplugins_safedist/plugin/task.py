@@ -29,7 +29,7 @@ from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import literals
 from . import overrides
-from .serialization import SerializesToKubeflow, plan_task
+from .serialization import SerializesToKubeflow, plan_task, registered_as
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -67,22 +67,21 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         """
         # Before flytekit's constructor: it wants the task type and the pod template, and it makes the task known to
         # registration, which a task that cannot work must never be.
-        self.settings, self.serialized = plan_task(
+        self.plan = plan_task(
             task_config,
             kwargs,
             where={"task": f"{task_function.__module__}.{task_function.__name__}"},
             function=task_function,
             dynamic=kwargs.get("execution_mode") == self.ExecutionBehavior.DYNAMIC,
         )
-        arguments = kwargs | self.serialized.task_arguments()
-        super().__init__(task_config=task_config, task_function=task_function, **arguments)
+        super().__init__(task_config=task_config, task_function=task_function, **kwargs | registered_as(self.plan))
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the task; in a workflow, its node looks at ``with_overrides`` (see :mod:`.overrides`)."""
         called = super().__call__(*args, **kwargs)
         state = FlyteContextManager.current_context().compilation_state
         if state is not None and state.nodes and state.nodes[-1].flyte_entity is self:
-            overrides.guard(state.nodes[-1], self.name, self.serialized, self._users_template)
+            overrides.guard(state.nodes[-1], self.name, self.plan, self._asked())
         return called
 
     @property
@@ -126,10 +125,10 @@ class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # ty
         return self._to_native(ctx, result.outputs)
 
     def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> run.Done:
-        stopping.leave_within(self.settings.timeouts.exit)
+        stopping.leave_within(self.plan.timeouts.exit)
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
-            result = run.run(self, self.settings, inputs, dict(os.environ), server=HERE.take("rank_server"))
+            result = run.run(self, self.plan, inputs, dict(os.environ), server=HERE.take("rank_server"))
         except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
             if remote:
                 raise

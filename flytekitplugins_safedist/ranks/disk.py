@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import envvars
-from ..config.fields import SCRATCH_MOUNT
-from ..config.options import Resolved
+from ..config.options import SCRATCH_MOUNT
+from ..config.plan import Plan
 from ..errors import ScratchError
 from ..texts import human
 from . import scratch
@@ -107,7 +107,7 @@ class DiskLimit:
         return f"{human(self.size)} {self.origin}"
 
 
-def limit_of(settings: Resolved, environment: Mapping[str, str]) -> DiskLimit | None:
+def limit_of(settings: Plan, environment: Mapping[str, str]) -> DiskLimit | None:
     """The limit of this node's ranks, or None where there is none.
 
     Args:
@@ -126,7 +126,7 @@ def limit_of(settings: Resolved, environment: Mapping[str, str]) -> DiskLimit | 
     return DiskLimit(size, f"by the pod's ephemeral storage of {human(pods)}, part of which is left to the rest of it")
 
 
-def _on_pods_disk(settings: Resolved, environment: Mapping[str, str]) -> bool:
+def _on_pods_disk(settings: Plan, environment: Mapping[str, str]) -> bool:
     """Whether scratch is in what Kubernetes counts: the container's own files, and volumes on the node's disk."""
     asked, named = settings.scratch, environment.get(envvars.SCRATCH_ROOT)
     if asked.path is not None:

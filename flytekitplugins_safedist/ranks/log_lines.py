@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config.fields import Logs
+from ..config.options import Logs
 from .context import RankContext
 from .order import RankOrder
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.options import Resolved
+from ..config.plan import Plan
 from ..diagnosis import picture, stacks
 from ..errors import LaunchError, SafedistError, ScratchError
 from ..texts import human
@@ -64,7 +64,7 @@ class Ranks:
         self,
         server: RankServer,
         orders: Sequence[RankOrder],
-        settings: Resolved,
+        settings: Plan,
         *,
         show: Callable[[str], object],
         warn: Callable[[str], object],

@@ -52,7 +52,7 @@ def load_task(file: Path, name: str) -> Any:
             where={"file": file, "as": module_name, "from": root},
             seen="\n" + _as_python_shows(error, path),
         ) from error
-    tasks = {key: value for key, value in vars(module).items() if hasattr(value, "serialized")}
+    tasks = {key: value for key, value in vars(module).items() if hasattr(value, "plan")}
     if name not in tasks:
         raise RenderError(
             "there is no such SafeHorovod or SafeTorch task",

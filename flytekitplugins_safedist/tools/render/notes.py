@@ -34,14 +34,13 @@ def _unusable_image(task: Any, template: Any) -> list[str]:
     from google.protobuf.json_format import MessageToDict
 
     (container, *_) = MessageToDict(template.k8s_pod.pod_spec)["containers"]
-    warning = warning_of_image(container.get("image"), task.serialized.job.custom)
+    warning = warning_of_image(container.get("image"), task.plan.roles)
     return [] if warning is None else [warning]
 
 
 def _fixed_by_roles(task: Any) -> Iterator[str]:
-    config = task.serialized.config
-    for name in ("master", "worker", "launcher"):
-        role = getattr(config, name)
-        fields = [field for field in ("image", "requests", "limits") if getattr(role, field, None)]
+    for role in task.plan.roles:
+        fields = [field for field in ("image", "requests", "limits") if getattr(role.written, field, None)]
         if fields:
-            yield f"with_overrides does not change {' and '.join(fields)} of {name}: what a role names of its own stays"
+            named = f"{' and '.join(fields)} of {role.name}"
+            yield f"with_overrides does not change {named}: what a role names of its own stays"

@@ -39,9 +39,9 @@ def test_topology_reads_from_the_shown_pods_what_the_task_asked_for(name: str) -
     task = make_task()
     shown = pods(job_manifest(template_of(task, settings)))
 
-    found = [from_env(environment(pod), task.settings) for pod in shown]
+    found = [from_env(environment(pod), task.plan) for pod in shown]
 
-    asked = task.settings
+    asked = task.plan
     assert [one.node_rank for one in found] == list(range(asked.max_nodes))
     assert sorted(rank for one in found for rank in one.ranks()) == list(range(asked.world_size))
     assert {str(one.endpoint) for one in found} == {f"{shown[0]['metadata']['name']}:23456"}
@@ -51,7 +51,7 @@ def test_topology_reads_the_shown_pods_of_an_elastic_job() -> None:
     make_task, settings = CASES["elastic"]
     task = make_task()
 
-    found = {from_env(environment(pod), task.settings) for pod in pods(job_manifest(template_of(task, settings)))}
+    found = {from_env(environment(pod), task.plan) for pod in pods(job_manifest(template_of(task, settings)))}
 
     assert len(found) == 1
     assert found.pop().nnodes == "2:4"
@@ -63,7 +63,7 @@ def test_ranks_over_all_shown_pods_are_a_permutation(nodes: int, nproc: int, gpu
     asks = {"requests": Resources(gpu=str(nproc))} if gpus else {}
     task = make(SafeHorovod(nnodes=nodes, nproc_per_node=None if gpus else nproc), **asks)
 
-    found = [from_env(environment(pod), task.settings) for pod in pods(job_manifest(template_of(task, FAST)))]
+    found = [from_env(environment(pod), task.plan) for pod in pods(job_manifest(template_of(task, FAST)))]
 
     assert sorted(rank for one in found for rank in one.ranks()) == list(range(nodes * nproc))
     assert len({one.endpoint for one in found}) == 1
@@ -74,7 +74,7 @@ def test_the_one_pod_of_one_node_needs_nothing_from_an_operator() -> None:
     task = make_task()
     (pod,) = pods(job_manifest(template_of(task, settings)))
 
-    assert from_env(environment(pod), task.settings).source == "single pod"
+    assert from_env(environment(pod), task.plan).source == "single pod"
 
 
 def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> None:
@@ -399,9 +399,9 @@ def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
 
 
 def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
-    from tests.harness.product import Distribution, JobSpec, command
+    from tests.harness.product import Distribution, command
 
-    job = JobSpec(task_type="pytorch", task_type_version=1, custom={}, environment=())
+    plan = make(SafeHorovod(nnodes=2)).plan
     stock = [
         "pyflyte-fast-execute",
         "--additional-distribution",
@@ -412,8 +412,8 @@ def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
         "pyflyte-execute",
     ]
 
-    assert command(stock, job, Distribution("other", "other")) == ["safedist-execute", *stock[1:]]
-    assert command(["pyflyte-execute"], job, None) == ["safedist-execute", "--", "pyflyte-execute"]
+    assert command(stock, plan, Distribution("other", "other")) == ["safedist-execute", *stock[1:]]
+    assert command(["pyflyte-execute"], plan, None) == ["safedist-execute", "--", "pyflyte-execute"]
 
 
 def test_a_map_task_over_ours_keeps_the_entrypoint_and_its_own_command() -> None:

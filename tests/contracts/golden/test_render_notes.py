@@ -148,8 +148,8 @@ def test_an_image_of_ones_own_is_not_warned_of(image: str, warnings: list[str]) 
 
 
 def test_no_image_at_all_is_warned_of() -> None:
-    assert NO_COMMAND in str(warning_of_image(None, None))
-    assert NO_COMMAND in str(warning_of_image("flyteorg/flytekit", None))
+    assert NO_COMMAND in str(warning_of_image(None, ()))
+    assert NO_COMMAND in str(warning_of_image("flyteorg/flytekit", ()))
 
 
 @pytest.fixture

@@ -7,50 +7,55 @@ import pickle
 from typing import Any
 
 import pytest
+from flytekit import Resources
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.config.caches import CACHE_NAMES
 from flytekitplugins_safedist.config.options import (
     Logs,
-    Requested,
     SafeDistributed,
     SafeHorovod,
     SafeTorch,
     Scratch,
     Timeouts,
     parse_nodes,
-    resolve,
 )
-from flytekitplugins_safedist.errors import ConfigError, Problem
+from flytekitplugins_safedist.errors import ConfigError
+from flytekitplugins_safedist.plugin.serialization import plan_task
+from tests.unit.config.plans import planned
 
-CACHES_LISTED = ", ".join(repr(name) for name in sorted(CACHE_NAMES))
+CACHES_LISTED = ", ".join(sorted(CACHE_NAMES))
 
 
-def refused(config: SafeDistributed, requested: Requested | None = None, **more: Any) -> ConfigError:
+def refused(config: SafeDistributed, *, dynamic: bool = False, **arguments: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        resolve(config, requested or Requested(), **more)
+        plan_task(config, arguments, where={}, function=refused, dynamic=dynamic)
     return caught.value
+
+
+def gpus(count: int | None) -> dict[str, Any]:
+    return {} if count is None else {"requests": Resources(gpu=str(count))}
 
 
 # --- what is accepted ------------------------------------------------------------------------------------------------
 def test_defaults_are_one_node_and_one_rank() -> None:
-    settings = resolve(SafeTorch(), Requested())
+    settings = planned(SafeTorch())
     assert (settings.backend, settings.min_nodes, settings.max_nodes, settings.nproc_per_node) == ("torch", 1, 1, 1)
     assert (settings.max_restarts, settings.start_method, settings.size_limit) == (0, "preload", None)
     assert settings.world_size == 1
     assert settings.environment == ()
 
 
-@pytest.mark.parametrize(("gpus", "ranks"), [(None, 1), (0, 1), (1, 1), (8, 8)])
-def test_ranks_per_node_default_to_the_gpus_that_the_task_requests(gpus: int | None, ranks: int) -> None:
-    assert resolve(SafeHorovod(), Requested(gpus=gpus)).nproc_per_node == ranks
+@pytest.mark.parametrize(("count", "ranks"), [(None, 1), (0, 1), (1, 1), (8, 8)])
+def test_ranks_per_node_default_to_the_gpus_that_the_task_requests(count: int | None, ranks: int) -> None:
+    assert planned(SafeHorovod(), **gpus(count)).nproc_per_node == ranks
 
 
 def test_fewer_ranks_than_gpus_are_allowed_and_cpu_tasks_may_have_any_number() -> None:
-    assert resolve(SafeHorovod(nproc_per_node=2), Requested(gpus=8)).nproc_per_node == 2
-    assert resolve(SafeHorovod(nproc_per_node=16), Requested()).nproc_per_node == 16
-    assert resolve(SafeHorovod(nproc_per_node=16), Requested(gpus=0)).nproc_per_node == 16
+    assert planned(SafeHorovod(nproc_per_node=2), **gpus(8)).nproc_per_node == 2
+    assert planned(SafeHorovod(nproc_per_node=16)).nproc_per_node == 16
+    assert planned(SafeHorovod(nproc_per_node=16), **gpus(0)).nproc_per_node == 16
 
 
 def test_the_backend_follows_from_the_config_class_of_the_user_and_its_subclasses() -> None:
@@ -58,8 +63,8 @@ def test_the_backend_follows_from_the_config_class_of_the_user_and_its_subclasse
     class Mine(SafeHorovod):
         pass
 
-    assert resolve(Mine(), Requested()).backend == "horovod"
-    assert resolve(SafeTorch(), Requested()).backend == "torch"
+    assert planned(Mine()).backend == "horovod"
+    assert planned(SafeTorch()).backend == "torch"
 
 
 def test_every_word_of_the_user_reaches_the_resolved_settings() -> None:
@@ -72,7 +77,7 @@ def test_every_word_of_the_user_reaches_the_resolved_settings() -> None:
         timeouts=Timeouts(start=1, rendezvous=2.5, stop=3, exit=4),
         logs=Logs(show=(0, 2), tail_lines=0, prefix="{node_rank}/{local_rank} "),
     )
-    settings = resolve(config, Requested(gpus=4), environment={"B": "2", "A": "1"})
+    settings = planned(config, **gpus(4), environment={"B": "2", "A": "1"})
     assert (settings.min_nodes, settings.max_nodes, settings.nproc_per_node, settings.world_size) == (2, 4, 3, 12)
     assert (settings.max_restarts, settings.start_method) == (5, "spawn")
     assert (settings.scratch, settings.size_limit) == (config.scratch, 3 * 512 * 1024 * 1024)
@@ -81,7 +86,7 @@ def test_every_word_of_the_user_reaches_the_resolved_settings() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
-@pytest.mark.parametrize("config", [SafeHorovod(), Scratch(), Timeouts(), Logs(), Requested()])
+@pytest.mark.parametrize("config", [SafeHorovod(), Scratch(), Timeouts(), Logs()])
 def test_configs_are_frozen_and_hashable(config: Any) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(config, dataclasses.fields(config)[0].name, None)
@@ -156,13 +161,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"scratch": A_SCRATCH(shared_caches=("triton", value))},
-            f"scratch.shared_caches={value!r} is unknown (use one of: {CACHES_LISTED})",
+            f"scratch.shared_caches={('triton', value)!r} has a name that is unknown (known are {CACHES_LISTED})",
         )
         for value in ("tritn", None, ["triton"])
     ),
     (
         {"timeouts": 60},
-        "timeouts=60 is not a Timeouts (use Timeouts(start=..., rendezvous=..., stop=..., exit=...))",
+        "timeouts=60 is not a Timeouts (use Timeouts(code=..., start=..., rendezvous=...))",
     ),
     *(
         (
@@ -250,10 +255,10 @@ def test_a_value_that_cannot_work_is_refused_with_field_value_and_repair(fields:
 
 
 def test_more_ranks_than_gpus_are_refused_naming_the_field_that_says_so() -> None:
-    assert str(refused(SafeHorovod(nproc_per_node=8), Requested(gpus=4))) == (
+    assert str(refused(SafeHorovod(nproc_per_node=8), **gpus(4))) == (
         "1 problem: nproc_per_node=8 exceeds requests.gpu=4 (lower it to 4 or request 8 GPUs)"
     )
-    assert str(refused(SafeHorovod(nproc_per_node=2), Requested(gpus=1, gpus_source="resources.gpu"))) == (
+    assert str(refused(SafeHorovod(nproc_per_node=2), resources=Resources(gpu="1"))) == (
         "1 problem: nproc_per_node=2 exceeds resources.gpu=1 (lower it to 1 or request 2 GPUs)"
     )
 
@@ -280,18 +285,16 @@ def test_everything_wrong_is_reported_at_once_with_the_task_and_what_others_foun
         timeouts=Timeouts(start=0, rendezvous=0, stop=0, exit=0),
         logs=Logs(show=(-1,), tail_lines=-1, prefix="{"),
     )
-    further = Problem("retries", 11, "is too many", "use 10")
-    error = refused(config, Requested(gpus=4), where={"task": "wf.train"}, dynamic=True, further=[further])
+    with pytest.raises(ConfigError) as caught:
+        plan_task(config, gpus(4), where={"task": "wf.train"}, function=refused, dynamic=True)
+    error = caught.value
     assert [problem.field for problem in error.problems] == [
-        "task_config",
         "nnodes",
-        "nproc_per_node",
         "max_restarts",
         "start_method",
         "scratch.path",
         "scratch.keep",
         "scratch.size_limit",
-        "scratch.shared_caches",
         "scratch.shared_caches",
         "timeouts.start",
         "timeouts.rendezvous",
@@ -300,10 +303,11 @@ def test_everything_wrong_is_reported_at_once_with_the_task_and_what_others_foun
         "logs.show",
         "logs.tail_lines",
         "logs.prefix",
-        "retries",
+        "nproc_per_node",
+        "task_config",
     ]
-    assert str(error).startswith("18 problems: task_config=")
-    assert str(error).endswith("retries=11 is too many (use 10) [task=wf.train]")
+    assert str(error).startswith("16 problems: nnodes='x' is not a number of nodes")
+    assert str(error).endswith("is on a @dynamic workflow, which has no ranks (use @task) [task=wf.train]")
 
 
 # --- parsers ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
 from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch
-from flytekitplugins_safedist.config.gpus import TaskArguments
+from flytekitplugins_safedist.config.asked import TaskArguments
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.serialization import plan_task
 
@@ -55,7 +55,7 @@ def mount(path: str) -> list[V1VolumeMount]:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown operator": (
         lambda: declare(SafeTorch(operator="slurm")),
-        "operator='slurm' is not an operator that Flyte has a plugin for (use 'pytorch' or 'mpi')",
+        "operator='slurm' is unknown (use one of: 'pytorch', 'mpi')",
     ),
     "elastic mpi": (
         lambda: declare(SafeTorch(nnodes="2:4", operator="mpi")),
@@ -101,6 +101,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: declare(SafeTorch(nnodes=4, operator="mpi", worker=kfmpi.Worker(command=["/usr/sbin/sshd", "-De"]))),
         "worker.command=['/usr/sbin/sshd', '-De'] would replace the command that stages the code",
     ),
+    "image of a role as number": (
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(image=5))),
+        "worker.image=5 is not text (use a str without NUL and lone surrogates)",
+    ),
+    "replicas as text": (
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(replicas="1"))),
+        "worker.replicas='1' is not a whole number",
+    ),
     "restart policy as text": (
         lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(restart_policy="OnFailure"))),
         "worker.restart_policy='OnFailure' is not a RestartPolicy",
@@ -122,11 +130,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "shm nonsense": (
         lambda: declare(SafeTorch(), shared_memory="a lot"),
-        "@task shared_memory='a lot' is not True, False or a quantity",
+        "shared_memory='a lot' is not True, False or a quantity",
     ),
     "shm mounted twice": (
         lambda: declare(SafeTorch(), shared_memory=True, pod_template=template(volume_mounts=mount("/dev/shm/"))),
-        "@task shared_memory=True and the pod template both mount /dev/shm, which the backend refuses",
+        "shared_memory=True and the pod template both mount /dev/shm, which the backend refuses",
     ),
     "scratch medium": (
         lambda: declare(SafeTorch(scratch=Scratch(volume="tape"))),  # type: ignore[arg-type]
@@ -196,7 +204,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "ranks above the template": (
         lambda: declare(SafeTorch(nproc_per_node=8), pod_template=template(resources=gpus("4"))),
-        "nproc_per_node=8 exceeds pod_template nvidia.com/gpu=4",
+        "nproc_per_node=8 exceeds pod_template primary limits.nvidia.com/gpu=4",
     ),
     "ranks above a role": (
         lambda: declare(
@@ -223,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             requests=Resources(gpu="4"),
             pod_template=template(resources=V1ResourceRequirements(limits={"amd.com/gpu": "4"})),
         ),
-        "pod_template amd.com/gpu='4' is another kind of GPU than the task's own gpu=",
+        "pod_template primary limits.amd.com/gpu='4' is another kind of GPU than the task's own gpu=",
     ),
     "launcher with the template's EFA": (
         lambda: declare(
@@ -231,8 +239,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             requests=Resources(cpu="4"),
             pod_template=template(resources=V1ResourceRequirements(limits={"vpc.amazonaws.com/efa": "4"})),
         ),
-        "pod_template vpc.amazonaws.com/efa='4' goes to the launcher too, which runs no ranks (use the operator "
-        "'pytorch', which has no launcher)",
+        "pod_template primary limits.vpc.amazonaws.com/efa='4' goes to the launcher too, which runs no ranks (use the "
+        "operator 'pytorch', which has no launcher)",
     ),
     "roles differ": (
         lambda: declare(
@@ -250,7 +258,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "launcher with the template's GPUs": (
         lambda: declare(SafeTorch(nnodes=2, operator="mpi"), pod_template=template(resources=gpus("4"))),
-        "pod_template nvidia.com/gpu='4' goes to the launcher too, which runs no ranks",
+        "pod_template primary limits.nvidia.com/gpu='4' goes to the launcher too, which runs no ranks",
     ),
     "accelerator without a GPU": (
         lambda: declare(SafeTorch(), accelerator=T4),
@@ -291,7 +299,7 @@ REFUSED |= {
     ),
     "backoff beyond counting": (
         run_policy(backoff_limit=2**40),
-        "run_policy.backoff_limit=1099511627776 must be a whole number, 1 or more",
+        "run_policy.backoff_limit=1099511627776 is not a whole number (use an int of 32 bits)",
     ),
     "memory that is no amount": (
         lambda: declare(SafeTorch(), requests=Resources(mem="lots")),
@@ -344,11 +352,11 @@ REFUSED |= {
     ),
     "the task's shared memory as number": (
         lambda: declare(SafeTorch(), shared_memory=5),
-        "@task shared_memory=5 is not True, False or a quantity",
+        "shared_memory=5 is not True, False or a quantity",
     ),
     "the task's environment as list": (
         lambda: declare(SafeTorch(), environment=["A=1"]),
-        "@task environment='list' is not a mapping",
+        "environment='list' is not a mapping",
     ),
     "a number as variable": (
         lambda: declare(SafeTorch(), environment={"A": 1}),
@@ -392,7 +400,7 @@ def test_a_size_that_cannot_be_read_hides_nothing_else() -> None:
         declare(config, shared_memory="x", requests=Resources(gpu="0.5"), pod_template=5)
 
     assert {problem.field for problem in caught.value.problems} == {
-        *("nnodes", "operator", "@task shared_memory", "run_policy", "worker.restart_policy"),
+        *("nnodes", "operator", "shared_memory", "run_policy", "worker.restart_policy"),
         *("worker.requests.mem", "requests.gpu", "pod_template"),
     }
 
@@ -454,6 +462,23 @@ def test_a_role_of_a_subclass_is_taken_with_what_it_asks_for() -> None:
         declare(config("4"))
 
 
+def test_a_config_class_of_a_users_own_whose_annotations_cannot_be_read_is_looked_at_all_the_same() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Preset(SafeTorch):
+        team: NobodyKnows = None  # type: ignore[name-defined]  # noqa: F821
+
+    assert declare(Preset(nnodes=2)).plan.max_nodes == 2
+    with pytest.raises(ConfigError, match="scratch='x' is not a Scratch"):
+        declare(Preset(scratch="x"))  # type: ignore[arg-type]
+
+
+def test_what_the_user_wrote_stays_as_it_is() -> None:
+    worker, policy = kf.Worker(image=5, requests=Resources(cpu=("1", "2"))), kf.RunPolicy(backoff_limit="x")
+    with pytest.raises(ConfigError, match="3 problems"):
+        declare(SafeTorch(nnodes=2, worker=worker, run_policy=policy))
+    assert (worker.image, worker.requests.cpu, policy.backoff_limit) == (5, ("1", "2"), "x")
+
+
 def test_problems_of_size_and_shape_are_reported_together() -> None:
     with pytest.raises(ConfigError, match="4 problems") as caught:
         declare(
@@ -468,7 +493,7 @@ def test_problems_of_size_and_shape_are_reported_together() -> None:
         )
 
     fields = {problem.field for problem in caught.value.problems}
-    assert fields == {"nproc_per_node", "max_restarts", "@task shared_memory", "worker.replicas"}
+    assert fields == {"nproc_per_node", "max_restarts", "shared_memory", "worker.replicas"}
 
 
 def test_values_of_variables_stay_out_of_messages() -> None:
@@ -540,7 +565,7 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
 def test_ranks_per_node_follow_the_gpus_of_a_pod(case: str) -> None:
     make, nproc = ACCEPTED[case]
 
-    assert make().settings.nproc_per_node == nproc
+    assert make().plan.nproc_per_node == nproc
 
 
 def test_requests_above_their_limits_are_told_in_the_order_in_which_they_were_written() -> None:

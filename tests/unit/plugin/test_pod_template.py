@@ -7,15 +7,14 @@ from flytekit.core.pod_template import PodTemplate
 from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist import SafeTorch
-from flytekitplugins_safedist.config.gpus import TaskArguments
 from flytekitplugins_safedist.plugin.pod_template import merged_template
-from flytekitplugins_safedist.plugin.serialization import plan_task
+from tests.unit.config.plans import planned
 
 
 def merged(template: PodTemplate | None) -> PodTemplate:
     kwargs = {} if template is None else {"pod_template": template}
-    resolved, _ = plan_task(SafeTorch(nproc_per_node=1), kwargs, where={}, function=merged)
-    return merged_template(resolved, TaskArguments.from_kwargs(kwargs))
+    made = planned(SafeTorch(nproc_per_node=1), **kwargs)
+    return merged_template(made.arguments, made)
 
 
 @pytest.mark.parametrize(("own", "policy"), [(None, "FallbackToLogsOnError"), ("File", "File")])

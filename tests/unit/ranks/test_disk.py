@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist import SafeTorch, Scratch
-from flytekitplugins_safedist.config.fields import SCRATCH_MOUNT
-from flytekitplugins_safedist.config.options import Requested, resolve
+from flytekitplugins_safedist.config.options import SCRATCH_MOUNT
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import disk
 from flytekitplugins_safedist.ranks.disk import DiskLimit, DiskWatch, Usage, limit_of, over_limit
+from tests.unit.config.plans import planned
 
 GI, MI = 2**30, 2**20
 USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * GI)), free=5 * MI)
@@ -21,7 +21,7 @@ POD = {"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI), "SAFEDIST_SCRATCH_ROOT": SCRA
 
 
 def limit(environment: dict[str, str], **scratch: Any) -> DiskLimit | None:
-    return limit_of(resolve(SafeTorch(scratch=Scratch(**scratch)), Requested()), environment)
+    return limit_of(planned(SafeTorch(scratch=Scratch(**scratch))), environment)
 
 
 def test_the_users_own_limit_counts_whatever_the_pod_has():

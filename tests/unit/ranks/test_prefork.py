@@ -8,6 +8,7 @@ import pytest
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.handoff import HERE
+from flytekitplugins_safedist.plugin import jobspec
 from flytekitplugins_safedist.plugin.task import SafeTask
 from flytekitplugins_safedist.ranks import forkserver_client, preload
 
@@ -18,7 +19,7 @@ def train() -> None:
 
 @pytest.mark.parametrize(("method", "early"), [("preload", True), ("spawn", False)])
 def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method, early):
-    pinned = dict(SafeTask(SafeTorch(start_method=method), train).serialized.job.environment)
+    environment = jobspec.pinned(SafeTask(SafeTorch(start_method=method), train).plan)
     imported: list[str] = []
 
     def noting(libraries: list[str]) -> str:
@@ -27,7 +28,7 @@ def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method,
 
     monkeypatch.setattr(preload, "import_libraries", noting)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
-    forkserver_client.fork_early(pinned)
+    forkserver_client.fork_early(environment)
     assert ("torch" in imported) == early
     assert HERE.rank_server is None
 
@@ -37,10 +38,10 @@ def test_what_is_imported_before_the_fork_is_kept_from_the_collector_whose_marks
     monkeypatch.setattr(preload, "import_libraries", lambda libraries: None)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
     monkeypatch.setattr(forkserver_client.RankServer, "fork", lambda: frozen.append(gc.get_freeze_count()))
-    pinned = dict(SafeTask(SafeTorch(), train).serialized.job.environment)
+    environment = jobspec.pinned(SafeTask(SafeTorch(), train).plan)
     gc.unfreeze()
     try:
-        forkserver_client.fork_early(pinned)
+        forkserver_client.fork_early(environment)
     finally:
         gc.unfreeze()
     assert frozen[0] > 100_000

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
-from flytekitplugins_safedist.config.options import Requested, resolve
 from flytekitplugins_safedist.diagnosis import stacks
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import memory, shared_page, worker
@@ -24,6 +23,7 @@ from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
 from flytekitplugins_safedist.ranks.shared_page import open_page
 from tests.harness.procs import until
+from tests.unit.config.plans import planned
 
 LATER_NS = 8_000_000_000_000_000_000
 """After anything that a test does."""
@@ -87,7 +87,7 @@ def contexts(job: JobScratch) -> list[RankContext]:
 
 @pytest.fixture
 def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
-    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)), Requested())
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)))
     orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     processes, warnings = Processes(), []
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=warnings.append)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_other_ends_say_nothing_of_memory(round_, code):
 
 
 def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeypatch):
-    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
     orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
@@ -196,7 +196,7 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeyp
 
 
 def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
-    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
     orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
@@ -208,7 +208,7 @@ def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
 
 
 def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(job):
-    settings = resolve(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)), Requested())
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
     orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
     ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
@@ -344,7 +344,7 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shared_page, "make", full)
-    settings = resolve(SafeTorch(nproc_per_node=2), Requested())
+    settings = planned(SafeTorch(nproc_per_node=2))
     orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     ranks = Ranks(Processes(), orders, settings, show=print, warn=print)  # type: ignore[arg-type]
     with pytest.raises(ScratchError, match="No space left on device") as caught:
@@ -360,7 +360,7 @@ def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monk
     def fail(path: Path) -> None:
         raise OSError(number, "no", str(path))
 
-    settings = resolve(SafeTorch(nproc_per_node=2), Requested())
+    settings = planned(SafeTorch(nproc_per_node=2))
     orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     ranks = Ranks(Processes(), orders, settings, show=lambda text: None, warn=lambda text: None)  # type: ignore[arg-type]
     monkeypatch.setattr(shared_page, "make", fail)

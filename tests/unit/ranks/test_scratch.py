@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.config.caches import CACHES
-from flytekitplugins_safedist.config.fields import SCRATCH_MOUNT
+from flytekitplugins_safedist.config.options import SCRATCH_MOUNT
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import disk, scratch
 from flytekitplugins_safedist.ranks.disk import Usage

@@ -1,0 +1,111 @@
+"""From what the user wrote to one :class:`Plan`: every default decided, and all that is wrong found at once.
+
+Pure, and when the ``@task`` decorator runs: not at serialization, not in the pod. Everything that is registered or
+shown is made of the plan, and so is what agents and ranks of the job go by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import Problem
+from .asked import TaskArguments
+from .gpus import fewest, per_role
+from .options import Backend, Hangs, Logs, SafeDistributed, SafeHorovod, Scratch, StartMethod, Timeouts, parse_nodes
+from .quantities import size_in_bytes
+from .roles import Role, every_role, roles
+from .typed import well_typed
+from .validate import problems_of_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A job that can run.
+
+    Attributes:
+        config, arguments: what the user wrote.
+        roles: of the job's pods; none for one node.
+        backend: "horovod" or "torch".
+        min_nodes, max_nodes: equal for a fixed size.
+        nproc_per_node: ranks per node.
+        nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
+        gpus: of each pod, or None where nothing asks for any.
+        environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
+        size_limit: scratch limit in bytes, or None.
+        max_replacements: how often nodes may be lost, in the whole job.
+    """
+
+    config: SafeDistributed
+    arguments: TaskArguments
+    roles: tuple[Role, ...]
+    backend: Backend
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    nproc_is_open: bool
+    gpus: int | None
+    max_restarts: int
+    max_replacements: int
+    start_method: StartMethod
+    scratch: Scratch
+    size_limit: int | None
+    timeouts: Timeouts
+    logs: Logs
+    hangs: Hangs
+    environment: tuple[tuple[str, str], ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job when every node is there."""
+        return self.max_nodes * self.nproc_per_node
+
+    @property
+    def is_elastic(self) -> bool:
+        """The number of nodes is a range."""
+        return self.min_nodes != self.max_nodes
+
+    @property
+    def on_mpi(self) -> bool:
+        """It is an MPIJob."""
+        return self.config.operator == "mpi" and self.max_nodes > 1
+
+
+def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None, list[Problem]]:
+    """Decide the job; or say everything that is wrong, and decide nothing."""
+    problems: list[Problem] = []
+    readable, asks = well_typed(config, problems), well_typed(arguments, problems)
+    is_sized = not {"nnodes", "operator"} & {problem.field for problem in problems}
+    found = roles(readable) if is_sized else every_role(readable)
+    problems += problems_of_job(readable, asks, found, is_sized=is_sized)
+    if problems:
+        return None, problems
+    low, high = parse_nodes(config.nnodes) or (1, 1)
+    gpus, _ = fewest(per_role(arguments, found))
+    made = Plan(
+        config=config,
+        arguments=arguments,
+        roles=found,
+        backend="horovod" if isinstance(config, SafeHorovod) else "torch",
+        min_nodes=low,
+        max_nodes=high,
+        nproc_per_node=config.nproc_per_node or gpus or 1,
+        nproc_is_open=config.nproc_per_node is None,
+        gpus=gpus,
+        max_restarts=config.max_restarts,
+        max_replacements=_replacements(config),
+        start_method=config.start_method,
+        scratch=config.scratch,
+        size_limit=size_in_bytes(config.scratch.size_limit),
+        timeouts=config.timeouts,
+        logs=config.logs,
+        hangs=config.hangs,
+        environment=tuple(sorted((arguments.environment or {}).items())),
+    )
+    return made, []
+
+
+def _replacements(config: SafeDistributed) -> int:
+    """The budget for lost nodes. The operator fails a job in which containers were restarted ``backoff_limit`` times
+    (training-operator v1.9.0, core/job.go, PastBackoffLimit): our own budget ends it before, with its cause."""
+    limit = getattr(config.run_policy, "backoff_limit", None)
+    return config.max_replacements if limit is None else max(0, min(config.max_replacements, limit - 1))

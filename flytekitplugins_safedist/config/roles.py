@@ -1,0 +1,61 @@
+"""The roles of a job's pods: which there are, how many of each, and who runs ranks. Nothing else derives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .asked import Amounts, of_role
+from .options import SafeDistributed, parse_nodes
+
+NAMES = ("master", "worker", "launcher")
+
+
+@dataclass(frozen=True)
+class Role:
+    """One role.
+
+    Attributes:
+        name: as in the config.
+        replicas: pods that it has; None where the size of the job is not known.
+        trains: they run ranks.
+        written: kfpytorch's or kfmpi's class, as the user wrote it, or None.
+    """
+
+    name: str
+    replicas: int | None
+    trains: bool
+    written: Any
+
+    def amounts(self) -> Amounts:
+        """What it asks for itself."""
+        return of_role(self.name, self.written)
+
+    @property
+    def restart_policy(self) -> str:
+        """As flyteidl says it. What names none gets OnFailure (Flyte's own default is Never for all).
+
+        A pod that exits non-zero has died undecided: it comes back, in place or as a new pod of the same name, and
+        takes its old place, or finds that the attempt has its verdict. With Never, the operator fails the whole job for
+        it, a retry of the task's is spent, and what was uploaded is not read (training-operator v1.9.0,
+        pytorchjob_controller.go, UpdateJobStatus).
+        """
+        policy = getattr(self.written, "restart_policy", None)
+        return "ON_FAILURE" if policy is None or policy.name == "FAILURE" else str(policy.name)
+
+
+def roles(config: SafeDistributed) -> tuple[Role, ...]:
+    """The roles of a job: none for ``nnodes=1``, which is an ordinary pod."""
+    low, high = parse_nodes(config.nnodes) or (1, 1)
+    if high == 1:
+        counts = {}
+    elif config.operator == "mpi":
+        counts = {"launcher": 1, "worker": high}
+    else:
+        counts = {"worker": high} if low != high else {"master": 1, "worker": high - 1}
+    return tuple(Role(name, count, name != "launcher", getattr(config, name)) for name, count in counts.items())
+
+
+def every_role(config: SafeDistributed) -> tuple[Role, ...]:
+    """All that the config names, where nobody can tell which of them there are."""
+    return tuple(Role(name, None, name != "launcher", getattr(config, name)) for name in NAMES)

@@ -1,0 +1,16 @@
+"""Plans, for tests that need one and are about something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flytekitplugins_safedist.config.asked import TaskArguments
+from flytekitplugins_safedist.config.options import SafeDistributed
+from flytekitplugins_safedist.config.plan import Plan, plan
+
+
+def planned(config: SafeDistributed, **arguments: Any) -> Plan:
+    """The plan of a task with that config, and those arguments of ``@task``."""
+    made, problems = plan(config, TaskArguments(**arguments))
+    assert made is not None, problems
+    return made
