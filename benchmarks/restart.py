@@ -35,6 +35,10 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no types
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.harness.registered import registered
+
 PROJECT = Path(__file__).parent / "restart_project"
 NODES, RANKS_PER_NODE = 2, 2
 DEADLINE_SECONDS = 180.0
@@ -100,9 +104,11 @@ def safedist(task: str) -> Callable[[int, int, Path], Command]:
         arguments += ["--resolver", "flytekit.core.python_auto_container.default_task_resolver"]
         arguments += ["--", "task-module", "restart_script", "task-name", task]
         pod = {
-            "SAFEDIST_BACKEND": "horovod" if task == "safe_horovod" else "torch",
-            "SAFEDIST_NODES": str(NODES),
-            "SAFEDIST_NPROC_PER_NODE": str(RANKS_PER_NODE),
+            **registered(
+                backend="horovod" if task == "safe_horovod" else "torch",
+                nodes=str(NODES),
+                nproc_per_node=RANKS_PER_NODE,
+            ),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(NODES),

@@ -38,6 +38,7 @@ from flyteidl.core import errors_pb2, literals_pb2
 
 from tests.harness.procs import Ended, Gate, Running, Warm, gate
 from tests.harness.proxy import Proxy
+from tests.harness.registered import registered
 
 BOUND_SECONDS = 180.0
 """For one job: three heartbeats, two starts of each pod and the waits between them, on a machine that is busy."""
@@ -121,9 +122,10 @@ class Job:
 
     def start(self, pod: int) -> Running:
         files = self.directory / f"pod-{pod}-{len(self.lives[pod])}"
+        nodes = "2" if self.run.task.endswith("fixed") else "2:3"
         environment = {
             "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
-            "SAFEDIST_NPROC_PER_NODE": "2",
+            **registered(nodes=nodes, nproc_per_node=2, backend="horovod" if "horovod" in self.run.task else "torch"),
             "TEST_FAULT": json.dumps(self.fault),
             **(self._fixed(pod) if self.run.task.endswith("fixed") else self._range(pod)),
             **({"TEST_GATE": "1", **self.gated.environment} if self.gated is not None else {}),
@@ -138,11 +140,11 @@ class Job:
     def _fixed(self, pod: int) -> dict[str, str]:
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self._store(pod)}
         place = {"RANK": str(pod), "WORLD_SIZE": "2", "PET_NODE_RANK": str(pod), "PET_NNODES": "2"}
-        return {"SAFEDIST_NODES": "2", **meet, **place, **{f"PET_{name}": value for name, value in meet.items()}}
+        return {**meet, **place, **{f"PET_{name}": value for name, value in meet.items()}}
 
     def _range(self, pod: int) -> dict[str, str]:
         rendezvous = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{self._store(pod)}", "PET_RDZV_BACKEND": "c10d"}
-        return {"SAFEDIST_NODES": "2:3", "PET_NNODES": "2:3", **rendezvous}
+        return {"PET_NNODES": "2:3", **rendezvous}
 
     def live(self, pod: int) -> None:
         """Run a pod until it exits 0, or has done so too often otherwise."""

@@ -34,6 +34,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.harness.registered import registered
+
 PROJECT = Path(__file__).parent / "startup_project"
 MARKER = "BENCH_JOB"
 DEADLINE_SECONDS = 300.0
@@ -147,9 +151,8 @@ def run(variant: str, ranks: int) -> Run:
         code = archive(work / "code.tar.gz")
         command = VARIANTS[variant](work, code, ranks)
         marker = uuid.uuid4().hex
-        pinned = {"SAFEDIST_BACKEND": "horovod", "SAFEDIST_NPROC_PER_NODE": str(ranks), "SAFEDIST_NODES": "1"}
-        if variant == "safedist spawn":
-            pinned["SAFEDIST_START_METHOD"] = "spawn"
+        method = "spawn" if variant == "safedist spawn" else "preload"
+        pinned = registered(backend="horovod", nproc_per_node=ranks, start_method=method)
         environment = {
             **os.environ,
             **(pinned if variant.startswith("safedist") else {}),

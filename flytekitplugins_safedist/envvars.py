@@ -14,21 +14,11 @@ MAX_OUTPUT_BYTES = "SAFEDIST_MAX_OUTPUT_BYTES"
 """The largest ``outputs.pb`` that the cluster takes, where that is not Flyte's default of 2 MiB."""
 
 # --- ours, pinned into the pod at serialization; the entrypoint compares them with what it finds -------------------
-NODES = "SAFEDIST_NODES"
-NPROC_PER_NODE = "SAFEDIST_NPROC_PER_NODE"
-BACKEND = "SAFEDIST_BACKEND"
-GPUS = "SAFEDIST_GPUS"
-"""GPUs that each pod was to get, where the task asked for any."""
-START_METHOD = "SAFEDIST_START_METHOD"
-"""How ranks start, where that is not by preloading: then the entrypoint does not import and fork early."""
-TIMEOUTS = "SAFEDIST_TIMEOUTS"
-"""How long nodes wait for each other, where there are several: a node whose code cannot be loaded must know it too."""
-
+JOB = "SAFEDIST_JOB"
+"""The job as it was registered, in JSON (:class:`~flytekitplugins_safedist.config.registered.Registered`)."""
 EPHEMERAL_STORAGE = "SAFEDIST_EPHEMERAL_STORAGE"
 """Bytes of its node's disk that the container may use before the kubelet evicts its pod; without a limit of its own,
 what the node has. Filled in by Kubernetes (a ``resourceFieldRef``), so that it holds whatever changed the limit."""
-MAX_REPLACEMENTS = "SAFEDIST_MAX_REPLACEMENTS"
-"""How often nodes may be lost in the whole job, where that is not the default."""
 GRACE = "SAFEDIST_GRACE_SECONDS"
 """The pod's ``terminationGracePeriodSeconds``, which a pod is not told otherwise. Beside it in the pod template."""
 
@@ -146,8 +136,8 @@ CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
 CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
 """Limits on a code archive (:class:`~flytekitplugins_safedist.container.staging.Limits`). Set by users."""
 CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
-"""Seconds that staging may wait for the store and for another process of the node, in all. Pinned from
-``Timeouts(code=...)``, or set by users."""
+"""Seconds that staging may wait for the store and for another process of the node, in all, where it is not the task's
+``Timeouts(code=...)``. Set by users."""
 CODE_TREE = "SAFEDIST_CODE_TREE"
 CODE_DEST = "SAFEDIST_CODE_DEST"
 """Set by the entrypoint for processes of ours that start as fresh interpreters: this pod's own copy of the archive's

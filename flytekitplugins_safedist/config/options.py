@@ -35,7 +35,6 @@ Keep = Literal["never", "on_failure", "always"]
 Volume = Literal["disk", "memory"]
 HangAction = Literal["restart", "fail", "report"]
 
-BACKENDS: tuple[Backend, ...] = ("horovod", "torch")
 DEFAULT_REPLACEMENTS = 10
 SCRATCH_MOUNT = "/var/run/safedist/scratch"
 SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108  (the path itself is the interface: POSIX shared memory lives there)
@@ -55,6 +54,11 @@ def parse_nodes(nodes: object) -> tuple[int, int] | None:
     low = int(match[1])
     high = int(match[2] or match[1])
     return (low, high) if 1 <= low <= high else None
+
+
+def nodes_text(low: int, high: int) -> str:
+    """As users write it: ``"4"`` or ``"2:4"``."""
+    return str(high) if low == high else f"{low}:{high}"
 
 
 def _at_least(least: int, what: str, repair: str) -> Must:

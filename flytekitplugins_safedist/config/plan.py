@@ -11,53 +11,35 @@ from dataclasses import dataclass
 from ..errors import Problem
 from .asked import TaskArguments
 from .gpus import fewest, per_role
-from .options import Backend, Hangs, Logs, SafeDistributed, SafeHorovod, Scratch, StartMethod, Timeouts, parse_nodes
+from .options import Hangs, Logs, SafeDistributed, SafeHorovod, Scratch, parse_nodes
 from .quantities import size_in_bytes
+from .registered import Registered
 from .roles import Role, every_role, roles
 from .typed import well_typed
 from .validate import problems_of_job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A job that can run.
+class Plan(Registered):
+    """A job that can run: what is registered of it, and what its agents and ranks go by besides.
 
     Attributes:
         config, arguments: what the user wrote.
         roles: of the job's pods; none for one node.
-        backend: "horovod" or "torch".
-        min_nodes, max_nodes: equal for a fixed size.
-        nproc_per_node: ranks per node.
-        nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
-        gpus: of each pod, or None where nothing asks for any.
-        environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
+        max_restarts, scratch, logs, hangs: as configured.
         size_limit: scratch limit in bytes, or None.
-        max_replacements: how often nodes may be lost, in the whole job.
+        environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
     """
 
     config: SafeDistributed
     arguments: TaskArguments
     roles: tuple[Role, ...]
-    backend: Backend
-    min_nodes: int
-    max_nodes: int
-    nproc_per_node: int
-    nproc_is_open: bool
-    gpus: int | None
     max_restarts: int
-    max_replacements: int
-    start_method: StartMethod
     scratch: Scratch
     size_limit: int | None
-    timeouts: Timeouts
     logs: Logs
     hangs: Hangs
     environment: tuple[tuple[str, str], ...]
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job when every node is there."""
-        return self.max_nodes * self.nproc_per_node
 
     @property
     def is_elastic(self) -> bool:

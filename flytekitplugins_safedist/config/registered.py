@@ -1,54 +1,97 @@
-"""What registration pinned into the pod: all that a node needs to meet the others, without the task's own code."""
+"""What registration pins into a pod, and reads there: all that a node needs to meet the others without the task's own
+code. One variable, ``SAFEDIST_JOB``, written and read here alone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from .. import envvars, stopping
-from .options import DEFAULT_REPLACEMENTS, Timeouts
+from ..errors import Problem, TopologyError
+from .options import Backend, StartMethod, Timeouts, nodes_text
+from .typed import well_typed
 
-_PINNED = ("rendezvous", "heartbeat", "upload")
+VERSION = 1
+"""Of what the variable holds: a version of this package reads its own only."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Registered:
-    """The job as it was registered.
+    """The job as it was registered. Nothing here has a default: what a pod is not told it does not guess.
 
     Attributes:
+        backend: "horovod" or "torch".
         min_nodes, max_nodes: equal for a fixed size.
         nproc_per_node: ranks per node.
-        timeouts: as the task's, where nodes wait for each other.
+        nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
+        gpus: of each pod, or None where nothing asks for any.
+        start_method: "preload", or "spawn": then nothing is imported and forked early.
         max_replacements: how often nodes may be lost, in the whole job.
+        timeouts: the task's.
     """
 
+    backend: Backend
     min_nodes: int
     max_nodes: int
     nproc_per_node: int
+    nproc_is_open: bool
+    gpus: int | None
+    start_method: StartMethod
+    max_replacements: int
     timeouts: Timeouts
-    max_replacements: int = DEFAULT_REPLACEMENTS
+
+    @property
+    def nnodes(self) -> str:
+        """The number of nodes as users write it: ``"4"`` or ``"2:4"``."""
+        return nodes_text(self.min_nodes, self.max_nodes)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job when every node is there."""
+        return self.max_nodes * self.nproc_per_node
+
+    def variables(self) -> dict[str, str]:
+        """What is pinned into the container."""
+        told = {field.name: getattr(self, field.name) for field in fields(Registered)}
+        return {envvars.JOB: json.dumps({"version": VERSION, **told, "timeouts": asdict(self.timeouts)})}
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Registered | None:
-        """Read it; None where this pod is not known to be one of ours."""
-        low, _, high = env.get(envvars.NODES, "").partition(":")
-        ranks = env.get(envvars.NPROC_PER_NODE, "")
-        if not (low.isdecimal() and (high or low).isdecimal() and ranks.isdecimal()):
+        """Read it; None where this pod is none of ours.
+
+        Raises:
+            TopologyError: it was registered by another version of this package, or says something else than that does.
+        """
+        text = env.get(envvars.JOB)
+        if text is None:
             return None
-        return cls(
-            int(low),
-            int(high or low),
-            int(ranks),
-            _timeouts(env.get(envvars.TIMEOUTS, "")),
-            replacements_pinned(env),
-        )
+        problems: list[Problem] = []
+        try:
+            said: dict[str, Any] = json.loads(text)
+            version = said.pop("version")
+            if version == VERSION:
+                made = Registered(**{**said, "timeouts": Timeouts(**said["timeouts"])})
+                made = well_typed(made, problems)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _unreadable(text, f"{type(error).__name__}: {error}") from error
+        if version != VERSION:
+            raise TopologyError(
+                "this pod was registered by another version of flytekitplugins-safedist than its image has",
+                where={f"version in {envvars.JOB}": version},
+                expected=VERSION,
+                hint="register the task with the version that is in its image, or build the image with this one",
+            )
+        if problems:
+            raise _unreadable(text, "; ".join(map(str, problems)))
+        return made
 
 
-def replacements_pinned(env: Mapping[str, str]) -> int:
-    """How often nodes may be lost in the whole job, as registered."""
-    text = env.get(envvars.MAX_REPLACEMENTS, "")
-    return int(text) if text.isdecimal() else DEFAULT_REPLACEMENTS
+def _unreadable(text: str, why: str) -> TopologyError:
+    hint = "register the task again; nothing else sets this variable"
+    return TopologyError(f"{envvars.JOB} cannot be read: {why}", seen=repr(text[:500]), hint=hint)
 
 
 def grace_pinned(env: Mapping[str, str]) -> float:
@@ -58,18 +101,3 @@ def grace_pinned(env: Mapping[str, str]) -> float:
         if 0 < seconds < float("inf"):
             return seconds
     return stopping.GRACE_SECONDS
-
-
-def timeouts_text(timeouts: Timeouts) -> str:
-    """As pinned: ``rendezvous=900 heartbeat=60 upload=3600``."""
-    return " ".join(f"{name}={getattr(timeouts, name):g}" for name in _PINNED)
-
-
-def _timeouts(text: str) -> Timeouts:
-    found = Timeouts()
-    for part in text.split():
-        name, _, value = part.partition("=")
-        if name in _PINNED:
-            with suppress(ValueError):
-                found = replace(found, **{name: float(value)})
-    return found

@@ -7,14 +7,6 @@ import re
 from .. import envvars as names
 from ..errors import Problem
 
-PINNED = frozenset(
-    {
-        *(names.NODES, names.NPROC_PER_NODE, names.BACKEND, names.GPUS, names.START_METHOD, names.TIMEOUTS),
-        names.MAX_REPLACEMENTS,
-    }
-)
-"""What registration decided."""
-
 INTERNAL = frozenset(
     {
         *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.MPI_NODE_0),
@@ -50,9 +42,8 @@ def problem_of(name: str, where: str, value: object = None) -> Problem | None:
         where: the argument that sets it, for the message.
         value: what it is set to, where that is known.
     """
-    if name in PINNED:
-        repair = f"set {name.removeprefix('SAFEDIST_').lower()} in the task config"
-        return Problem(where, name, "is decided by the task config", repair)
+    if name == names.JOB:
+        return Problem(where, name, "is decided by the task config", "set what you want in the task config")
     if name == names.GRACE:
         repair = "set terminationGracePeriodSeconds in the pod template"
         return Problem(where, name, "only says what the pod has", repair)

@@ -109,7 +109,10 @@ def speaks(environment: Mapping[str, str]) -> bool:
     """Whether this pod is the one to upload: it is alone, or node 0; in a range any, for all would say the same."""
     if topology.is_alone(environment):
         return True
-    registered = Registered.from_env(environment)
+    try:
+        registered = Registered.from_env(environment)
+    except TopologyError:
+        return True  # all have the same variable
     try:
         return registered is not None and not topology.from_env(environment, registered).node_rank
     except TopologyError:

@@ -123,7 +123,7 @@ def _run(arguments: list[str]) -> int:
     registered = Registered.from_env(os.environ)
     if registered is not None:
         stopping.leave_within(registered.timeouts.exit)  # until the task says more
-    options = options_from(os.environ)
+    options = options_from(os.environ, registered)
     with ExitStack() as own:
         made = readonly.temporary_directory(os.environ, own)
         if made is not None:  # flytekit and every rank ask for it
@@ -233,8 +233,8 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments, []
 
 
-def options_from(environment: Mapping[str, str]) -> Options:
-    """Staging options from the pod's variables.
+def options_from(environment: Mapping[str, str], registered: Registered | None = None) -> Options:
+    """Staging options from the pod's variables, and the job's own patience.
 
     Raises:
         ConfigError: values that are not positive numbers, all of them.
@@ -259,6 +259,8 @@ def options_from(environment: Mapping[str, str]) -> Options:
     if problems:
         raise ConfigError(problems)
     own = {name: values.pop(name) for name in ("deadline",) if name in values}
+    if registered is not None:
+        own.setdefault("deadline", registered.timeouts.code)
     return Options(limits=Limits(**values), **own)
 
 

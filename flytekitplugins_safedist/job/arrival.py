@@ -140,11 +140,12 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Plan 
 
 def _attempt(environment: Mapping[str, str], settings: Plan | None) -> Attempt | None:
     """Where this node belongs, as it was registered; or, where its operator contradicts that, as the code says."""
-    as_coded = environment if settings is None else {**environment, **topology.pins(settings)}
+    as_coded = {} if settings is None else settings.variables()
     flyte = task_context.take()
-    for variables, job in ((environment, Registered.from_env(environment)), (as_coded, settings)):
-        if job is not None:
-            with suppress(TopologyError):
+    for variables in (environment, {**environment, **as_coded}):
+        with suppress(TopologyError):
+            job = Registered.from_env(variables)
+            if job is not None:
                 place = topology.from_env(variables, job)
                 return Attempt(place, job.timeouts, 0, job.max_replacements, flyte, run_id(flyte, environment))
     return None

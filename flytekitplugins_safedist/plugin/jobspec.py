@@ -1,4 +1,4 @@
-"""From a plan to what the Flyte backend turns into a job: task type, ``custom``, pinned variables, command.
+"""From a plan to what the Flyte backend turns into a job: task type, ``custom``, command.
 
 Pure: values in, values out. What the backend does with it: ``flyteplugins/go/tasks/plugins/k8s/kfoperators`` of Flyte
 v1.16.8.
@@ -16,12 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import envvars
 from ..config.asked import part_of
 from ..config.gpus import fewest, per_role
-from ..config.options import DEFAULT_REPLACEMENTS, Timeouts
 from ..config.plan import Plan
-from ..config.registered import timeouts_text
 from ..config.roles import Role
 
 ENTRYPOINT = "safedist-execute"
@@ -74,28 +71,6 @@ def distribution_of(settings: Any) -> Distribution | None:
     fast = settings.fast_serialization_settings
     location, destination = _PLACEHOLDERS
     return Distribution(fast.distribution_location or location, fast.destination_dir or destination)
-
-
-def pinned(plan: Plan) -> dict[str, str]:
-    """Variables of the container, compared in the pod with what is found there."""
-    low, high = plan.min_nodes, plan.max_nodes
-    variables = {
-        envvars.NODES: str(high) if low == high else f"{low}:{high}",
-        envvars.NPROC_PER_NODE: str(plan.nproc_per_node),
-        envvars.BACKEND: plan.backend,
-    }
-    if plan.start_method != "preload":
-        # Else the entrypoint would import everything and fork, for a rank server that such a task has no use for.
-        variables[envvars.START_METHOD] = plan.start_method
-    if high > 1:
-        variables[envvars.TIMEOUTS] = timeouts_text(plan.timeouts)
-        if plan.max_replacements != DEFAULT_REPLACEMENTS:
-            variables[envvars.MAX_REPLACEMENTS] = str(plan.max_replacements)
-    if plan.gpus:
-        variables[envvars.GPUS] = str(plan.gpus)
-    if plan.timeouts.code != Timeouts().code and envvars.CODE_TIMEOUT not in (plan.arguments.environment or {}):
-        variables[envvars.CODE_TIMEOUT] = f"{plan.timeouts.code:g}"
-    return variables
 
 
 def custom(plan: Plan) -> dict[str, Any] | None:

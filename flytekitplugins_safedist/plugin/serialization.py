@@ -18,7 +18,7 @@ from ..config.plan import Plan, plan
 from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_function, warnings_of_job
 from ..errors import ConfigError, Problem
 from .images import warning_of_image
-from .jobspec import command, custom, distribution_of, pinned, task_type
+from .jobspec import command, custom, distribution_of, task_type
 from .pod_template import merged_template, shared_memory
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class SerializesToKubeflow(_Base):
             logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:
-        """flytekit's container, with the pinned variables.
+        """flytekit's container, with the job in a variable.
 
         Raises:
             ConfigError: the registration itself (``--env``) sets a variable that is not the user's to set.
@@ -160,7 +160,7 @@ class SerializesToKubeflow(_Base):
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)
-        environment = {**(container.env or {}), **pinned(self.plan)}
+        environment = {**(container.env or {}), **self.plan.variables()}
         if not self.plan.on_mpi:
             return _changed(container, env=environment)
         # The command serves both roles; the arguments are the launcher's, and the worker role has its own.

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import envvars, frames
-from ..config.options import BACKENDS
+from ..config.registered import Registered
 from ..diagnosis import stacks
 from ..errors import LaunchError, LaunchTimeoutError
 from ..handoff import HERE
@@ -304,12 +304,12 @@ def fork_early(environment: Mapping[str, str]) -> None:
     Args:
         environment: the pod's variables, with what was pinned into them when the task was registered.
     """
-    backend = next((name for name in BACKENDS if name == environment.get(envvars.BACKEND)), None)
-    if backend is None or environment.get(envvars.START_METHOD, "preload") != "preload":
+    registered = Registered.from_env(environment)
+    if registered is None or registered.start_method != "preload":
         return
     if preload.unsafe_to_fork("starting this process") is not None:
         return
-    libraries = [*backends.create(backend).libraries, "flytekitplugins_safedist.job.run"]
+    libraries = [*backends.create(registered.backend).libraries, "flytekitplugins_safedist.job.run"]
     # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
     with variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
         unsafe = preload.import_libraries(libraries)

@@ -117,7 +117,6 @@ def _render(options: argparse.Namespace) -> int:
         retries=template.metadata.retries.retries,
         max_restarts=task.task_config.max_restarts,
         further=notes_of(task, template, known),
-        follow=task.task_config.nproc_per_node is None,
     )
     print("\n".join(summary.lines()))
     _print_yaml(shown)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import envvars
+from ..config.registered import Registered
 from .host_checks import check_directory, check_network, check_shared_memory
 
 Status = Literal["ok", "warning", "broken"]
@@ -126,9 +127,9 @@ def _gpus(found: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[Finding]
         yield Finding(
             "nccl", "warning", "torch was built without NCCL: GPU collectives will be slow", "use a CUDA build"
         )
-    nproc = env.get(envvars.NPROC_PER_NODE, "")
-    if nproc.isdecimal() and found["cuda_build"] and 0 < found["gpus"] < int(nproc):
-        what = f"{nproc} ranks are registered for this pod, and {found['gpus']} GPUs are visible"
+    registered = Registered.from_env(env)
+    if registered is not None and found["cuda_build"] and 0 < found["gpus"] < registered.nproc_per_node:
+        what = f"{registered.nproc_per_node} ranks are registered for this pod, and {found['gpus']} GPUs are visible"
         yield Finding("gpu", "broken", what, "request as many GPUs as ranks, or lower nproc_per_node")
 
 

@@ -8,6 +8,6 @@ against what was decided at registration.
 from __future__ import annotations
 
 from .adapters import ADAPTERS, Adapter, from_env, is_alone
-from .model import DEFAULT_PORT, Asked, Endpoint, Topology, pins
+from .model import DEFAULT_PORT, Endpoint, Topology
 
-__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Asked", "Endpoint", "Topology", "from_env", "is_alone", "pins"]
+__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Endpoint", "Topology", "from_env", "is_alone"]

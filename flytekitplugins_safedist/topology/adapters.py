@@ -17,19 +17,22 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from .. import envvars
+from ..config.options import nodes_text
+from ..config.registered import Registered
 from ..errors import TopologyError
 from .devices import ranks_here
-from .model import DEFAULT_PORT, Asked, Endpoint, Topology, asked_nodes, check_pinned
+from .model import DEFAULT_PORT, Endpoint, Topology, check_registered
 
 _FAMILIES = ("PET_", "JOBSET_", "SAFEDIST_MPI_")
 _ENV_ONLY = (envvars.RANK, envvars.WORLD_SIZE, envvars.MASTER_ADDR, envvars.MASTER_PORT)
-_OURS = (envvars.NODES, envvars.NPROC_PER_NODE, envvars.ENDPOINT)
-_NAMES = {*_OURS, *_ENV_ONLY, envvars.JOB_COMPLETION_INDEX, envvars.NNODES, envvars.JOBSET_NPROC_PER_NODE}
+_NAMES = {envvars.ENDPOINT, *_ENV_ONLY, envvars.JOB_COMPLETION_INDEX, envvars.NNODES, envvars.JOBSET_NPROC_PER_NODE}
 
 
 def seen_variables(env: Mapping[str, str]) -> dict[str, object]:
-    """Every variable about identity that is there. None of them is ever a secret."""
-    return {name: env[name] for name in sorted(env) if name in _NAMES or name.startswith(_FAMILIES)}
+    """Every variable about identity that is there, and how many nodes were registered. None is ever a secret."""
+    found: dict[str, object] = {name: env[name] for name in sorted(env) if name in _NAMES or name.startswith(_FAMILIES)}
+    registered = Registered.from_env(env)
+    return found if registered is None else {**found, "registered nnodes": registered.nnodes}
 
 
 def handmade(env: Mapping[str, str]) -> list[str]:
@@ -87,25 +90,24 @@ class Words:
             raise self.unreadable(name, "HOST:PORT")
         return Endpoint(host.removeprefix("[").removesuffix("]"), int(port), moved)
 
-    def same_nodes(self, asked: Asked, low: int, high: int) -> None:
+    def same_nodes(self, asked: Registered, low: int, high: int) -> None:
         """Raise where the operator says another number of nodes than was asked for."""
         if (low, high) != (asked.min_nodes, asked.max_nodes):
-            said = str(high) if low == high else f"{low}:{high}"
-            raise self.contradiction(f"nnodes={said}", f"nnodes={asked_nodes(asked)}")
+            raise self.contradiction(f"nnodes={nodes_text(low, high)}", f"nnodes={asked.nnodes}")
 
-    def same_nproc(self, asked: Asked, name: str) -> None:
+    def same_nproc(self, asked: Registered, name: str) -> None:
         """The operator's word on ranks per node, when it has one, is the pinned value or "decide yourself"."""
         text = self.env.get(name)
         if text is None or text == str(asked.nproc_per_node):
             return
         if text.isdecimal():
             raise self.contradiction(f"{name}={text}", f"{asked.nproc_per_node}, as the task is configured")
-        if envvars.NPROC_PER_NODE not in self.env:
+        if envvars.JOB not in self.env:
             raise TopologyError(
                 f"{name}={text} leaves the number of ranks to each pod, which could decide differently",
                 where=seen_variables(self.env),
-                expected=f"a number, or {envvars.NPROC_PER_NODE} pinned into the pod",
-                hint="register the task with this package, which pins it, or set the variable in the pod template",
+                expected=f"a number, or {envvars.JOB} pinned into the pod",
+                hint="register the task with this package, which pins it",
             )
 
     def unreadable(self, name: str, expected: str) -> TopologyError:
@@ -140,10 +142,10 @@ class Adapter:
 
     source: str
     recognises: Callable[[Mapping[str, str]], bool]
-    read: Callable[[Words, Asked], Topology]
+    read: Callable[[Words, Registered], Topology]
 
 
-def from_env(env: Mapping[str, str], asked: Asked, devices: Collection[str] = ()) -> Topology:
+def from_env(env: Mapping[str, str], asked: Registered, devices: Collection[str] = ()) -> Topology:
     """Read this node's place from *env*, and check it against what was *asked* for at registration.
 
     The ranks of a node are those that its GPUs make, where the user left that open: see :func:`.devices.ranks_here`.
@@ -155,7 +157,9 @@ def from_env(env: Mapping[str, str], asked: Asked, devices: Collection[str] = ()
         TopologyError: nobody says which node this is, or two say different things, or what is said contradicts the
             configuration. The error lists what was seen and from whom.
     """
-    check_pinned(env, asked)
+    registered = Registered.from_env(env)
+    if registered is not None:
+        check_registered(registered, asked)
     speaking = [adapter for adapter in ADAPTERS if adapter.recognises(env)]
     if len(speaking) > 1:
         raise TopologyError(
@@ -166,9 +170,9 @@ def from_env(env: Mapping[str, str], asked: Asked, devices: Collection[str] = ()
             hint="remove those that the task's environment, pod template or image sets itself",
         )
     topology = speaking[0].read(Words(env, speaking[0].source), asked) if speaking else _alone(env, asked)
-    ranks, why = ranks_here(env, asked, devices)
-    if why is not None:
-        topology = replace(topology, nproc_per_node=ranks, notes=(*topology.notes, why))
+    if registered is not None:
+        ranks, why = ranks_here(env, registered, asked, devices)
+        topology = replace(topology, nproc_per_node=ranks, notes=(*topology.notes, *([why] if why else ())))
     if envvars.ENDPOINT not in env:
         return topology
     if topology.endpoint is None:
@@ -186,7 +190,7 @@ def is_alone(env: Mapping[str, str]) -> bool:
     return not any(adapter.recognises(env) for adapter in ADAPTERS)
 
 
-def _fixed(words: Words, asked: Asked, rank_from: str, nodes_from: str) -> Topology:
+def _fixed(words: Words, asked: Registered, rank_from: str, nodes_from: str) -> Topology:
     """A node of a job of a fixed size, which has yet to be told where node 0 is."""
     rank, nodes = words.whole_number(rank_from), words.whole_number(nodes_from)
     words.same_nodes(asked, nodes, nodes)
@@ -195,7 +199,7 @@ def _fixed(words: Words, asked: Asked, rank_from: str, nodes_from: str) -> Topol
     return Topology(rank, asked.min_nodes, asked.max_nodes, asked.nproc_per_node, None, words.source)
 
 
-def _pytorchjob(words: Words, asked: Asked) -> Topology:
+def _pytorchjob(words: Words, asked: Registered) -> Topology:
     place = _fixed(words, asked, envvars.PET_NODE_RANK, envvars.PET_NNODES)
     if envvars.RANK in words.env and words.whole_number(envvars.RANK) != place.node_rank:
         seen = f"RANK={words.env[envvars.RANK]}"
@@ -204,7 +208,7 @@ def _pytorchjob(words: Words, asked: Asked) -> Topology:
     return replace(place, endpoint=words.address())
 
 
-def _trainjob(words: Words, asked: Asked) -> Topology:
+def _trainjob(words: Words, asked: Registered) -> Topology:
     """Kubeflow Trainer v2: a JobSet's pods, with torchrun's variables and no other. Its number of processes is never
     compared: without GPUs it counts CPUs, whatever the task asks for, and with GPUs it leaves them to torchrun."""
     place = _fixed(words, asked, envvars.PET_NODE_RANK, envvars.PET_NNODES)
@@ -221,7 +225,7 @@ def _trainjob(words: Words, asked: Asked) -> Topology:
     return replace(place, endpoint=words.address("PET_") if asked.max_nodes > 1 else None, notes=notes)
 
 
-def _pytorchjob_elastic(words: Words, asked: Asked) -> Topology:
+def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
     low, colon, high = words.required(envvars.PET_NNODES).partition(":")
     if not (low.isdecimal() and (high.isdecimal() if colon else not high)):
         raise words.unreadable(envvars.PET_NNODES, "MIN:MAX")
@@ -233,12 +237,12 @@ def _pytorchjob_elastic(words: Words, asked: Asked) -> Topology:
     return Topology(None, asked.min_nodes, asked.max_nodes, asked.nproc_per_node, endpoint, words.source)
 
 
-def _mpijob(words: Words, asked: Asked) -> Topology:
+def _mpijob(words: Words, asked: Registered) -> Topology:
     place = _fixed(words, asked, envvars.MPI_NODE_RANK, envvars.MPI_NODES)
     return replace(place, endpoint=words.endpoint(envvars.MPI_ENDPOINT, words.env.get(envvars.MPI_NODE_0, "")))
 
 
-def _jobset(words: Words, asked: Asked) -> Topology:
+def _jobset(words: Words, asked: Registered) -> Topology:
     place = _fixed(words, asked, envvars.JOB_COMPLETION_INDEX, envvars.NNODES)
     words.same_nproc(asked, envvars.JOBSET_NPROC_PER_NODE)
     name = words.required(envvars.JOBSET_NAME)
@@ -248,8 +252,8 @@ def _jobset(words: Words, asked: Asked) -> Topology:
     return replace(place, endpoint=words.address(host=host))
 
 
-def _alone(env: Mapping[str, str], asked: Asked) -> Topology:
-    in_pod = envvars.NODES in env or envvars.FLYTE_EXECUTION_ID in env
+def _alone(env: Mapping[str, str], asked: Registered) -> Topology:
+    in_pod = envvars.JOB in env or envvars.FLYTE_EXECUTION_ID in env
     made = handmade(env)
     if asked.max_nodes > 1 and (in_pod or made):
         raise TopologyError(

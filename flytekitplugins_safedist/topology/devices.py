@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Mapping
 
 from .. import envvars
+from ..config.registered import Registered
 from ..errors import TopologyError
-from .model import Asked
 
 _NO_LIST = ("", "all", "none", "void", "-1")
 _DEVICE = re.compile(r"nvidia[0-9]+")
@@ -34,7 +34,9 @@ def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | No
     return sum(1 for device in devices if _DEVICE.fullmatch(device)) or None
 
 
-def ranks_here(env: Mapping[str, str], asked: Asked, devices: Collection[str]) -> tuple[int, str | None]:
+def ranks_here(
+    env: Mapping[str, str], registered: Registered, asked: Registered, devices: Collection[str]
+) -> tuple[int, str | None]:
     """Ranks of this node, and why they are not those that were registered.
 
     Where the user left ``nproc_per_node`` open, there is a rank for each GPU that the pod has. Every node sees the
@@ -43,32 +45,29 @@ def ranks_here(env: Mapping[str, str], asked: Asked, devices: Collection[str]) -
     Raises:
         TopologyError: the user named a number of ranks, and there are fewer GPUs.
     """
-    registered = asked.nproc_per_node
-    pinned = env.get(envvars.GPUS, "")
-    if envvars.NODES not in env:
-        return registered, None  # a local run
-    here = gpus_here(env, devices if pinned.isdecimal() else ())
+    ranks, gpus = asked.nproc_per_node, registered.gpus
+    here = gpus_here(env, devices if gpus else ())
     if here is None or _is_partitioned(env):
-        return registered, None
-    if getattr(asked, "nproc_is_open", False):
-        if here == registered:
-            return registered, None
-        text = f"{pinned} GPU{'' if pinned == '1' else 's'}" if pinned else "no GPUs"
-        ranks = f"{here} rank{'' if here == 1 else 's'}"
+        return ranks, None
+    if asked.nproc_is_open:
+        if here == ranks:
+            return ranks, None
+        text = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPUs"
+        named = f"{here} rank{'' if here == 1 else 's'}"
         return here, (
-            f"{ranks} on each node, one for each GPU of this pod; the task was registered for {text}, and leaves "
+            f"{named} on each node, one for each GPU of this pod; the task was registered for {text}, and leaves "
             "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
         )
-    if pinned.isdecimal() and here < min(int(pinned), registered):
+    if gpus and here < min(gpus, ranks):
         raise TopologyError(
-            f"this pod has fewer GPUs than its {registered} ranks were registered for",
-            where={envvars.GPUS: pinned, "this pod": here},
+            f"this pod has fewer GPUs than its {ranks} ranks were registered for",
+            where={"registered GPUs": gpus, "this pod": here},
             seen=f"{here} GPUs",
-            expected=pinned,
+            expected=gpus,
             hint="leave nproc_per_node out, so that ranks follow the GPUs that a pod has; or give the pod as many "
             "(with_overrides on the task changes GPUs, and a platform's limit makes them fewer)",
         )
-    return registered, None
+    return ranks, None
 
 
 def _is_partitioned(env: Mapping[str, str]) -> bool:

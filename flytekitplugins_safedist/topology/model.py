@@ -1,55 +1,31 @@
-"""The values: what registration decided, and a node's place in its job."""
+"""The values: a node's place in its job, and whether its code is what was registered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from .. import envvars
+from ..config.options import nodes_text
+from ..config.registered import Registered
 from ..errors import TopologyError
 
 DEFAULT_PORT = 23456
 """The port that Kubeflow's operators open in a pod; ours too where no operator names one."""
 
 
-class Asked(Protocol):
-    """What the configuration asks for; :class:`~flytekitplugins_safedist.config.options.Resolved` is one."""
-
-    @property
-    def min_nodes(self) -> int: ...
-    @property
-    def max_nodes(self) -> int: ...
-    @property
-    def nproc_per_node(self) -> int: ...
-
-
-def asked_nodes(asked: Asked) -> str:
-    """The number of nodes as users write it: ``"4"`` or ``"2:4"``."""
-    return str(asked.max_nodes) if asked.min_nodes == asked.max_nodes else f"{asked.min_nodes}:{asked.max_nodes}"
-
-
-def pins(asked: Asked) -> dict[str, str]:
-    """What registration pins into a pod whose code *asked* for this."""
-    pinned = {envvars.NODES: asked_nodes(asked), envvars.NPROC_PER_NODE: str(asked.nproc_per_node)}
-    backend = getattr(asked, "backend", None)
-    return pinned if backend is None else {**pinned, envvars.BACKEND: backend}
-
-
-def check_pinned(env: Mapping[str, str], asked: Asked) -> None:
+def check_registered(registered: Registered, asked: Registered) -> None:
     """Compare what was pinned into the pod with what the code *asked* for now.
 
     Raises:
         TopologyError: they differ.
     """
-    for name, value in pins(asked).items():
-        pinned = env.get(name)
-        if pinned is not None and pinned != value:
-            field = name.removeprefix("SAFEDIST_").lower()
+    for field in ("nnodes", "nproc_per_node", "backend"):
+        pinned, now = getattr(registered, field), getattr(asked, field)
+        if pinned != now:
             raise TopologyError(
                 "the code in this pod is configured differently from what was registered",
-                where={name: pinned},
-                seen=f"{field}={value} in the code, {pinned} at registration",
+                where={envvars.JOB: f"{field}={pinned}"},
+                seen=f"{field}={now} in the code, {pinned} at registration",
                 hint="register the task again; and let the config depend on nothing that differs in the pod, "
                 "such as the GPUs of the machine it is imported on",
             )
@@ -104,7 +80,7 @@ class Topology:
     @property
     def nnodes(self) -> str:
         """The number of nodes as users write it: ``"4"`` or ``"2:4"``."""
-        return asked_nodes(self)
+        return nodes_text(self.min_nodes, self.max_nodes)
 
     @property
     def world_size(self) -> int:

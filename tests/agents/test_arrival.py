@@ -14,6 +14,7 @@ from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.harness.job import Job, ended
 from tests.harness.procs import KILL, ROOT, Ended, Warm, until, uploaded_error, uploaded_output
+from tests.harness.registered import registered
 
 BROKEN = {"TEST_BROKEN": "yes"}
 RECOVERABLE, SYSTEM = errors_pb2.ContainerError.RECOVERABLE, execution_pb2.ExecutionError.SYSTEM
@@ -28,10 +29,8 @@ class Unloadable(Job):
 
     def __init__(self, warm: Warm, directory: Path, task: str, more: dict[str, str] | None = None) -> None:
         super().__init__(warm, directory, task, "", more)
+        self.told = {"timeouts": {"rendezvous": 90, "heartbeat": 6, "upload": 60}}
         self.nodes = {"fixed": "2", "ranged": "2:3"}[task]
-
-    def variables(self, pod: int) -> dict[str, str]:
-        return {"SAFEDIST_TIMEOUTS": "rendezvous=90 heartbeat=6 upload=60", **super().variables(pod)}
 
 
 def cannot_import(ended: Ended, *nodes: int) -> bool:
@@ -64,7 +63,7 @@ def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_
 
 
 def test_what_a_job_of_one_node_cannot_import_is_told_as_of_several(warm, tmp_path):
-    environment = {"SAFEDIST_NODES": "1", "SAFEDIST_NPROC_PER_NODE": "1", **BROKEN}
+    environment = {**registered(), **BROKEN}
     only = warm.run("job_unloadable:fixed", tmp_path / "job", kind="execute", environment=environment)
     assert (only.code, only.uploaded) == (0, ["error.pb"]), only.err
     assert cannot_import(only, 0)
@@ -144,7 +143,7 @@ def test_in_a_range_the_node_that_leads_the_job_uploads_what_another_cannot_fetc
 
 
 def test_inputs_that_a_worker_cannot_fetch_without_node_0_leave_it_undecided(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    job = Unloadable(warm, tmp_path, "fixed", registered(nodes="2", timeouts={"rendezvous": 1}))
     [alone] = ended(job.start(1, arguments=NO_INPUTS))
     assert (alone.code, alone.uploaded) == (1, [])
     assert "the task's inputs cannot be fetched" in alone.err
@@ -194,7 +193,7 @@ def test_in_a_range_that_runs_a_further_node_that_cannot_import_ends_nothing(war
 
 
 def test_without_node_0_a_node_that_cannot_import_fails_with_its_error_in_its_log(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed", {"SAFEDIST_TIMEOUTS": "rendezvous=1"})
+    job = Unloadable(warm, tmp_path, "fixed", registered(nodes="2", timeouts={"rendezvous": 1}))
     [alone] = ended(job.start(1, BROKEN))
     assert alone.code == 1
     assert alone.uploaded == []
@@ -202,7 +201,7 @@ def test_without_node_0_a_node_that_cannot_import_fails_with_its_error_in_its_lo
     assert "node 0 is missing" in alone.err
 
 
-MISREGISTERED = {"SAFEDIST_NODES": "3"}
+MISREGISTERED = registered(nodes="3")
 DIFFERENT = "the code in this pod is configured differently from what was registered"
 
 

@@ -15,6 +15,7 @@ from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
 from tests.harness.procs import ignored_signals
 from tests.harness.product import entrypoint
+from tests.harness.registered import registered
 from tests.harness.tarballs import project
 
 pytestmark = pytest.mark.processes
@@ -194,7 +195,8 @@ def test_missing_code_is_the_verdict_for_no_start_would_find_it(pod):
 
 
 NODES = {
-    **{"SAFEDIST_NODES": "2", "SAFEDIST_NPROC_PER_NODE": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"},
+    **registered(nodes="2"),
+    **{"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "2"},
 }
 
@@ -211,12 +213,26 @@ def test_of_several_nodes_node_0_uploads_it_and_the_others_come_back(pod, node, 
 PLACES = {
     "node 0": {**NODES, "PET_NODE_RANK": "0", "RANK": "0"},
     "node 1": {**NODES, "PET_NODE_RANK": "1", "RANK": "1"},
-    "of a range": {**NODES, "SAFEDIST_NODES": "1:2", "PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "127.0.0.1:23456"},
+    "of a range": {
+        **{**NODES, **registered(nodes="1:2")},
+        **{"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "127.0.0.1:23456"},
+    },
     "of an MPIJob": {
-        **{"SAFEDIST_NODES": "2", "SAFEDIST_NPROC_PER_NODE": "1", "SAFEDIST_MPI_NODES": "2"},
-        **{"SAFEDIST_MPI_NODE_RANK": "1", "SAFEDIST_MPI_ENDPOINT": "127.0.0.1:23456"},
+        **registered(nodes="2"),
+        **{"SAFEDIST_MPI_NODES": "2", "SAFEDIST_MPI_NODE_RANK": "1", "SAFEDIST_MPI_ENDPOINT": "127.0.0.1:23456"},
     },
 }
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pod_that_another_version_of_the_package_registered_says_so_as_the_verdict(pod, place):
+    """Any of them: nobody knows which node it is, and all would say the same."""
+    pod.environment |= {**PLACES[place], **registered(nodes="2", version=2)}
+    done = pod.fast("report")
+    assert done.code == 0, done.err
+    assert pod.error().code == "USER:TopologyError"
+    assert "this pod was registered by another version of flytekitplugins-safedist than its image has" in done.err
+    assert "register the task with the version that is in its image" in pod.error().message
 
 
 @pytest.mark.parametrize("verdict", ["outputs.pb", "error.pb"])
@@ -331,7 +347,7 @@ os.fork = fork
 
 
 def test_a_rank_server_that_cannot_be_forked_ends_as_the_platforms_and_kubernetes_is_told_why(pod):
-    pod.environment |= {"SAFEDIST_BACKEND": "torch", "SAFEDIST_NODES": "1", "SAFEDIST_NPROC_PER_NODE": "1"}
+    pod.environment |= registered()
     process = pod.start(*pod.fast_arguments("report"), program=NO_FORK)
     _, err = process.communicate()
     assert process.returncode == 137, err

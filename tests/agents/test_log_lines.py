@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.procs import Ended, Warm
+from tests.harness.registered import registered
 from tests.harness.tarballs import project
 from tests.unit.container.test_staging_s3 import BUCKET, S3
 
@@ -48,10 +49,8 @@ def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
     for node in (1, 0):
         environment = {
             **s3.environment,
-            "SAFEDIST_BACKEND": "torch",
             "FLYTE_INTERNAL_EXECUTION_ID": directory.name,
-            "SAFEDIST_NODES": "2",
-            "SAFEDIST_NPROC_PER_NODE": "1",
+            **registered(nodes="2"),
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(node)},
             **{"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port, "PET_NNODES": "2", "PET_NODE_RANK": str(node)},
             "TEST_HOW": how,

@@ -223,7 +223,7 @@ def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, rank
 @pytest.mark.end("a worker pod is lost after its ranks have succeeded")
 def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)
-    job.environment["SAFEDIST_NPROC_PER_NODE"] = "1"
+    job.nproc_per_node = 1
     first, lost = job.start(0), job.start(1)
     assert ranks_gate.heard(1) == ["rank 0 round 0"]
     until(job.a_node_is_done, "node 1 is done")

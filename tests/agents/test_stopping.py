@@ -13,10 +13,11 @@ import pytest
 
 from tests.harness.pod import Pod
 from tests.harness.procs import DEADLINE, alive, until
+from tests.harness.registered import registered
 
 TOLD = 137
 """What Flyte takes for the platform's doing, and tries again without any of the task's ``retries``."""
-TORCH = {"SAFEDIST_BACKEND": "torch", "SAFEDIST_NODES": "1", "SAFEDIST_NPROC_PER_NODE": "2"}
+TORCH = registered(nproc_per_node=2)
 
 MODULE = """
 import json, os, signal, time

@@ -1,7 +1,8 @@
 """Recorded pods of tasks whose call overrides something, run with the real image: they train, or one line says why not.
 
-The pods are those that Flyte's and the operator's own code made (``tests/contracts/oracle/cases``), of tasks that an
-older version of this package registered: their variables and mounts are not those of today.
+The pods are those that Flyte's and the operator's own code made (``tests/contracts/oracle/cases``), of tasks as they
+were registered then: mounts and variables are not those of today. What they are told of the job, today's variable
+tells them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.containers.cluster import Cluster, Job, Pod, _literals, report
 from tests.containers.engine import BUCKET, NOTHING, Options
 from tests.containers.kube import operated
 from tests.harness.product import job_manifest, pods
+from tests.harness.registered import registered as told_of
 
 ORACLE = Path(__file__).parents[1] / "contracts" / "oracle"
 sys.path.insert(0, str(ORACLE))
@@ -68,9 +70,27 @@ def found(prefix: str) -> dict[str, Any]:
     return case(name)
 
 
+def told_as_today(pod: dict[str, Any]) -> dict[str, Any]:
+    """A recorded pod, told of its job in the one variable of today."""
+    for container in pod["spec"]["containers"]:
+        told = {each["name"]: each.get("value", "") for each in container.get("env", ())}
+        if "SAFEDIST_NODES" not in told:
+            continue
+        gpus = told.get("SAFEDIST_GPUS")
+        (today,) = told_of(
+            nodes=told["SAFEDIST_NODES"],
+            nproc_per_node=int(told["SAFEDIST_NPROC_PER_NODE"]),
+            backend=told["SAFEDIST_BACKEND"],
+            gpus=None if gpus is None else int(gpus),
+            nproc_is_open=gpus is not None,
+        ).items()
+        container["env"].append({"name": today[0], "value": today[1]})
+    return pod
+
+
 def recorded(one: dict[str, Any]) -> list[dict[str, Any]]:
     """The pods that the real backend and operator made, the one of node 0 or the launcher's first."""
-    return [each for each in one.get("created") or [one["job"]] if each["kind"] == "Pod"]
+    return [told_as_today(each) for each in one.get("created") or [one["job"]] if each["kind"] == "Pod"]
 
 
 def as_registered_today(one: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.harness.procs import Ended, Running, Warm
 from tests.harness.product import ReservedPort
+from tests.harness.registered import registered
 
 
 def operators_variables(pod: int, *, nodes: str, nproc_per_node: int, port: int) -> dict[str, str]:
@@ -45,11 +46,6 @@ def operators_variables(pod: int, *, nodes: str, nproc_per_node: int, port: int)
     }
 
 
-def registered_variables(*, nodes: str, nproc_per_node: int) -> dict[str, str]:
-    """What the package itself wrote into the pod when the task was registered."""
-    return {"SAFEDIST_NODES": nodes, "SAFEDIST_NPROC_PER_NODE": str(nproc_per_node)}
-
-
 class Job:
     """Pods of one job: the same execution, the same place to meet.
 
@@ -57,6 +53,7 @@ class Job:
         module: the one of ``tests/jobs`` that has the task.
         nodes: "2", or "2:3" for a range.
         nproc_per_node: ranks of each pod.
+        told: what pods are told of the job otherwise than usual.
         port: of the job's store.
         environment: of all pods.
     """
@@ -82,13 +79,16 @@ class Job:
         self.port: int = reserved.port
         self.warm, self.directory, self.task = warm, directory, task
         self.environment = {"TEST_HOW": how, **(more or {})}
+        self.told: Mapping[str, Any] = {}
         self.started = 0
 
     def variables(self, pod: int) -> dict[str, str]:
         """What a pod sees, but for ``environment``."""
         size: dict[str, Any] = {"nodes": self.nodes, "nproc_per_node": self.nproc_per_node}
-        registered = {"FLYTE_INTERNAL_EXECUTION_ID": self.directory.name, **registered_variables(**size)}
-        return {**registered, **operators_variables(pod, port=self.port, **size), "TEST_POD": str(pod)}
+        backend = "horovod" if self.task.startswith("horovod") else "torch"
+        told = registered(**{"backend": backend, **size, **self.told})
+        operators = operators_variables(pod, port=self.port, **size)
+        return {"FLYTE_INTERNAL_EXECUTION_ID": self.directory.name, **told, **operators, "TEST_POD": str(pod)}
 
     def start(
         self,

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import envvars
-from ...config.options import Timeouts
-from ...config.registered import Registered, grace_pinned, replacements_pinned
+from ...config.options import DEFAULT_REPLACEMENTS, Timeouts
+from ...config.registered import Registered, grace_pinned
 from ...errors import MpiLaunchError
 from ...topology import DEFAULT_PORT
 
@@ -107,7 +107,7 @@ def plan(argv: Sequence[str], *, nodes: int, environment: Mapping[str, str]) -> 
         argv=tuple(argv),
         deadline=(Timeouts() if registered is None else registered.timeouts).rendezvous,
         # As many as containers may be restarted in a PyTorchJob: never fewer than the job's own budget allows.
-        restarts=nodes * replacements_pinned(environment),
+        restarts=nodes * (DEFAULT_REPLACEMENTS if registered is None else registered.max_replacements),
         grace=grace_pinned(environment),
     )
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import envvars
+from ...config.registered import Registered
 from ...config.validate import QUEUE_LABEL
+from ...errors import RenderError
 from ...topology import DEFAULT_PORT
 
 
@@ -38,7 +40,6 @@ def summarise(
     retries: int = 0,
     max_restarts: int = 0,
     further: Sequence[str] = (),
-    follow: bool = False,
 ) -> Summary:
     """Sum up the job that :func:`.job_manifest` made for *task*.
 
@@ -47,20 +48,18 @@ def summarise(
         task: its name.
         retries, max_restarts: of Flyte, and of all ranks together.
         further: warnings of others.
-        follow: ranks follow the GPUs of a pod: the task names no number.
     """
     roles = _roles(manifest)
     training = {name: role for name, role in roles.items() if name != "Launcher"}
     primary = _primary(next(iter(training.values())))
-    pinned = {variable["name"]: variable.get("value") for variable in primary.get("env", ())}
-    nodes = str(pinned.get(envvars.NODES, "?"))
-    nproc, changed = _ranks_of_node(pinned, next(iter(training.values())), follow=follow)
+    registered = _registered(primary)
+    nproc, changed = _ranks_of_node(registered, next(iter(training.values())))
     gpus = sum(role["replicas"] * _gpus(_primary(role)) for role in roles.values())
     facts = [
         ("task", task),
         ("job", f"{manifest['kind']} {manifest['metadata']['name']}" + _pods(roles)),
-        ("nodes", nodes),
-        ("ranks", f"{_ranks(nodes, nproc)} ({nproc} per node, {pinned.get(envvars.BACKEND, '?')})"),
+        ("nodes", registered.nnodes),
+        ("ranks", f"{_ranks(registered, nproc)} ({nproc} per node, {registered.backend})"),
         ("GPUs", f"{gpus} in total" if gpus else "none"),
         ("images", ", ".join(_images(roles))),
         (
@@ -92,23 +91,31 @@ def _pods(roles: Mapping[str, Mapping[str, Any]]) -> str:
     return ": " + ", ".join(f"{role['replicas']} {name}" for name, role in roles.items())
 
 
-def _ranks(nodes: str, nproc: str) -> str:
-    if not nproc.isdecimal():
-        return "?"
-    return " to ".join(str(int(count) * int(nproc)) for count in nodes.split(":") if count.isdecimal())
+def _registered(container: Mapping[str, Any]) -> Registered:
+    """The job, as the task's container is told of it."""
+    told = {variable["name"]: variable["value"] for variable in container.get("env", ()) if "value" in variable}
+    registered = Registered.from_env(told)
+    if registered is None:
+        raise RenderError("this is no task of this package", where={"container": container.get("name")})
+    return registered
 
 
-def _ranks_of_node(pinned: Mapping[str, Any], role: Mapping[str, Any], *, follow: bool) -> tuple[str, tuple[str, ...]]:
+def _ranks(registered: Registered, nproc: int) -> str:
+    sizes = dict.fromkeys((registered.min_nodes, registered.max_nodes))
+    return " to ".join(str(count * nproc) for count in sizes)
+
+
+def _ranks_of_node(registered: Registered, role: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
     """Ranks of a node, and what there is to say of them: an override, or a platform's limit, may have changed the GPUs
     (:func:`flytekitplugins_safedist.topology.devices.ranks_here`)."""
-    nproc, registered = str(pinned.get(envvars.NPROC_PER_NODE, "?")), str(pinned.get(envvars.GPUS, "no"))
+    nproc, gpus = registered.nproc_per_node, registered.gpus or 0
     here = _gpus(_primary(role))
-    if not nproc.isdecimal() or not here or _mig(role):
+    if not here or _mig(role):
         return nproc, ()
-    requests = f"the pods have {here} GPUs, and the task was registered for {registered}"
-    if follow and here != int(nproc):
-        return str(here), (f"{requests}: ranks follow them, {here} on each node",)
-    if not follow and registered.isdecimal() and here < min(int(registered), int(nproc)):
+    requests = f"the pods have {here} GPUs, and the task was registered for {gpus or 'no'}"
+    if registered.nproc_is_open and here != nproc:
+        return here, (f"{requests}: ranks follow them, {here} on each node",)
+    if not registered.nproc_is_open and here < min(gpus, nproc):
         repair = "leave nproc_per_node out, so that ranks follow the GPUs"
         return nproc, (f"{requests} and {nproc} ranks: every node fails at once; {repair}",)
     return nproc, ()
@@ -126,16 +133,16 @@ def _images(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{image} ({name})" for name, image in images.items()]
 
 
-def _warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], nproc: str) -> Iterator[str]:
+def _warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], nproc: int) -> Iterator[str]:
     for name, role in roles.items():
         gpus = _gpus(_primary(role))
         if name == "Launcher":
             if gpus:
                 yield f"the launcher holds {gpus} GPUs and runs no ranks"
-        elif nproc.isdecimal() and gpus > int(nproc):
-            idle = gpus - int(nproc)
+        elif gpus > nproc:
+            idle = gpus - nproc
             yield f"{gpus} GPUs per {name.lower()}, but {nproc} ranks: {idle} GPUs stay idle unless ranks take several"
-        if nproc.isdecimal() and int(nproc) > 1 and _mig(role):
+        if nproc > 1 and _mig(role):
             yield "each rank sees one MIG slice, and NCCL joins no two slices of one GPU: use Gloo, or whole GPUs"
         spec = role["template"]["spec"]
         if len(spec["containers"]) > 1:

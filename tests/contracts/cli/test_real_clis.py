@@ -7,6 +7,7 @@ this process (see :mod:`flyteadmin`), because no Flyte backend can run where the
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ def test_register_sends_jobs_that_the_backend_understands(project: Path, admin: 
         }
         assert pod["containers"][0]["resources"]["limits"] == {"cpu": "16", "memory": "128Gi", "nvidia.com/gpu": "4"}
         pinned = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
-        assert (pinned["SAFEDIST_NODES"], pinned["SAFEDIST_NPROC_PER_NODE"]) == ("2", "4")
+        told = json.loads(pinned["SAFEDIST_JOB"])
+        assert (told["min_nodes"], told["max_nodes"], told["nproc_per_node"]) == (2, 2, 4)
     assert train.spec.template.metadata.retries.retries == 2
     assert job_manifest(received.tasks["shop.training.legacy"].spec.template)["kind"] == "MPIJob"
     assert job_manifest(received.tasks["shop.training.evaluate"].spec.template)["kind"] == "Pod"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.harness.product import doctor, host_checks, main
+from tests.harness.registered import registered
 
 PROJECT = Path(__file__).parent / "project"
 TRAINING = PROJECT / "shop" / "training.py"
@@ -158,7 +159,7 @@ def test_a_directory_that_cannot_be_written_is_broken() -> None:
 def test_gpus_fewer_than_the_pinned_ranks_are_broken() -> None:
     found = {"gpus": 2, "cuda_build": "12.8", "nccl": True}
 
-    (finding,) = doctor._gpus(found, {"SAFEDIST_NPROC_PER_NODE": "4"})
+    (finding,) = doctor._gpus(found, registered(nproc_per_node=4))
 
     assert finding.status == "broken"
     assert "4 ranks are registered for this pod, and 2 GPUs are visible" in finding.what

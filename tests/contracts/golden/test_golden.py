@@ -5,6 +5,7 @@ After an intended change: ``SAFEDIST_UPDATE_GOLDEN=1 pytest tests/contracts/gold
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,8 @@ def test_tasks_that_share_a_pod_template_do_not_affect_each_other() -> None:
     assert shared == sidecar_template()
 
 
-def test_time_for_the_code_is_pinned_where_it_is_not_the_default() -> None:
-    def pinned(**options: Any) -> dict[str, str]:
-        sent = MessageToDict(template_of(make(SafeHorovod(nproc_per_node=2, **options)), BAKED))
-        return {one["name"]: one.get("value", "") for one in sent["k8sPod"]["podSpec"]["containers"][0]["env"]}
+def test_time_for_the_code_is_told_to_the_pod() -> None:
+    sent = MessageToDict(template_of(make(SafeHorovod(nproc_per_node=2, timeouts=Timeouts(code=90.0))), BAKED))
+    pinned = {one["name"]: one.get("value", "") for one in sent["k8sPod"]["podSpec"]["containers"][0]["env"]}
 
-    assert pinned(timeouts=Timeouts(code=90.0))["SAFEDIST_CODE_TIMEOUT"] == "90"
-    assert "SAFEDIST_CODE_TIMEOUT" not in pinned()
+    assert json.loads(pinned["SAFEDIST_JOB"])["timeouts"]["code"] == 90

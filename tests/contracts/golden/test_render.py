@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -28,6 +29,11 @@ def manifest_of(name: str) -> dict[str, Any]:
 def environment(pod: dict[str, Any], container: int = 0) -> dict[str, str]:
     """As Kubernetes gives it: of two values of one name, the last."""
     return {one["name"]: one.get("value", "") for one in pod["spec"]["containers"][container]["env"]}
+
+
+def told(pod: dict[str, Any]) -> Any:
+    """The job, as the pod is told of it."""
+    return json.loads(environment(pod)["SAFEDIST_JOB"])
 
 
 FIXED = ("two-nodes-fast", "four-nodes-8-gpu", "per-role-resources", "sidecars-two-nodes")
@@ -101,7 +107,8 @@ def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
     assert shown[1]["spec"]["containers"][0]["name"] == "pytorch"
     assert "_F_WN" in worker
     assert "_F_WN" not in environment(shown[1], container=1)
-    assert "SAFEDIST_NODES" not in environment(shown[1], container=1)
+    assert "SAFEDIST_JOB" in worker
+    assert "SAFEDIST_JOB" not in environment(shown[1], container=1)
 
 
 NEVER, ON_FAILURE = "Never", "OnFailure"
@@ -134,7 +141,7 @@ def test_the_operators_limit_follows_the_budget_for_lost_nodes(said: int, limit:
 
     assert manifest["spec"]["runPolicy"]["backoffLimit"] == limit
     for pod in pods(manifest):
-        assert environment(pod)["SAFEDIST_MAX_REPLACEMENTS"] == str(said)
+        assert told(pod)["max_replacements"] == said
 
 
 def test_a_limit_of_the_users_lowers_the_budget_below_it() -> None:
@@ -142,7 +149,7 @@ def test_a_limit_of_the_users_lowers_the_budget_below_it() -> None:
     manifest = job_manifest(template_of(task, FAST))
 
     assert manifest["spec"]["runPolicy"]["backoffLimit"] == 3
-    assert environment(pods(manifest)[0])["SAFEDIST_MAX_REPLACEMENTS"] == "2"
+    assert told(pods(manifest)[0])["max_replacements"] == 2
 
 
 LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")

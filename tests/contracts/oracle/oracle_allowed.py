@@ -56,11 +56,6 @@ MEANT = (
         )
     ),
     Allowed(
-        rf"{_CONTAINER}\.env\[SAFEDIST_TIMEOUTS\]",
-        "the waiting times are pinned in jobs of several nodes, to tell a node that cannot import the task how long",
-        recorded="None",
-    ),
-    Allowed(
         rf"{_CONTAINER}\.env\[SAFEDIST_EPHEMERAL_STORAGE\]",
         "Kubernetes tells the container its limit of ephemeral storage, from which its ranks' own follows",
         recorded="None",
@@ -91,11 +86,6 @@ MEANT = (
         "the operator's limit is above the job's own budget for lost nodes",
         recorded="None|6",
         rendered=r"\d*1",
-    ),
-    Allowed(
-        rf"{_CONTAINER}\.env\[SAFEDIST_MAX_REPLACEMENTS\]",
-        "that budget is pinned where a limit of the user's lowers it",
-        recorded="None",
     ),
     Allowed(
         rf"{_CONTAINER}\.volumeMounts\[/dev/shm\]\.name",

@@ -16,7 +16,7 @@ from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
 from oracle_allowed import CURED_TODAY, MEANT, NOT_SHOWN, REFUSED_TODAY
 from oracle_cases import HERE, NAMES, case, execution_of, pod_templates_of, recorded_template
-from oracle_comparison import Allowed, Difference, differences
+from oracle_comparison import Allowed, Difference, differences, told_as_recorded
 from oracle_registration import registered
 
 from flytekitplugins_safedist.errors import ConfigError, RenderError
@@ -84,7 +84,7 @@ def test_what_is_shown_of_the_task_is_what_go_made_of_it(name: str) -> None:
         else:
             assert job_manifest(template, execution_of(one, node), pod_templates_of(one))
         return
-    manifest = job_manifest(template, execution_of(one, node), pod_templates_of(one))
+    manifest = told_as_recorded(job_manifest(template, execution_of(one, node), pod_templates_of(one)))
     assert faults(one, manifest, (*NOT_SHOWN, *MEANT)) == []
 
 
@@ -106,7 +106,7 @@ def test_every_allowed_difference_is_still_there() -> None:
         today = registered_or_refused(one)
         if today is None:
             continue
-        manifest = job_manifest(today[0], execution_of(one, today[1]), pod_templates_of(one))
+        manifest = told_as_recorded(job_manifest(today[0], execution_of(one, today[1]), pod_templates_of(one)))
         found = list(all_differences(one, manifest))
         overrides = execution_of(one).overrides
         unused -= {rule.reason for rule in (*NOT_SHOWN, *MEANT) if any(rule.covers(each, overrides) for each in found)}

@@ -169,8 +169,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "@task environment='PET_NNODES' says who a node or rank is",
     ),
     "pinned in the environment": (
-        lambda: declare(SafeTorch(nnodes=2), environment={"SAFEDIST_NODES": "4"}),
-        "@task environment='SAFEDIST_NODES' is decided by the task config (set nodes in the task config)",
+        lambda: declare(SafeTorch(nnodes=2), environment={"SAFEDIST_JOB": "{}"}),
+        "@task environment='SAFEDIST_JOB' is decided by the task config (set what you want in the task config)",
     ),
     "identity in the template": (
         lambda: declare(SafeTorch(nnodes=2), pod_template=template(env=[V1EnvVar(name="WORLD_SIZE", value="2")])),

@@ -15,6 +15,7 @@ from flytekit.models.types import Error, LiteralType, SimpleType, TypeStructure
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.errors import ConfigError, RankFailedError
 from tests.harness.procs import ROOT
+from tests.harness.registered import registered
 
 
 @pytest.fixture
@@ -75,12 +76,9 @@ def test_one_rank_is_the_default(call, ranks_gate):
     assert len(ranks_gate.heard(1)) == 1
 
 
-IN_A_POD = {"SAFEDIST_NODES": "1", "SAFEDIST_BACKEND": "torch"}
-
-
 def test_ranks_follow_the_gpus_that_a_pod_really_has(call, ranks_gate):
-    registered = {**IN_A_POD, "SAFEDIST_NPROC_PER_NODE": "1", "SAFEDIST_GPUS": "1"}
-    ended = call("who_alone", environment={**registered, "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
+    told = registered(gpus=1, nproc_is_open=True)
+    ended = call("who_alone", environment={**told, "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
 
     assert ended.value == "0 of 2"
     assert len(ranks_gate.heard(2)) == 2

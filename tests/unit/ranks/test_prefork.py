@@ -8,7 +8,6 @@ import pytest
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.handoff import HERE
-from flytekitplugins_safedist.plugin import jobspec
 from flytekitplugins_safedist.plugin.task import SafeTask
 from flytekitplugins_safedist.ranks import forkserver_client, preload
 
@@ -19,7 +18,7 @@ def train() -> None:
 
 @pytest.mark.parametrize(("method", "early"), [("preload", True), ("spawn", False)])
 def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method, early):
-    environment = jobspec.pinned(SafeTask(SafeTorch(start_method=method), train).plan)
+    environment = SafeTask(SafeTorch(start_method=method), train).plan.variables()
     imported: list[str] = []
 
     def noting(libraries: list[str]) -> str:
@@ -38,7 +37,7 @@ def test_what_is_imported_before_the_fork_is_kept_from_the_collector_whose_marks
     monkeypatch.setattr(preload, "import_libraries", lambda libraries: None)
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
     monkeypatch.setattr(forkserver_client.RankServer, "fork", lambda: frozen.append(gc.get_freeze_count()))
-    environment = jobspec.pinned(SafeTask(SafeTorch(), train).plan)
+    environment = SafeTask(SafeTorch(), train).plan.variables()
     gc.unfreeze()
     try:
         forkserver_client.fork_early(environment)

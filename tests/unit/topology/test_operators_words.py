@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from flytekitplugins_safedist.config.registered import Registered
 from flytekitplugins_safedist.errors import TopologyError
 from flytekitplugins_safedist.topology import ADAPTERS, from_env
 from flytekitplugins_safedist.topology.adapters import is_alone
-from tests.unit.topology.test_topology import FIXED, Asked, Open, elastic
+from tests.unit.topology.test_topology import FIXED, asked, elastic, leaves_open, pinned
 
 NAMES = {
     "pytorchjob": "PyTorchJob",
@@ -37,15 +38,15 @@ NODES_FROM = {"pytorchjob": "PET_NNODES", "trainjob": "PET_NNODES", "mpijob": "S
 Variables = dict[str, str]
 
 
-def variables(operator: str) -> tuple[Variables, Asked]:
-    return (elastic("2:4", 8), Asked(2, 4, 8)) if operator == "elastic" else (FIXED[operator](1, 3, 8), Asked(3, 3, 8))
+def variables(operator: str) -> tuple[Variables, Registered]:
+    return (elastic("2:4", 8), asked(2, 4, 8)) if operator == "elastic" else (FIXED[operator](1, 3, 8), asked(3, 3, 8))
 
 
 def told(operator: str, change: Callable[[Variables], object]) -> str:
-    env, asked = variables(operator)
+    env, wanted = variables(operator)
     change(env)
     with pytest.raises(TopologyError) as caught:
-        from_env(env, asked)
+        from_env(env, wanted)
     return str(caught.value)
 
 
@@ -99,7 +100,7 @@ def test_a_range_that_cannot_be_read_is_told(text: str) -> None:
 
 def test_an_elastic_policy_over_a_task_of_a_fixed_size_is_told() -> None:
     with pytest.raises(TopologyError) as caught:
-        from_env(elastic("3", 8), Asked(3, 3, 8))
+        from_env(elastic("3", 8), asked(3, 3, 8))
     assert str(caught.value).startswith(f"{NAMES['elastic']} contradicts the task's configuration [")
     assert "(seen: an elastic policy; expected: a job of exactly 3 nodes, with a Master)" in str(caught.value)
 
@@ -133,27 +134,27 @@ def test_a_port_that_cannot_be_is_told(text: str) -> None:
 @pytest.mark.parametrize("operator", NAMES)
 def test_a_pod_of_an_operators_is_not_alone(operator: str) -> None:
     assert not is_alone(variables(operator)[0])
-    assert is_alone({"PATH": "/bin", "SAFEDIST_NODES": "1"})
+    assert is_alone({"PATH": "/bin", **pinned(1, 1)})
 
 
 REFUSED = {
     "two operators speak": (
         FIXED["pytorchjob"](0, 2, 4) | FIXED["jobset"](0, 2, 4),
-        Asked(2, 2, 4),
+        asked(2, 2, 4),
         (
             "more than one operator says which node this is [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
             "JOB_COMPLETION_INDEX=0, MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4,"
             " PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, "
-            "PET_NPROC_PER_NODE=auto, RANK=0, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4, WORLD_SIZE=2] (seen: "
+            "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: "
             "PyTorchJob and JobSet; expected: the variables of one operator). Next step: remove those that the "
             "task's environment, pod template or image sets itself"
         ),
     ),
     "nobody speaks": (
-        {"SAFEDIST_NODES": "2"},
-        Asked(2, 2, 4),
+        pinned(2, 4),
+        asked(2, 2, 4),
         (
-            "nothing says which node of the job this pod is [SAFEDIST_NODES=2] (expected: the variables of one "
+            "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one "
             "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, MPIJob worker, "
             "JobSet). Next step: check that the cluster's "
             "training operator handled this job (the pod has none of its variables)"
@@ -161,62 +162,60 @@ REFUSED = {
     ),
     "an endpoint for one": (
         {"SAFEDIST_ENDPOINT": "a:1"},
-        Asked(1, 1, 4),
+        asked(1, 1, 4),
         (
             "SAFEDIST_ENDPOINT is set, but there is no other node to meet [SAFEDIST_ENDPOINT=a:1] (seen: local "
             "run). Next step: remove it; it has a meaning for jobs of two or more nodes only"
         ),
     ),
     "ranks left to each pod": (
-        {"PET_NPROC_PER_NODE": "auto"}
-        | {n: v for n, v in FIXED["pytorchjob"](0, 2, 4).items() if n != "SAFEDIST_NPROC_PER_NODE"},
-        Asked(2, 2, 4),
+        {"PET_NPROC_PER_NODE": "auto"} | {n: v for n, v in FIXED["pytorchjob"](0, 2, 4).items() if n != "SAFEDIST_JOB"},
+        asked(2, 2, 4),
         (
             "PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod, which could decide differently "
             "[MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, PET_MASTER_ADDR=f1-n0-0-master-0, "
             "PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, PET_NPROC_PER_NODE=auto, RANK=0, "
-            "SAFEDIST_NODES=2, WORLD_SIZE=2] (expected: a number, or SAFEDIST_NPROC_PER_NODE pinned into the "
-            "pod). Next step: register the task with this package, which pins it, or set the variable in the pod "
-            "template"
+            "WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the "
+            "pod). Next step: register the task with this package, which pins it"
         ),
     ),
     "another index than rank": (
         FIXED["trainjob"](1, 2, 4) | {"JOB_COMPLETION_INDEX": "0"},
-        Asked(2, 2, 4),
+        asked(2, 2, 4),
         (
             "Kubeflow Trainer's TrainJob contradicts the task's configuration [JOB_COMPLETION_INDEX=0, "
             "PET_MASTER_ADDR=f1-node-0-0.f1, PET_MASTER_PORT=29500, PET_NNODES=2, PET_NODE_RANK=1, "
-            "PET_NPROC_PER_NODE=auto, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4] (seen: JOB_COMPLETION_INDEX=0;"
+            "PET_NPROC_PER_NODE=auto, registered nnodes=2] (seen: JOB_COMPLETION_INDEX=0;"
             " expected: 1, as PET_NODE_RANK says). Next step: register the task again; if it stays, something "
             "sets the operator's variables a second time"
         ),
     ),
     "another RANK": (
         FIXED["pytorchjob"](1, 2, 4) | {"RANK": "0"},
-        Asked(2, 2, 4),
+        asked(2, 2, 4),
         (
             "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, "
             "PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=1, "
-            "PET_NPROC_PER_NODE=auto, RANK=0, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4, WORLD_SIZE=2] (seen: "
+            "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: "
             "RANK=0; expected: RANK=1, as PET_NODE_RANK says). Next step: register the task again; if it stays, "
             "something sets the operator's variables a second time"
         ),
     ),
     "a rank that is too high": (
         FIXED["mpijob"](2, 2, 4),
-        Asked(2, 2, 4),
+        asked(2, 2, 4),
         (
             "MPIJob worker contradicts the task's configuration [SAFEDIST_MPI_ENDPOINT=10.0.0.7:23456, "
-            "SAFEDIST_MPI_NODES=2, SAFEDIST_MPI_NODE_RANK=2, SAFEDIST_NODES=2, SAFEDIST_NPROC_PER_NODE=4] (seen: "
+            "SAFEDIST_MPI_NODES=2, SAFEDIST_MPI_NODE_RANK=2, registered nnodes=2] (seen: "
             "node rank 2; expected: 0 to 1). Next step: register the task again; if it stays, something sets the "
             "operator's variables a second time"
         ),
     ),
     "other code than registered": (
         FIXED["mpijob"](0, 2, 4),
-        Asked(2, 2, 8),
+        asked(2, 2, 8),
         (
-            "the code in this pod is configured differently from what was registered [SAFEDIST_NPROC_PER_NODE=4] "
+            "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nproc_per_node=4] "
             "(seen: nproc_per_node=8 in the code, 4 at registration). Next step: register the task again; and let"
             " the config depend on nothing that differs in the pod, such as the GPUs of the machine it is "
             "imported on"
@@ -224,18 +223,18 @@ REFUSED = {
     ),
     "another range than registered": (
         elastic("2:4", 4),
-        Asked(2, 5, 4),
+        asked(2, 5, 4),
         (
-            "the code in this pod is configured differently from what was registered [SAFEDIST_NODES=2:4] (seen: "
-            "nodes=2:5 in the code, 2:4 at registration). Next step: register the task again; and let the config "
+            "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nnodes=2:4] (seen: "
+            "nnodes=2:5 in the code, 2:4 at registration). Next step: register the task again; and let the config "
             "depend on nothing that differs in the pod, such as the GPUs of the machine it is imported on"
         ),
     ),
     "fewer GPUs": (
-        {"SAFEDIST_NODES": "1", "SAFEDIST_GPUS": "8", "CUDA_VISIBLE_DEVICES": "0"},
-        Asked(1, 1, 8),
+        {**pinned(1, 8, gpus=8), "CUDA_VISIBLE_DEVICES": "0"},
+        asked(1, 1, 8),
         (
-            "this pod has fewer GPUs than its 8 ranks were registered for [SAFEDIST_GPUS=8, this pod=1] (seen: 1 "
+            "this pod has fewer GPUs than its 8 ranks were registered for [registered GPUs=8, this pod=1] (seen: 1 "
             "GPUs; expected: 8). Next step: leave nproc_per_node out, so that ranks follow the GPUs that a pod "
             "has; or give the pod as many (with_overrides on the task changes GPUs, and a platform's limit makes "
             "them fewer)"
@@ -247,32 +246,32 @@ REFUSED = {
 NOTED = {
     "a TrainJob that counts CPUs": (
         FIXED["trainjob"](1, 2, 4) | {"PET_NPROC_PER_NODE": "16"},
-        Asked(2, 2, 4),
+        asked(2, 2, 4),
         (
             "PET_NPROC_PER_NODE=16 of the TrainJob is not used (it counts CPUs where there is no GPU): 4 ranks on"
             " each node, as the task is configured"
         ),
     ),
-    "a local run of many nodes": ({}, Asked(3, 3, 4), ("a local run is one node: 4 ranks instead of 12 on 3 nodes")),
+    "a local run of many nodes": ({}, asked(3, 3, 4), ("a local run is one node: 4 ranks instead of 12 on 3 nodes")),
     "more GPUs than one": (
-        {"SAFEDIST_NODES": "1", "SAFEDIST_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
-        Open(1, 1, 1),
+        {**pinned(1, 1, gpus=1), "CUDA_VISIBLE_DEVICES": "0,1"},
+        leaves_open(1, 1, 1),
         (
             "2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPU, and leaves "
             "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
         ),
     ),
     "fewer GPUs than eight": (
-        {"SAFEDIST_NODES": "1", "SAFEDIST_GPUS": "8", "CUDA_VISIBLE_DEVICES": "3"},
-        Open(1, 1, 8),
+        {**pinned(1, 8, gpus=8), "CUDA_VISIBLE_DEVICES": "3"},
+        leaves_open(1, 1, 8),
         (
             "1 rank on each node, one for each GPU of this pod; the task was registered for 8 GPUs, and leaves "
             "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
         ),
     ),
     "GPUs where none were asked for": (
-        {"SAFEDIST_NODES": "1", "CUDA_VISIBLE_DEVICES": "3"},
-        Open(1, 1, 4),
+        {**pinned(1, 4), "CUDA_VISIBLE_DEVICES": "3"},
+        leaves_open(1, 1, 4),
         (
             "1 rank on each node, one for each GPU of this pod; the task was registered for no GPUs, and leaves "
             "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
@@ -284,16 +283,16 @@ NOTED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_says_what_was_seen_what_was_expected_and_the_next_step(case: str) -> None:
-    env, asked, text = REFUSED[case]
+    env, wanted, text = REFUSED[case]
     with pytest.raises(TopologyError) as caught:
-        from_env(env, asked)
+        from_env(env, wanted)
     assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("case", NOTED)
 def test_what_a_user_would_not_think_is_told_in_one_sentence(case: str) -> None:
-    env, asked, text = NOTED[case]
-    assert from_env(env, asked).notes == (text,)
+    env, wanted, text = NOTED[case]
+    assert from_env(env, wanted).notes == (text,)
 
 
 @pytest.mark.parametrize("port", [1, 65535])
@@ -302,7 +301,7 @@ def test_the_first_and_the_last_port_are_ports(port: int) -> None:
         ("pytorchjob", {"MASTER_PORT": str(port)}),
         ("mpijob", {"SAFEDIST_MPI_ENDPOINT": f"node-0:{port}"}),
     ):
-        env, asked = variables(operator)
-        endpoint = from_env(env | change, asked).endpoint
+        env, wanted = variables(operator)
+        endpoint = from_env(env | change, wanted).endpoint
         assert endpoint is not None
         assert endpoint.port == port
