@@ -247,7 +247,7 @@ class SafeDistributed:
         run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
             the backoff limit is above the job's budget for lost nodes (``max_replacements``).
         queue: Kueue's LocalQueue, in the execution's namespace, which starts all pods of the job or none: its label on
-            the job. Kueue must have the integration of the job's kind switched on.
+            the job. Kueue must have the integration of the job's kind switched on; it has none for an MPIJob.
     """
 
     nnodes: Nodes = 1

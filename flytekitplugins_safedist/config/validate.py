@@ -74,7 +74,7 @@ def problems_of_job(
     yield from _scratch(config.scratch)
     yield from _roles(config, roles, low, high)
     yield from _run_policy(config.run_policy, high)
-    yield from _queue(config.queue, arguments.labels or {})
+    yield from _queue(config, arguments.labels or {}, high)
     yield from _environment(arguments, high)
     yield from _asked(arguments, roles)
     yield from problems_of_template(config, arguments, max_nodes=high)
@@ -223,7 +223,12 @@ def _run_policy(policy: Any, max_nodes: int) -> Iterator[Problem]:
             yield Problem(f"run_policy.{name}", value, reason, f"leave it out {kept}")
 
 
-def _queue(queue: str | None, labels: Mapping[str, str]) -> Iterator[Problem]:
+def _queue(config: SafeDistributed, labels: Mapping[str, str], max_nodes: int) -> Iterator[Problem]:
+    queue = config.queue
+    if queue is not None and config.operator == "mpi" and max_nodes > 1:
+        # Kueue knows the MPIJob of the MPI operator, v2beta1; the training operator's is v1 (kueue#13035).
+        reason = "has no effect: Kueue does not know the training operator's MPIJob, which would start at once"
+        yield Problem("queue", queue, reason, "use the operator 'pytorch', or drop queue")
     if queue is not None and (named := labels.get(QUEUE_LABEL, queue)) != queue:
         yield Problem("queue", queue, f"is another than @task's label {QUEUE_LABEL}={named}", "give one of the two")
 

@@ -20,7 +20,7 @@ from .. import envvars
 from ..config.options import nodes_text
 from ..config.registered import Registered
 from ..errors import TopologyError
-from .devices import ranks_here
+from .devices import ranks_here, sockets_despite_rdma
 from .model import DEFAULT_PORT, Endpoint, Topology, check_registered
 
 _FAMILIES = ("PET_", "JOBSET_", "SAFEDIST_MPI_")
@@ -172,7 +172,9 @@ def from_env(env: Mapping[str, str], asked: Registered, devices: Collection[str]
     topology = speaking[0].read(Words(env, speaking[0].source), asked) if speaking else _alone(env, asked)
     if registered is not None:
         ranks, why = ranks_here(env, registered, asked, devices)
-        topology = replace(topology, nproc_per_node=ranks, notes=(*topology.notes, *([why] if why else ())))
+        slow = sockets_despite_rdma(env, devices) if asked.max_nodes > 1 else None
+        notes = [note for note in (*topology.notes, why, slow) if note is not None]
+        topology = replace(topology, nproc_per_node=ranks, notes=tuple(notes))
     if envvars.ENDPOINT not in env:
         return topology
     if topology.endpoint is None:

@@ -70,6 +70,23 @@ def ranks_here(
     return ranks, None
 
 
+def sockets_despite_rdma(env: Mapping[str, str], devices: Collection[str]) -> str | None:
+    """What there is to say where NCCL is told to leave the pod's fast network alone: training would only be slow.
+
+    ``NCCL_IB_DISABLE`` is about NCCL's own transport: a plugin that is named (EFA's) is used all the same.
+    """
+    if "infiniband" not in devices:
+        return None
+    net, ib = env.get("NCCL_NET", ""), env.get("NCCL_IB_DISABLE", "0")
+    if net.lower() == "socket":
+        told = f"NCCL_NET={net}"
+    elif ib not in ("", "0") and not net and not env.get("NCCL_NET_PLUGIN"):
+        told = f"NCCL_IB_DISABLE={ib}"
+    else:
+        return None
+    return f"this pod has RDMA devices (/dev/infiniband), and {told} has NCCL use TCP sockets: unset it if not meant so"
+
+
 def _is_partitioned(env: Mapping[str, str]) -> bool:
     """Slices of a GPU: a process sees one of them, and NCCL joins no two."""
     return env.get(envvars.NVIDIA_VISIBLE_DEVICES, "").startswith("MIG-")

@@ -89,6 +89,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: declare(SafeTorch(nnodes=2, queue="team a/gpu")),
         "queue='team a/gpu' is not the name of a LocalQueue (use small letters, digits, '-' and '.')",
     ),
+    "queue of an MPIJob": (
+        lambda: declare(SafeTorch(nnodes=2, operator="mpi", queue="gpu")),
+        "queue='gpu' has no effect: Kueue does not know the training operator's MPIJob, which would start at once "
+        "(use the operator 'pytorch', or drop queue)",
+    ),
     "queue against a label": (
         lambda: declare(SafeTorch(nnodes=2, queue="gpu"), labels={"kueue.x-k8s.io/queue-name": "cpu"}),
         "queue='gpu' is another than @task's label kueue.x-k8s.io/queue-name=cpu (give one of the two)",

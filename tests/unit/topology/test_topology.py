@@ -321,6 +321,28 @@ def test_device_files_say_nothing_where_no_gpus_were_asked_for() -> None:
     assert from_env(pinned(1, 1), leaves_open(1, 1, 1), ("nvidia0", "nvidia1")).nproc_per_node == 1
 
 
+@pytest.mark.parametrize(
+    ("env", "devices", "told"),
+    [
+        ({"NCCL_IB_DISABLE": "1"}, ("infiniband", "null"), "NCCL_IB_DISABLE=1"),
+        ({"NCCL_NET": "Socket"}, ("infiniband",), "NCCL_NET=Socket"),
+        ({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}, ("infiniband",), "NCCL_NET=Socket"),
+        ({"NCCL_IB_DISABLE": "0"}, ("infiniband",), ""),
+        ({"NCCL_IB_DISABLE": "1"}, ("null",), ""),
+        ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "AWS Libfabric"}, ("infiniband",), ""),
+        ({"NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "ofi"}, ("infiniband",), ""),
+        ({}, ("infiniband",), ""),
+    ],
+)
+def test_a_fast_network_that_nccl_is_told_not_to_use_is_named_before_the_first_step(
+    env: dict[str, str], devices: tuple[str, ...], told: str
+) -> None:
+    notes = from_env(pytorchjob(1, 2, 1) | env, asked(2, 2, 1), devices).notes
+    line = f"this pod has RDMA devices (/dev/infiniband), and {told} has NCCL use TCP sockets: unset it if not meant so"
+    assert notes == ((line,) if told else ())
+    assert from_env(pinned(1, 1) | env, asked(1, 1, 1), devices).notes == (), "one node needs no network"
+
+
 def test_a_local_run_has_the_ranks_that_the_task_asks_for() -> None:
     assert from_env({"NVIDIA_VISIBLE_DEVICES": "0"}, leaves_open(1, 1, 8), ("nvidia0",)).nproc_per_node == 8
 
