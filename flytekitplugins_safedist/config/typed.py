@@ -107,7 +107,8 @@ def instance(name: str, repair: str) -> Must:
 def _instance_of(cls: type) -> Must:
     if cls.__module__.startswith("flytekitplugins."):
         return instance(cls.__name__, f"use {cls.__name__} of kfpytorch or kfmpi")
-    parts = ", ".join(f"{name}=..." for name in list(getattr(cls, "__dataclass_fields__", ()))[:3])
+    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    parts = ", ".join(f"{name}=..." for name in names[:3])
     return Must(lambda value: isinstance(value, cls), f"is not a {cls.__name__}", f"use {cls.__name__}({parts})")
 
 

@@ -38,7 +38,6 @@ PRIVATE = {
     "Endpoint": "topology:Endpoint",
     "ending": "job.ending",
     "warning_of_image": "plugin.images:warning_of_image",
-    "Distribution": "plugin.jobspec:Distribution",
     "command": "plugin.jobspec:command",
     "SafeTask": "plugin.task:SafeTask",
     "context": "ranks.context",

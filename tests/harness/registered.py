@@ -1,8 +1,10 @@
-"""What a pod is told of its job when the task is registered: the one variable, as ``safedist render`` shows it."""
+"""What a pod is told of its job when the task is registered: the one variable, as ``safedist render`` shows it; and the
+variables that were in its place when ``tests/contracts/oracle`` was recorded."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 TIMEOUTS = {
@@ -26,3 +28,28 @@ def registered(*, nodes: str = "1", nproc_per_node: int = 1, **more: Any) -> dic
         **{"max_replacements": 10, **more, "timeouts": {**TIMEOUTS, **more.get("timeouts", {})}},
     }
     return {"SAFEDIST_JOB": json.dumps(job)}
+
+
+def told_as_recorded(shown: Any) -> Any:
+    """What is shown, with the variables of the recordings in the place of today's one: one for each fact of the job."""
+    if isinstance(shown, Mapping):
+        return {
+            name: [each for one in value for each in _variables(one)] if name == "env" else told_as_recorded(value)
+            for name, value in shown.items()
+        }
+    return [told_as_recorded(one) for one in shown] if isinstance(shown, list) else shown
+
+
+def _variables(variable: dict[str, Any]) -> list[dict[str, Any]]:
+    if variable["name"] != "SAFEDIST_JOB":
+        return [variable]
+    job = json.loads(variable["value"])
+    low, high = job["min_nodes"], job["max_nodes"]
+    values = {
+        "NODES": str(high) if low == high else f"{low}:{high}",
+        "NPROC_PER_NODE": str(job["nproc_per_node"]),
+        "BACKEND": job["backend"],
+        "START_METHOD": "" if job["start_method"] == "preload" else job["start_method"],
+        "GPUS": str(job["gpus"] or ""),
+    }
+    return [{"name": f"SAFEDIST_{name}", "value": value} for name, value in values.items() if value]

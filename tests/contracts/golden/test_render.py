@@ -406,7 +406,7 @@ def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
 
 
 def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
-    from tests.harness.product import Distribution, command
+    from tests.harness.product import command
 
     plan = make(SafeHorovod(nnodes=2)).plan
     stock = [
@@ -419,8 +419,8 @@ def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
         "pyflyte-execute",
     ]
 
-    assert command(stock, plan, Distribution("other", "other")) == ["safedist-execute", *stock[1:]]
-    assert command(["pyflyte-execute"], plan, None) == ["safedist-execute", "--", "pyflyte-execute"]
+    assert command(stock, plan) == ["safedist-execute", *stock[1:]]
+    assert command(["pyflyte-execute"], plan) == ["safedist-execute", "--", "pyflyte-execute"]
 
 
 def test_a_map_task_over_ours_keeps_the_entrypoint_and_its_own_command() -> None:

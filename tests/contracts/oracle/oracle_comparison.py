@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -81,31 +80,6 @@ def differences(recorded: Any, rendered: Any, path: str = "") -> Iterator[Differ
             yield from differences(one, other, f"{path}[{index}]")
     elif recorded != rendered:
         yield Difference(path, recorded, rendered)
-
-
-def told_as_recorded(shown: Any) -> Any:
-    """What is shown, with the variables of the recordings in the place of today's one: one for each fact of the job."""
-    if isinstance(shown, Mapping):
-        return {
-            name: [each for one in value for each in _variables(one)] if name == "env" else told_as_recorded(value)
-            for name, value in shown.items()
-        }
-    return [told_as_recorded(one) for one in shown] if isinstance(shown, list) else shown
-
-
-def _variables(variable: dict[str, Any]) -> list[dict[str, Any]]:
-    if variable["name"] != "SAFEDIST_JOB":
-        return [variable]
-    job = json.loads(variable["value"])
-    low, high = job["min_nodes"], job["max_nodes"]
-    values = {
-        "NODES": str(high) if low == high else f"{low}:{high}",
-        "NPROC_PER_NODE": str(job["nproc_per_node"]),
-        "BACKEND": job["backend"],
-        "START_METHOD": "" if job["start_method"] == "preload" else job["start_method"],
-        "GPUS": str(job["gpus"] or ""),
-    }
-    return [{"name": f"SAFEDIST_{name}", "value": value} for name, value in values.items() if value]
 
 
 def _missing(recorded: Any, rendered: Any, path: str) -> Iterator[Difference]:

@@ -16,11 +16,12 @@ from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
 from oracle_allowed import CURED_TODAY, MEANT, NOT_SHOWN, REFUSED_TODAY
 from oracle_cases import HERE, NAMES, case, execution_of, pod_templates_of, recorded_template
-from oracle_comparison import Allowed, Difference, differences, told_as_recorded
+from oracle_comparison import Allowed, Difference, differences
 from oracle_registration import registered
 
 from flytekitplugins_safedist.errors import ConfigError, RenderError
 from tests.harness.product import Execution, created, job_manifest, parse
+from tests.harness.registered import told_as_recorded
 
 
 def faults(one: dict[str, Any], manifest: dict[str, Any], allowed: tuple[Allowed, ...]) -> list[str]:
