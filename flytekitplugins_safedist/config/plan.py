@@ -14,7 +14,7 @@ from .gpus import fewest, per_role
 from .options import Hangs, Logs, SafeDistributed, SafeHorovod, Scratch, parse_nodes
 from .quantities import size_in_bytes
 from .registered import Registered
-from .roles import Role, every_role, roles
+from .roles import Role, roles
 from .typed import well_typed
 from .validate import problems_of_job
 
@@ -57,7 +57,7 @@ def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None
     problems: list[Problem] = []
     readable, asks = well_typed(config, problems), well_typed(arguments, problems)
     is_sized = not {"nnodes", "operator"} & {problem.field for problem in problems}
-    found = roles(readable) if is_sized else every_role(readable)
+    found = roles(readable, is_sized=is_sized)
     problems += problems_of_job(readable, asks, found, is_sized=is_sized)
     if problems:
         return None, problems

@@ -25,15 +25,6 @@ IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZ
 """Families of such variables."""
 
 
-OF_THE_POD = frozenset(
-    {
-        *(names.ENDPOINT, names.SCRATCH_ROOT, names.CODE_MAX_BYTES, names.CODE_MAX_FILES),
-        *(names.CODE_MAX_RATIO, names.CODE_TIMEOUT),
-    }
-)
-"""What a user may set for the whole pod, and a rank alone has no use for."""
-
-
 def problem_of(name: str, where: str, value: object = None) -> Problem | None:
     """Why a user may not set the variable ``name``, or None. Its value may be a secret, and is not shown.
 

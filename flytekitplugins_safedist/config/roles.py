@@ -17,7 +17,7 @@ class Role:
 
     Attributes:
         name: as in the config.
-        replicas: pods that it has; None where the size of the job is not known.
+        replicas: pods that it has; None where nobody can tell.
         trains: they run ranks.
         written: kfpytorch's or kfmpi's class, as the user wrote it, or None.
     """
@@ -44,18 +44,17 @@ class Role:
         return "ON_FAILURE" if policy is None or policy.name == "FAILURE" else str(policy.name)
 
 
-def roles(config: SafeDistributed) -> tuple[Role, ...]:
-    """The roles of a job: none for ``nnodes=1``, which is an ordinary pod."""
+def roles(config: SafeDistributed, *, is_sized: bool = True) -> tuple[Role, ...]:
+    """The roles of a job: none for ``nnodes=1``, which is an ordinary pod; where nobody can tell, for the size or the
+    operator is not to be read (*is_sized* is False), all that the config names."""
     low, high = parse_nodes(config.nnodes) or (1, 1)
-    if high == 1:
+    counts: dict[str, int | None]
+    if not is_sized:
+        counts = dict.fromkeys(NAMES)
+    elif high == 1:
         counts = {}
     elif config.operator == "mpi":
         counts = {"launcher": 1, "worker": high}
     else:
         counts = {"worker": high} if low != high else {"master": 1, "worker": high - 1}
     return tuple(Role(name, count, name != "launcher", getattr(config, name)) for name, count in counts.items())
-
-
-def every_role(config: SafeDistributed) -> tuple[Role, ...]:
-    """All that the config names, where nobody can tell which of them there are."""
-    return tuple(Role(name, None, name != "launcher", getattr(config, name)) for name in NAMES)

@@ -27,7 +27,7 @@ from .options import (
     parse_nodes,
 )
 from .reserved import problem_of
-from .roles import Role
+from .roles import NAMES, Role
 from .typed import MOST_COUNTED, can_be_given
 
 if TYPE_CHECKING:
@@ -37,17 +37,13 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Where Kueue looks: on the job, and on the pod of a task that is one."""
 SCRATCH_VOLUME = "safedist-scratch"
 _SHARED_MEMORY_VOLUME = "flyte-shared-memory"  # flytekit.core.resources, construct_extended_resources
-CONTAINER_NAMES = {"pytorch": "pytorch", "mpi": "mpi"}
-"""What the operators call the container that trains; the backend renames the primary container to it."""
 
 
 def problems_of_function(function: Callable[..., Any]) -> Iterator[Problem]:
-    """A task's function returns its outputs."""
+    """A task's function returns its outputs. (flytekit itself lets plain tasks alone be coroutines.)"""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         reason = "is a generator: a call of it runs nothing, and what it yields is no output"
         yield Problem("function", function.__name__, reason, "return the outputs")
-    elif inspect.iscoroutinefunction(function):
-        yield Problem("function", function.__name__, "is a coroutine, which no rank awaits", "write def, not async def")
 
 
 def problems_of_job(
@@ -101,7 +97,8 @@ def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, m
         yield Problem("pod_template container", name, f"is the name of {names[name]} containers", "give each its own")
     for container in containers:
         is_primary = container.name == template.primary_container_name
-        if max_nodes > 1 and container.name == CONTAINER_NAMES[config.operator] and not is_primary:
+        # The operator calls the container that trains as it is called itself.
+        if max_nodes > 1 and container.name == config.operator and not is_primary:
             reason = f"is the name that the backend gives to the primary container {template.primary_container_name!r}"
             yield Problem("pod_template container", container.name, reason, "name the sidecar differently")
         if is_primary and (container.command or container.args):
@@ -188,7 +185,7 @@ def _scratch(scratch: Scratch) -> Iterator[Problem]:
 
 def _roles(config: SafeDistributed, roles: Sequence[Role], low: int, high: int) -> Iterator[Problem]:
     have = {role.name: role for role in roles}
-    for name in ("master", "worker", "launcher"):
+    for name in NAMES:
         written: Any = getattr(config, name)
         if written is None:
             continue

@@ -13,9 +13,9 @@ v1.16.8.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ..compat.flytekit import FAST_EXECUTE
 from ..config.asked import part_of
 from ..config.gpus import fewest, per_role
 from ..config.plan import Plan
@@ -26,16 +26,6 @@ MPI_LAUNCHER = "safedist-mpi-launch"
 _MPI_WORKER = ("--wait",)
 """What the same command is told in a worker. Without a command of its own, the operator has workers sleep, deaf to
 SIGTERM (training-operator v1.9.0, mpijob_controller.go, newWorker)."""
-_STOCK_PREFIX = "pyflyte-fast-execute"
-_PLACEHOLDERS = ("{{ .remote_package_path }}", "{{ .dest_dir }}")
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Where fast registration put the code archive, and where it goes in the pod; may be flytectl's placeholders."""
-
-    location: str
-    destination: str
 
 
 def task_type(plan: Plan) -> tuple[str, int]:
@@ -45,32 +35,15 @@ def task_type(plan: Plan) -> tuple[str, int]:
     return plan.config.operator, 1
 
 
-def command(args: Iterable[str], plan: Plan, distribution: Distribution | None) -> list[str]:
-    """The container's command for the stock *args* (``pyflyte-execute ...``).
-
-    flytekit asks twice on the pod path, the second time with its own ``pyflyte-fast-execute`` in front, which unpacks
-    once per rank: it is replaced, never wrapped. The archive and the directory stay whole arguments of their own, so
-    that ``flytectl register files`` finds its placeholders.
+def command(args: Iterable[str], plan: Plan) -> list[str]:
+    """The container's command for flytekit's *args*: ``pyflyte-execute ...``, for fast registration with its own
+    ``pyflyte-fast-execute ... --`` in front, which unpacks once per rank: that is replaced, never wrapped. Its
+    arguments, the archive and the directory, stay as they are, so that ``flytectl register files`` finds its
+    placeholders.
     """
-    rest = list(args)
-    if rest[:1] == [_STOCK_PREFIX]:
-        end = rest.index("--")
-        distribution = Distribution(_after(rest, "--additional-distribution"), _after(rest, "--dest-dir"))
-        rest = rest[end + 1 :]
-    staged = [ENTRYPOINT]
-    if distribution is not None:
-        staged += ["--additional-distribution", distribution.location, "--dest-dir", distribution.destination]
-    staged += ["--", *rest]
+    first, *rest = args
+    staged = [ENTRYPOINT, *rest] if first == FAST_EXECUTE else [ENTRYPOINT, "--", first, *rest]
     return [MPI_LAUNCHER, "--nodes", str(plan.max_nodes), "--", *staged] if plan.on_mpi else staged
-
-
-def distribution_of(settings: Any) -> Distribution | None:
-    """The archive of a flytekit ``SerializationSettings``, or None without fast registration."""
-    if not settings.should_fast_serialize():
-        return None
-    fast = settings.fast_serialization_settings
-    location, destination = _PLACEHOLDERS
-    return Distribution(fast.distribution_location or location, fast.destination_dir or destination)
 
 
 def custom(plan: Plan) -> dict[str, Any] | None:
@@ -171,7 +144,3 @@ def _to_idl(requests: Mapping[str, object], limits: Mapping[str, object]) -> Any
     wanted: Any = Resources
     model = convert_resources_to_resource_model(requests=wanted(**requests), limits=wanted(**limits))
     return model.to_flyte_idl()
-
-
-def _after(args: list[str], flag: str) -> str:
-    return args[args.index(flag) + 1]

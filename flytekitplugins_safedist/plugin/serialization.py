@@ -1,4 +1,4 @@
-"""What flytekit asks of a task when it registers it. A mixin for the task classes.
+"""What flytekit asks of a task when it registers it.
 
 Both of flytekit's ways are ours. Every task has a pod template, so the container path is never taken; on the pod path
 ``get_command`` builds the whole command, whatever flytekit put in front of it.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flytekit.configuration import SerializationSettings
+from flytekit.core.python_function_task import PythonFunctionTask
 
 from ..compat import flytekit as flytekit_inside
 from ..config.asked import GENERIC_GPU, TaskArguments, is_gpu
@@ -18,22 +21,8 @@ from ..config.plan import Plan, plan
 from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_function, warnings_of_job
 from ..errors import ConfigError, Problem
 from .images import warning_of_image
-from .jobspec import command, custom, distribution_of, task_type
+from .jobspec import command, custom, task_type
 from .pod_template import merged_template, shared_memory
-
-if TYPE_CHECKING:
-    from flytekit.configuration import SerializationSettings
-
-    class _Base:
-        accelerator: Any
-        name: str
-
-        def _get_container(self, settings: SerializationSettings) -> Any: ...
-        def get_k8s_pod(self, settings: SerializationSettings) -> Any: ...
-        def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None: ...
-
-else:
-    _Base = object
 
 
 def plan_task(
@@ -78,15 +67,12 @@ def registered_as(plan: Plan) -> dict[str, Any]:
     return own
 
 
-class SerializesToKubeflow(_Base):
-    """Put before flytekit's ``PythonFunctionTask`` in the bases; set ``self.plan`` in the constructor, before that
-    class's own runs."""
+class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy
+    """flytekit's task, as it is registered; set ``self.plan`` in the constructor, before flytekit's own runs."""
 
     plan: Plan
     _users_template: Any = None
     _merged_template: Any = None
-    _pod_asked: Any = None
-    _pod: Any = None
     _warned = False
 
     @property
@@ -101,7 +87,7 @@ class SerializesToKubeflow(_Base):
     def pod_template(self, value: Any) -> None:
         # A copy, now: other plugins change a template that they are given, and tasks may share one.
         self._users_template = copy.deepcopy(value)
-        self._merged_template = self._pod_asked = None
+        self._merged_template = None
 
     def _asked(self) -> TaskArguments:
         """What the task was given, with the pod template as other plugins left it."""
@@ -109,7 +95,7 @@ class SerializesToKubeflow(_Base):
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """The command of every pod of the job; see :func:`.jobspec.command`."""
-        return command(flytekit_inside.stock_command(self, settings), self.plan, distribution_of(settings))
+        return command(flytekit_inside.stock_command(self, settings), self.plan)
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
@@ -130,14 +116,11 @@ class SerializesToKubeflow(_Base):
         )
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
-        """flytekit's pod. With fast registration flytekit asks twice, with the same answer here: it is made once."""
-        container = self._get_container(settings).to_flyte_idl().SerializeToString(deterministic=True)
-        asked = (container, settings.image_config, id(self.pod_template))
-        if self._pod_asked != asked:
-            self._pod_asked, self._pod = asked, super().get_k8s_pod(settings)
-            _keep_resources(self._pod.pod_spec["containers"][0], self.plan.arguments.primary_container())
-        self._warn(warning_of_image(self._pod.pod_spec["containers"][0].get("image"), self.plan.roles))
-        return self._pod
+        """flytekit's pod. With fast registration flytekit asks twice, and takes the second."""
+        pod = super().get_k8s_pod(settings)
+        _keep_resources(pod.pod_spec["containers"][0], self.plan.arguments.primary_container())
+        self._warn(warning_of_image(pod.pod_spec["containers"][0].get("image"), self.plan.roles))
+        return pod
 
     def _warn(self, of_image: str | None) -> None:
         """When a task is registered, and not in its pods: say what its config gives up."""

@@ -57,7 +57,7 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
 flytekit_inside.require_hooks(PythonFunctionTask)
 
 
-class SafeTask(SerializesToKubeflow, PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy here
+class SafeTask(SerializesToKubeflow):
     """A task whose function runs on every rank. Made by ``@task(task_config=SafeHorovod(...))`` or ``SafeTorch``."""
 
     def __init__(self, task_config: SafeDistributed, task_function: Callable[..., Any], **kwargs: Any) -> None:
