@@ -29,7 +29,7 @@ class Unloadable(Job):
 
     def __init__(self, warm: Warm, directory: Path, task: str, more: dict[str, str] | None = None) -> None:
         super().__init__(warm, directory, task, "", more)
-        self.told = {"timeouts": {"rendezvous": 90, "heartbeat": 6, "upload": 60}}
+        self.registered = {"timeouts": {"rendezvous": 90, "heartbeat": 6, "upload": 60}}
         self.nodes = {"fixed": "2", "ranged": "2:3"}[task]
 
 

@@ -53,7 +53,7 @@ class Job:
         module: the one of ``tests/jobs`` that has the task.
         nodes: "2", or "2:3" for a range.
         nproc_per_node: ranks of each pod.
-        told: what pods are told of the job otherwise than usual.
+        registered: what pods are told of the job otherwise than usual.
         port: of the job's store.
         environment: of all pods.
     """
@@ -79,14 +79,14 @@ class Job:
         self.port: int = reserved.port
         self.warm, self.directory, self.task = warm, directory, task
         self.environment = {"TEST_HOW": how, **(more or {})}
-        self.told: Mapping[str, Any] = {}
+        self.registered: Mapping[str, Any] = {}
         self.started = 0
 
     def variables(self, pod: int) -> dict[str, str]:
         """What a pod sees, but for ``environment``."""
         size: dict[str, Any] = {"nodes": self.nodes, "nproc_per_node": self.nproc_per_node}
         backend = "horovod" if self.task.startswith("horovod") else "torch"
-        told = registered(**{"backend": backend, **size, **self.told})
+        told = registered(**{"backend": backend, **size, **self.registered})
         operators = operators_variables(pod, port=self.port, **size)
         return {"FLYTE_INTERNAL_EXECUTION_ID": self.directory.name, **told, **operators, "TEST_POD": str(pod)}
 
