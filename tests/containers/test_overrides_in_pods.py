@@ -2,7 +2,7 @@
 
 The pods are those that Flyte's and the operator's own code made (``tests/contracts/oracle/cases``), of tasks as they
 were registered then: mounts and variables are not those of today. What they are told of the job, today's variable
-tells them.
+tells them; and a worker of an MPIJob, which slept, takes orders.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ def found(prefix: str) -> dict[str, Any]:
 
 
 def told_as_today(pod: dict[str, Any]) -> dict[str, Any]:
-    """A recorded pod, told of its job in the one variable of today."""
+    """A recorded pod, told of its job as pods are today."""
     for container in pod["spec"]["containers"]:
+        if container.get("command") == ["sleep"]:
+            container |= {"command": ["safedist-mpi-launch"], "args": ["--wait"]}
         told = {each["name"]: each.get("value", "") for each in container.get("env", ())}
         if "SAFEDIST_NODES" not in told:
             continue
@@ -194,7 +196,7 @@ def test_resources_that_did_not_reach_an_mpi_jobs_workers(jobs: Make) -> None:
     assert ended.codes == (0,)
     assert job.uploaded == ["outputs.pb"]
     assert output(job) == 7
-    assert "[node 1] [safedist] start: " in ended.log
+    assert "[node 1] an agent starts" in ended.log
 
 
 def test_shared_memory_that_the_backend_refused_is_there_as_it_is_registered_today(jobs: Make) -> None:
