@@ -78,6 +78,17 @@ def knows_labels() -> bool:
     return "labels" in TaskMetadata.__dataclass_fields__
 
 
+def draw_names_anew() -> None:
+    """In a process that was forked: let flytekit name what it uploads otherwise than this process's brothers do.
+
+    Its generator is none that Python seeds anew in a child: all ranks of a node, and their agent, would upload to the
+    same "random" addresses, one over the other.
+    """
+    names = sys.modules.get("flytekit.interfaces.random")
+    if names is not None:
+        lookup(names, "random", of="flytekit").seed()
+
+
 def no_warning_is_an_error() -> None:
     """From here on, what a user's filters (``PYTHONWARNINGS=error``, ``warnings.simplefilter("error")``) make an error
     of is shown as a warning: flytekit reads its own deprecated names after the work is done, and would discard it.

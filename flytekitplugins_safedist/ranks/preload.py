@@ -154,6 +154,7 @@ def refresh(preloaded: Preloaded, environment: Mapping[str, str]) -> None:
         environment: the rank's own variables.
     """
     known.put_right()
+    flytekit_inside.draw_names_anew()
     # Python reseeds ``random`` in every forked child; put a module's deliberate seed back.
     if preloaded.random_state is not None:
         random.setstate(preloaded.random_state)

@@ -77,6 +77,7 @@ def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tm
     warm.run(f"job_random:{task}", tmp_path / "job", environment=environment)
     zero, one = (json.loads(line) for line in ranks_gate.heard(2))
     assert zero["rank"] != one["rank"]
+    assert zero["place"] != one["place"], "what one rank uploads would lie where the other's does"
     assert (zero["random"] == one["random"]) == seeded
     assert (zero["numpy"] == one["numpy"]) == seeded
     if seeded:

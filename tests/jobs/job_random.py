@@ -8,7 +8,7 @@ import random
 import sys
 
 import numpy as np
-from flytekit import task
+from flytekit import FlyteContextManager, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
 from tests.harness.procs import say
@@ -20,7 +20,12 @@ if "TEST_SEED" in os.environ:
 
 
 def draw() -> str:
-    drawn = {"rank": current_rank().rank, "random": random.random(), "numpy": float(np.random.rand())}
+    drawn = {
+        "rank": current_rank().rank,
+        "random": random.random(),
+        "numpy": float(np.random.rand()),
+        "place": FlyteContextManager.current_context().file_access.get_random_remote_path(),
+    }
     say(json.dumps(drawn))
     return "torch" in sys.modules
 
