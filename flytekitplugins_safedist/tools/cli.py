@@ -162,7 +162,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     findings = examine(paths=options.path, stores=options.store, backend=options.backend, env=os.environ)
     if options.json:
-        print(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         for finding in findings:
             print(finding)

@@ -1,4 +1,5 @@
-"""What stands between this image or machine and a distributed task: a list of checks, each returns findings.
+"""What stands between this image or machine and a distributed task: a list of checks, each a function that yields
+findings.
 
 Nothing is changed: files are made only below the directories that are examined, and removed again. Torch and Horovod
 are loaded in a process of their own, so that a build that crashes on import is a finding too.
@@ -6,23 +7,32 @@ are loaded in a process of their own, so that a build that crashes on import is 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .. import envvars
 from ..config.registered import Registered
-from .host_checks import check_directory, check_network, check_shared_memory
+from ..fs.oserrors import mount_of
 
 Status = Literal["ok", "warning", "broken"]
 _PROBE_SECONDS = 180.0
+_MIB = 1024**2
+_RUNTIME_DEFAULT_SHM = 64 * _MIB  # what Docker and containerd mount when nobody asks for more
+_LITTLE_SPACE = 1024 * _MIB
+_SLOW_LOOKUP_SECONDS = 1.0
 
 _TORCH_PROBE = """
 import json, torch
@@ -40,10 +50,16 @@ print(json.dumps({
     "mpi": bool(hvd.mpi_built()),
 }))
 """
+_TRY_LOCK = """
+import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1], "rb"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(3)
+"""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check.
 
     Attributes:
@@ -58,11 +74,7 @@ class Finding:
     status: Status
     what: str
     remedy: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+    facts: Mapping[str, Any] = {}
 
     def __str__(self) -> str:
         mark = {"ok": "ok     ", "warning": "warning", "broken": "BROKEN "}[self.status]
@@ -81,13 +93,10 @@ def examine(
         env: the environment.
     """
     scratch = Path(env.get(envvars.SCRATCH_ROOT) or env.get(envvars.TMPDIR) or "/tmp")  # noqa: S108  (the default)
-    findings = [_python(), *_torch(backend, env), *_horovod(backend)]
-    findings += [Finding(*result) for result in check_shared_memory()]
-    for path in dict.fromkeys([scratch, *paths]):
-        findings += [Finding(*result) for result in check_directory(path)]
-    findings += [Finding(*result) for result in check_network()]
-    findings += [_store(uri) for uri in stores]
-    return findings
+    checks = [_python(), _torch(env), _horovod(backend), check_shared_memory()]
+    checks += [check_directory(path) for path in dict.fromkeys([scratch, *paths])]
+    checks += [check_network(), *(_store(uri) for uri in stores)]
+    return list(chain.from_iterable(checks))
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -95,14 +104,14 @@ def exit_status(findings: Sequence[Finding]) -> int:
     return int(any(finding.status == "broken" for finding in findings))
 
 
-def _python() -> Finding:
+def _python() -> Iterator[Finding]:
     import flytekit
 
     facts = {"python": platform.python_version(), "flytekit": flytekit.__version__, "machine": platform.machine()}
-    return Finding("python", "ok", f"{facts['python']} on {facts['machine']}, flytekit {facts['flytekit']}", "", facts)
+    yield Finding("python", "ok", f"{facts['python']} on {facts['machine']}, flytekit {facts['flytekit']}", "", facts)
 
 
-def _torch(backend: str | None, env: Mapping[str, str]) -> Iterator[Finding]:
+def _torch(env: Mapping[str, str]) -> Iterator[Finding]:
     found = _probe(_TORCH_PROBE)
     if isinstance(found, str):
         yield Finding("torch", "broken", found, "pip install torch (2.5 or later), for the CUDA version of the node")
@@ -175,7 +184,7 @@ def _probe(program: str) -> dict[str, Any] | str:
     return result
 
 
-def _store(uri: str) -> Finding:
+def _store(uri: str) -> Iterator[Finding]:
     from flytekit.core.context_manager import FlyteContextManager
 
     check = f"store {uri}"
@@ -184,8 +193,126 @@ def _store(uri: str) -> Finding:
         filesystem = access.get_filesystem_for_path(uri)
         filesystem.ls(filesystem._strip_protocol(uri), detail=False)
     except FileNotFoundError:
-        return Finding(check, "broken", "it answers, but there is no such bucket or prefix", "check the name")
+        yield Finding(check, "broken", "it answers, but there is no such bucket or prefix", "check the name")
     except Exception as error:  # every store library raises its own; here all of them mean the same
         remedy = "check credentials (FLYTE_AWS_*, a mounted service account), endpoint and network policy"
-        return Finding(check, "broken", f"cannot be read: {type(error).__name__}: {str(error)[:300]}", remedy)
-    return Finding(check, "ok", "can be listed")
+        yield Finding(check, "broken", f"cannot be read: {type(error).__name__}: {str(error)[:300]}", remedy)
+    else:
+        yield Finding(check, "ok", "can be listed")
+
+
+def check_shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108  (the path is the interface)
+    """How large ``/dev/shm`` is: data loaders and NCCL put tensors there, and die with SIGBUS when it is full."""
+    remedy = "leave @task(shared_memory=...) out (then it is as large as the container's memory), or give it a size"
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        yield Finding("shared memory", "broken", f"{path}: {error.strerror}", remedy)
+        return
+    facts = {"total": usage.total, "free": usage.free}
+    size = f"{usage.total // _MIB} MiB, {usage.free // _MIB} MiB free"
+    if usage.total <= _RUNTIME_DEFAULT_SHM:
+        yield Finding("shared memory", "warning", f"only {size}: data loaders with workers will crash", remedy, facts)
+    else:
+        yield Finding("shared memory", "ok", size, "", facts)
+
+
+def check_directory(path: Path) -> Iterator[Finding]:
+    """Is *path* fit for scratch, staging and the file-system helpers: space, renames, locks."""
+    name = str(path)
+    if not path.is_dir():
+        yield Finding(name, "broken", "is not a directory", "create it, or mount a volume there")
+        return
+    mount = mount_of(path)
+    kind, usage = mount.fstype, shutil.disk_usage(path)
+    facts: dict[str, Any] = {"type": kind, "free": usage.free, "total": usage.total}
+    try:
+        with tempfile.TemporaryDirectory(prefix=".safedist-doctor-", dir=path) as directory:
+            facts["replace"] = _replaces(Path(directory))
+            facts["flock"] = _locks(Path(directory))
+    except OSError as error:
+        remedy = "make it writable for this user (fsGroup in the pod template), or use another directory"
+        yield Finding(name, "broken", f"cannot be written by uid {os.getuid()}: {error.strerror}", remedy, facts)
+        return
+    if not facts["replace"]:
+        what = f"{kind} does not rename over existing files"
+        yield Finding(name, "broken", what, "use a volume that does; not an object mount", facts)
+    if not facts["flock"]:
+        what = f"{kind} does not keep locks between processes"
+        yield Finding(name, "warning", what, "correct all the same, only slower: each process may do the work", facts)
+    if usage.free < _LITTLE_SPACE:
+        what = f"only {usage.free // _MIB} MiB free on {kind}"
+        yield Finding(name, "warning", what, "raise ephemeral_storage or the volume's size", facts)
+    if facts["replace"] and facts["flock"] and usage.free >= _LITTLE_SPACE:
+        where = f"{kind}, {usage.free // _MIB} MiB free, renames and locks work"
+        yield Finding(name, "ok", where + ("" if mount.is_local else " on this node"), "", facts)
+
+
+def check_network() -> Iterator[Finding]:
+    """The name and address that other nodes will use, and how long a reverse look-up takes."""
+    name = socket.gethostname()
+    interface = _default_interface()
+    facts: dict[str, Any] = {"hostname": name, "interface": interface}
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = sorted({str(entry[4][0]) for entry in found})
+    except (OSError, UnicodeError) as error:  # a name of more than 63 letters is none that DNS could have
+        remedy = "give the pod a hostname that resolves (/etc/hosts); the operator's services do in a job"
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        yield Finding("network", "warning", f"{name} does not resolve: {why}", remedy, facts)
+        return
+    facts["addresses"] = addresses
+    if all(address.startswith("127.") or address == "::1" for address in addresses):
+        what = f"{name} resolves to {', '.join(addresses)} only, which other nodes cannot reach"
+        remedy = "fine on one machine; in a pod, let /etc/hosts name the pod's address"
+        yield Finding("network", "warning", what, remedy, facts)
+    else:
+        yield Finding(
+            "network", "ok", f"{name} is {', '.join(addresses)}, default interface {interface or 'none'}", "", facts
+        )
+    yield from _reverse(addresses[0], facts)
+
+
+def _reverse(address: str, facts: dict[str, Any]) -> Iterator[Finding]:
+    started = time.monotonic()
+    socket.getfqdn(address)
+    seconds = facts["reverse_lookup_seconds"] = round(time.monotonic() - started, 3)
+    if seconds > _SLOW_LOOKUP_SECONDS:
+        # The store looks up every connection it accepts: at 200 nodes a slow resolver is minutes.
+        what = f"the reverse look-up of {address} takes {seconds:.1f} s, and is done for each node that joins"
+        yield Finding(
+            "dns", "warning", what, "add a PTR record, or ndots/options timeout:1 in the pod's dnsConfig", facts
+        )
+
+
+def _replaces(directory: Path) -> bool:
+    old, new = directory / "old", directory / "new"
+    old.write_bytes(b"old")
+    new.write_bytes(b"new")
+    try:
+        new.replace(old)
+    except OSError:
+        return False
+    return old.read_bytes() == b"new" and not new.exists()
+
+
+def _locks(directory: Path) -> bool:
+    """Another process must find our lock taken: on some file systems both get it."""
+    path = directory / "lock"
+    with path.open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        tried = subprocess.run([sys.executable, "-c", _TRY_LOCK, str(path)], check=False, capture_output=True)
+    return tried.returncode == 3
+
+
+def _default_interface() -> str | None:
+    """The interface of the default route, from ``/proc/net/route`` (IPv4)."""
+    try:
+        rows = Path("/proc/net/route").read_text(encoding="utf-8").splitlines()[1:]
+    except OSError:
+        return None
+    fields = (row.split() for row in rows)
+    return next((row[0] for row in fields if len(row) > 1 and row[1] == "00000000"), None)

@@ -49,7 +49,7 @@ PRIVATE = {
     "ReservedPort": "job.ports:ReservedPort",
     "main": "tools.cli:main",
     "doctor": "tools.doctor",
-    "host_checks": "tools.host_checks",
+    "host_checks": "tools.doctor",
     "Execution": "tools.render:Execution",
     "created": "tools.render:created",
     "job_manifest": "tools.render:job_manifest",
