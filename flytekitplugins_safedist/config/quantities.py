@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 from ..errors import RenderError
 
@@ -55,11 +54,6 @@ def canonical(quantity: object) -> str:
     if suffix[:1] in ("e", "E") and len(suffix) > 1:
         return _decimal(value, {power: f"e{power}" if power else "" for power in _DECIMAL})
     return _decimal(value, _DECIMAL)
-
-
-def canonical_list(resources: Mapping[str, Any] | None) -> dict[str, str]:
-    """A ``ResourceList`` with every quantity in its canonical form."""
-    return {name: canonical(amount) for name, amount in (resources or {}).items()}
 
 
 def _parse(quantity: object) -> tuple[Fraction, str]:

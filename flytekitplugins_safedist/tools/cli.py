@@ -99,8 +99,7 @@ def _add_doctor(commands: Any) -> None:
 def _render(options: argparse.Namespace) -> int:
     from .render import created, job_manifest, read_pod_templates
     from .render.load import load_task, template_of
-    from .render.notes import notes_of
-    from .render.summary import summarise
+    from .render.summary import notes_of, summarise
 
     task = load_task(options.file, options.task)
     template = template_of(task, images=options.image, fast=not options.no_fast)

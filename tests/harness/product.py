@@ -56,7 +56,7 @@ PRIVATE = {
     "pods": "tools.render:pods",
     "template_of": "tools.render.load:template_of",
     "with_image_names": "tools.render.load:with_image_names",
-    "notes_of": "tools.render.notes:notes_of",
+    "notes_of": "tools.render.summary:notes_of",
     "summarise": "tools.render.summary:summarise",
     "from_env": "topology:from_env",
 }

@@ -12,22 +12,8 @@ from typing import Any
 
 from ...errors import RenderError
 from .execution import Execution
+from .pod import Run, build_pod, idl_amounts, settled
 from .pod_templates import PodTemplates
-from .podspec import PodSpec, Run, build_pod
-from .resources import Requirements, settle
-
-_RESTART = {
-    None: "Never",
-    "RESTART_POLICY_NEVER": "Never",
-    "RESTART_POLICY_ON_FAILURE": "OnFailure",
-    "RESTART_POLICY_ALWAYS": "Always",
-}
-_CLEAN = {
-    None: "None",
-    "CLEANPOD_POLICY_NONE": "None",
-    "CLEANPOD_POLICY_RUNNING": "Running",
-    "CLEANPOD_POLICY_ALL": "All",
-}
 
 
 def job_manifest(
@@ -48,37 +34,32 @@ def job_manifest(
     task = MessageToDict(template)
     run = Run(task, tuple(template.security_context.secrets), execution or Execution(), pod_templates)
     kind = task.get("type")
-    if kind == "pytorch":
-        return _pytorchjob(run)
-    if kind == "mpi":
-        return _mpijob(run)
-    if kind == "python-task" and "k8sPod" in task:
-        return _pod(run)
-    raise RenderError("this task cannot be shown", where={"task type": kind}, expected="a task of this package")
+    makers = {"pytorch": _pytorchjob, "mpi": _mpijob, "python-task": _pod}
+    if kind not in makers or "k8sPod" not in task:
+        raise RenderError("this task cannot be shown", where={"task type": kind}, expected="a task of this package")
+    return makers[kind](run)
 
 
 def _pod(run: Run) -> dict[str, Any]:
     made = build_pod(run)
-    metadata = made.metadata
-    if len(made.spec["containers"]) == 1:
-        metadata["annotations"] = {**metadata.get("annotations", {}), "primary_container_name": run.primary}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _of_object(run, metadata), "spec": made.spec}
+    metadata = made["metadata"]
+    if len(made["spec"]["containers"]) == 1:
+        metadata["annotations"]["primary_container_name"] = run.primary
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _of_object(run, metadata), "spec": made["spec"]}
 
 
 def _pytorchjob(run: Run) -> dict[str, Any]:
-    custom = run.custom
-    worker = custom.get("workerReplicas", {})
-    workers = int(worker.get("replicas", 0))
-    elastic = custom.get("elasticConfig")
+    custom = run.task["custom"]
+    workers, elastic = int(custom.get("workerReplicas", {}).get("replicas", 0)), custom.get("elasticConfig")
     replicas = {}
     if elastic is None:
-        replicas["Master"] = _replica(run, custom.get("masterReplicas", {}), "pytorch", 1)
+        replicas["Master"] = _replica(run, "masterReplicas", "pytorch", 1)
     if workers:
-        replicas["Worker"] = _replica(run, worker, "pytorch", workers)
+        replicas["Worker"] = _replica(run, "workerReplicas", "pytorch", workers)
         # Into the first container, whichever that is (pytorch.go, updateEnvVars).
-        env = replicas["Worker"]["template"]["spec"]["containers"][0].setdefault("env", [])
+        env = replicas["Worker"]["template"]["spec"]["containers"][0]["env"]
         env.append({"name": "_F_WN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
-    spec: dict[str, Any] = {"pytorchReplicaSpecs": replicas, "runPolicy": _run_policy(custom)}
+    spec: dict[str, Any] = {"pytorchReplicaSpecs": replicas}
     if elastic is not None:
         spec["elasticPolicy"] = {
             "minReplicas": int(elastic.get("minReplicas", 0)),
@@ -91,73 +72,64 @@ def _pytorchjob(run: Run) -> dict[str, Any]:
 
 
 def _mpijob(run: Run) -> dict[str, Any]:
-    custom = run.custom
-    worker = custom.get("workerReplicas", {})
-    workers = int(worker.get("replicas", 0))
+    workers = int(run.task["custom"].get("workerReplicas", {}).get("replicas", 0))
     if workers == 0:
-        raise RenderError("the backend refuses the task: number of workers must be greater than 0")
+        raise run.refused("number of workers must be greater than 0")
     replicas = {
-        "Launcher": _replica(run, custom.get("launcherReplicas", {}), "mpi", 1),
-        "Worker": _replica(run, worker, "mpi", workers),
+        "Launcher": _replica(run, "launcherReplicas", "mpi", 1),
+        "Worker": _replica(run, "workerReplicas", "mpi", workers),
     }
     # The message's "slots" is not read for task type version 1 (mpi.go): always 1.
-    spec = {"slotsPerWorker": 1, "mpiReplicaSpecs": replicas, "runPolicy": _run_policy(custom)}
-    return _job("MPIJob", run, spec)
+    return _job("MPIJob", run, {"slotsPerWorker": 1, "mpiReplicaSpecs": replicas})
 
 
 def _job(kind: str, run: Run, spec: dict[str, Any]) -> dict[str, Any]:
+    spec["runPolicy"] = _run_policy(run.task["custom"].get("runPolicy"))
     return {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": _of_object(run, {}), "spec": spec}
 
 
-def _replica(run: Run, role: Mapping[str, Any], container: str, count: int) -> dict[str, Any]:
-    made = build_pod(run, _of_role(role))
-    for entry in made.spec["containers"]:
-        if entry["name"] == run.primary:
-            entry["name"] = container
-            break
-    for entry in made.spec["containers"]:
-        if entry["name"] == container:
-            if role.get("image"):
-                entry["image"] = role["image"]
-            if role.get("command"):
-                entry["args"] = list(role["command"])
-    return {"replicas": count, "restartPolicy": _RESTART[role.get("restartPolicy")], "template": _template(run, made)}
+def _replica(run: Run, message: str, container: str, count: int) -> dict[str, Any]:
+    role = run.task["custom"].get(message, {})
+    resources, own = role.get("resources", {}), None
+    if resources.get("requests") or resources.get("limits"):
+        # Completed by the defaults before they are merged over the task's; they replace what the node says
+        # (ToReplicaSpecWithOverrides).
+        own = settled(idl_amounts(resources), fill=True)
+    pod = build_pod(run, own)
+    main = next(entry for entry in pod["spec"]["containers"] if entry["name"] == run.primary)
+    main["name"] = container
+    if role.get("image"):
+        main["image"] = role["image"]
+    if role.get("command"):
+        main["args"] = list(role["command"])
+    metadata = _united(run, pod["metadata"])
+    template = {"metadata": metadata, "spec": pod["spec"]} if metadata else {"spec": pod["spec"]}
+    return {"replicas": count, "restartPolicy": _as_written(role.get("restartPolicy"), "Never"), "template": template}
 
 
-def _of_role(role: Mapping[str, Any]) -> Requirements | None:
-    """A role's own resources, completed by the defaults before they are merged over the task's; they replace what the
-    node says (``ToReplicaSpecWithOverrides``)."""
-    resources = role.get("resources", {})
-    if not resources.get("requests") and not resources.get("limits"):
-        return None
-    return settle(Requirements.of_idl(resources), fill=True)
-
-
-def _template(run: Run, made: PodSpec) -> dict[str, Any]:
-    metadata = _united(run, made.metadata, {})
-    return {"metadata": metadata, "spec": made.spec} if metadata else {"spec": made.spec}
-
-
-def _run_policy(custom: Mapping[str, Any]) -> dict[str, Any]:
-    given = custom.get("runPolicy")
+def _run_policy(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if given is None:
         return {}
-    policy: dict[str, Any] = {"cleanPodPolicy": _CLEAN[given.get("cleanPodPolicy")]}
-    for name in ("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
-        if given.get(name):
-            policy[name] = int(given[name])
-    return policy
+    numbers = ("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+    found = {name: int(given[name]) for name in numbers if given.get(name)}
+    return {"cleanPodPolicy": _as_written(given.get("cleanPodPolicy"), "None"), **found}
+
+
+def _as_written(policy: str | None, zero: str) -> str:
+    """``RESTART_POLICY_ON_FAILURE`` as ``OnFailure``; the enum's *zero*, which JSON leaves out."""
+    return zero if policy is None else "".join(word.capitalize() for word in policy.split("_")[2:])
 
 
 def _of_object(run: Run, metadata: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """``addObjectMetadata``: the task's own labels and annotations reach the job, and no pod of it."""
-    of_task = run.task.get("metadata", {}).get("metadata", {})
-    named: dict[str, Any] = {"name": run.execution.job_name, "namespace": run.execution.in_namespace}
-    return named | _united(run, metadata, of_task)
+    named = {"name": run.execution.job_name, "namespace": run.execution.in_namespace}
+    return {**named, **_united(run, metadata, run.task.get("metadata", {}).get("metadata", {}))}
 
 
-def _united(run: Run, metadata: Mapping[str, Any], of_task: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The pod template's, the task's and the execution's labels and annotations; later ones win."""
-    last = {"annotations": run.annotations(), "labels": run.labels()}
-    united = {name: {**metadata.get(name, {}), **of_task.get(name, {}), **last[name]} for name in last}
-    return {name: found for name, found in united.items() if found}
+def _united(run: Run, *sources: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Labels and annotations of these, and of the execution; later ones win."""
+    found: dict[str, dict[str, str]] = {"annotations": {}, "labels": {}}
+    for source in (*sources, run.of_execution()):
+        for name, into in found.items():
+            into.update(source.get(name, {}))
+    return {name: texts for name, texts in found.items() if texts}

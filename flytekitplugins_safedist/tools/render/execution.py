@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,30 +51,22 @@ class Execution:
         return self.node is not None and "arrayNode" in self.node
 
     @property
-    def call(self) -> Mapping[str, Any]:
-        """The node that calls the task itself."""
-        node = self.node or {}
-        inner: Mapping[str, Any] = node["arrayNode"]["node"] if self.is_mapped else node
-        return inner
-
-    @property
     def overrides(self) -> Mapping[str, Any]:
-        """What ``with_overrides`` says of the task."""
-        overrides: Mapping[str, Any] = self.call.get("taskNode", {}).get("overrides", {})
+        """What ``with_overrides`` says of the task, in the node that calls it."""
+        node = self.node or {}
+        call = node["arrayNode"]["node"] if self.is_mapped else node
+        overrides: Mapping[str, Any] = call.get("taskNode", {}).get("overrides", {})
         return overrides
 
     @property
     def job_name(self) -> str:
         """The name of the job or pod (``TaskExecutionID.GetGeneratedName``)."""
-        return _at_most(f"{self.name}-{self._unique_node}-{self.attempt}")
+        element = f"-0-n{self.array_index}" if self.is_mapped else ""
+        return _at_most(f"{self.name}-{self._node_id}{element}-{self.attempt}")
 
     @property
     def _node_id(self) -> str:
         return str((self.node or {}).get("id", "n0"))
-
-    @property
-    def _unique_node(self) -> str:
-        return f"{self._node_id}-0-n{self.array_index}" if self.is_mapped else self._node_id
 
     def variables(self) -> dict[str, str]:
         """Of the execution, and of a mapped task's element (``array.buildArrayNodeContext``)."""
@@ -112,7 +104,7 @@ class Execution:
         }
 
 
-def secret_annotations(secrets: list[Any]) -> dict[str, str]:
+def secret_annotations(secrets: Sequence[Any]) -> dict[str, str]:
     """What makes Flyte's webhook give a pod its secrets (``utils/secrets/marshaler.go``).
 
     Args:
@@ -122,9 +114,7 @@ def secret_annotations(secrets: list[Any]) -> dict[str, str]:
 
     found = {}
     for index, secret in enumerate(secrets):
-        text = text_format.MessageToString(secret).encode()
-        encoded = base64.b32encode(text).decode().translate(_ALPHABET)
-        found[f"flyte.secrets/s{index}"] = encoded.rstrip("=")
+        found[f"flyte.secrets/s{index}"] = _base32(text_format.MessageToString(secret).encode())
     return found
 
 
@@ -135,4 +125,8 @@ def _at_most(name: str) -> str:
     value = 0x811C9DC5
     for byte in name.encode():
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return "f" + base64.b32encode(value.to_bytes(4, "big")).decode().translate(_ALPHABET).rstrip("=")
+    return "f" + _base32(value.to_bytes(4, "big"))
+
+
+def _base32(data: bytes) -> str:
+    return base64.b32encode(data).decode().translate(_ALPHABET).rstrip("=")

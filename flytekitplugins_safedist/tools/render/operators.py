@@ -10,10 +10,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import RenderError
-from . import mpijob, pytorchjob
+from ...topology import DEFAULT_PORT
+from .pod_templates import merged
+
+Manifest = Mapping[str, Any]
+
+_LABEL = "training.kubeflow.org"
+_PORT = "pytorchjob-port"
+_RBAC = "rbac.authorization.k8s.io"
+_WAIT = (
+    "err=1;for i in $(seq 100); do if nslookup {host}; then err=0 && break; fi;"
+    "echo waiting for master; sleep 2; done; exit $err"
+)
+_CONFIG = {"name": "mpi-job-config", "mountPath": "/etc/mpi"}
+_KUBECTL = {"name": "mpi-job-kubectl", "mountPath": "/opt/kube"}
+_DELIVERY = {"cpu": "100m", "ephemeral-storage": "5Gi", "memory": "512Mi"}
 
 
-def pods(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def pods(manifest: Manifest) -> list[dict[str, Any]]:
     """The pods of *manifest* in the order in which the operator numbers them; an ordinary pod is its own only one.
 
     Raises:
@@ -22,17 +36,218 @@ def pods(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [item for item in created(manifest) if item["kind"] == "Pod"]
 
 
-def created(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def created(manifest: Manifest) -> list[dict[str, Any]]:
     """Every object that the operator creates for *manifest*, pods first.
 
     Raises:
         RenderError: no operator known here handles this kind.
     """
-    kind = manifest["kind"]
-    if kind == "Pod":
-        return [copy.deepcopy(dict(manifest))]
-    if kind == "PyTorchJob":
-        return pytorchjob.created(manifest)
-    if kind == "MPIJob":
-        return mpijob.created(manifest)
-    raise RenderError("the pods of this job cannot be shown", where={"kind": kind})
+    makers = {"Pod": lambda pod: [copy.deepcopy(dict(pod))], "PyTorchJob": _of_pytorchjob, "MPIJob": _of_mpijob}
+    if manifest["kind"] not in makers:
+        raise RenderError("the pods of this job cannot be shown", where={"kind": manifest["kind"]})
+    return makers[manifest["kind"]](manifest)
+
+
+# --- both kinds -------------------------------------------------------------------------------------------------------
+def _object(manifest: Manifest, kind: str, name: str, labels: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": manifest["metadata"]["namespace"], "labels": dict(labels)}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
+
+
+def _labels(manifest: Manifest, role: str, **further: str) -> dict[str, str]:
+    """The operator's, of an object of the job."""
+    base = {"job-name": manifest["metadata"]["name"], "operator-name": f"{manifest['kind'].lower()}-controller"}
+    found = {**base, "replica-type": role.lower(), **further}
+    return {f"{_LABEL}/{key.replace('_', '-')}": value for key, value in found.items()}
+
+
+def _pod(manifest: Manifest, replica: Manifest, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """A pod of the role's template, with the role's restart policy."""
+    own = _object(manifest, "Pod", name, labels, spec={"restartPolicy": replica["restartPolicy"]})
+    return merged(replica["template"], own)
+
+
+def _variables(values: Mapping[str, str]) -> list[dict[str, str]]:
+    """As a container's ``env`` has them; Go leaves out an empty value."""
+    return [{"name": name, "value": value} if value else {"name": name} for name, value in values.items()]
+
+
+# --- PyTorchJob -------------------------------------------------------------------------------------------------------
+def _of_pytorchjob(manifest: Manifest) -> list[dict[str, Any]]:
+    """Its pods, master first, then a service for each: node 0 is met under its service's name."""
+    specs = manifest["spec"]["pytorchReplicaSpecs"]
+    numbered = [(role, index) for role in specs for index in range(specs[role]["replicas"])]
+    return [make(manifest, *replica) for make in (_pytorch_pod, _service) for replica in numbered]
+
+
+def _name(manifest: Manifest, role: str, index: int) -> str:
+    return f"{manifest['metadata']['name']}-{role.lower()}-{index}"
+
+
+def _pytorch_pod(manifest: Manifest, role: str, index: int) -> dict[str, Any]:
+    specs = manifest["spec"]["pytorchReplicaSpecs"]
+    # Without a Master the role is worker 0's (pytorchjob_controller.go, IsMasterRole).
+    is_master = role == "Master" or ("Master" not in specs and index == 0)
+    labels = _labels(manifest, role, replica_index=str(index), **({"job_role": "master"} if is_master else {}))
+    pod = _pod(manifest, specs[role], _name(manifest, role, index), labels)
+    spec = pod["spec"]
+    trainer = _trainer(spec)
+    trainer["ports"] = _ports(trainer)
+    for container in spec["containers"]:
+        container["env"] = [*container.get("env", ()), *_variables(_of_node(manifest, role, index))]
+    if role == "Worker" and "Master" in specs:
+        waits = {
+            "name": "init-pytorch",
+            "image": "alpine:3.10",
+            "imagePullPolicy": "IfNotPresent",
+            "resources": {"limits": {"cpu": "100m", "memory": "20Mi"}, "requests": {"cpu": "50m", "memory": "10Mi"}},
+            "command": ["sh", "-c", _WAIT.format(host=_name(manifest, "Master", 0))],
+        }
+        spec["initContainers"] = [*spec.get("initContainers", ()), waits]
+    return pod
+
+
+def _trainer(spec: Manifest) -> dict[str, Any]:
+    containers: list[dict[str, Any]] = spec["containers"]
+    return next((container for container in containers if container["name"] == "pytorch"), containers[0])
+
+
+def _ports(container: Manifest) -> list[dict[str, Any]]:
+    """A port of the operator's name is kept, whatever its number (``setPyTorchDefaultPort``)."""
+    ports = list(container.get("ports", ()))
+    if any(port.get("name") == _PORT for port in ports):
+        return ports
+    return [*ports, {"containerPort": DEFAULT_PORT, "name": _PORT}]
+
+
+def _named_ports(manifest: Manifest, role: str) -> dict[str, int]:
+    trainer = _trainer(manifest["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"])
+    return {port.get("name", ""): port["containerPort"] for port in _ports(trainer)}
+
+
+def _of_node(manifest: Manifest, role: str, index: int) -> dict[str, str]:
+    """In the operator's order, which decides: of two values of one name, the last counts (envvar.go, setPodEnv)."""
+    specs, elastic = manifest["spec"]["pytorchReplicaSpecs"], manifest["spec"].get("elasticPolicy")
+    found = {"PYTHONUNBUFFERED": "1"}
+    count = str(sum(spec["replicas"] for spec in specs.values()))
+    if "Master" in specs:
+        master, port = _name(manifest, "Master", 0), str(_named_ports(manifest, "Master")[_PORT])
+        found |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": master, "PET_MASTER_ADDR": master}
+        rank = str(index + 1 if role == "Worker" else index)
+        # Pods, not processes: nprocPerNode stays "auto", which counts as 1.
+        found |= {"WORLD_SIZE": count, "RANK": rank, "PET_NODE_RANK": rank}
+    if elastic is None:
+        return {**found, "PET_NPROC_PER_NODE": "auto", "PET_NNODES": count}
+    return {
+        **found,
+        "PET_RDZV_ENDPOINT": f"{_name(manifest, 'Worker', 0)}:{_named_ports(manifest, 'Worker')[_PORT]}",
+        "PET_RDZV_BACKEND": elastic["rdzvBackend"],
+        "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
+        "PET_MAX_RESTARTS": str(elastic["maxRestarts"]),
+        "PET_NPROC_PER_NODE": str(elastic["nProcPerNode"]),
+    }
+
+
+def _service(manifest: Manifest, role: str, index: int) -> dict[str, Any]:
+    """Headless, with every port of the training container under its name (common/service.go): ports without a name
+    fall into one, and the API server refuses it."""
+    labels = _labels(manifest, role, replica_index=str(index))
+    named = sorted(_named_ports(manifest, role).items())
+    ports = [{"name": name, "port": port} if name else {"port": port} for name, port in named]
+    spec = {"clusterIP": "None", "ports": ports, "selector": labels}
+    return _object(manifest, "Service", _name(manifest, role, index), labels, spec=spec)
+
+
+# --- MPIJob -----------------------------------------------------------------------------------------------------------
+def _of_mpijob(manifest: Manifest) -> list[dict[str, Any]]:
+    """Launcher and workers, the launcher's config map, and its right to run commands in the workers."""
+    specs, name = manifest["spec"]["mpiReplicaSpecs"], manifest["metadata"]["name"]
+    spec = specs["Launcher"]["template"]["spec"]
+    launcher, labels = f"{name}-launcher", {"app": name}
+    # Made where it is not there yet; one that the pods name, too (newLauncherServiceAccount).
+    account = spec.get("serviceAccountName") or launcher
+    workers = [f"{name}-worker-{index}" for index in range(specs["Worker"]["replicas"])]
+    subjects = [{"kind": "ServiceAccount", "name": account, "namespace": manifest["metadata"]["namespace"]}]
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": workers, "verbs": ["create"]},
+    ]
+    role = {"apiGroup": _RBAC, "kind": "Role", "name": launcher}
+    rbac = {"apiVersion": f"{_RBAC}/v1"}
+    return [
+        _launcher(manifest, launcher, account),
+        *(_worker(manifest, worker, index) for index, worker in enumerate(workers)),
+        _object(manifest, "ConfigMap", f"{name}-config", labels, data=_config(manifest, launcher, workers)),
+        _object(manifest, "ServiceAccount", account, labels),
+        _object(manifest, "Role", launcher, labels, rules=rules) | rbac,
+        _object(manifest, "RoleBinding", launcher, labels, roleRef=role, subjects=subjects) | rbac,
+    ]
+
+
+def _launcher(manifest: Manifest, name: str, account: str) -> dict[str, Any]:
+    labels = _labels(manifest, "launcher", job_role="master")
+    pod = _pod(manifest, manifest["spec"]["mpiReplicaSpecs"]["Launcher"], name, labels)
+    main = _first(pod)
+    there = {variable["name"] for variable in main.get("env", ())}
+    variables = {
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    }
+    if not _has_gpus(pod["spec"]):
+        variables |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+    intel = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": "/etc/mpi/kubexec.sh"}
+    variables |= {name: value for name, value in intel.items() if name not in there}
+    delivery = {
+        "name": "kubectl-delivery",
+        "image": "kubeflow/kubectl-delivery:latest",
+        "imagePullPolicy": "IfNotPresent",
+        "env": _variables({"TARGET_DIR": "/opt/kube", "NAMESPACE": pod["metadata"]["namespace"]}),
+        "resources": {"limits": dict(_DELIVERY), "requests": dict(_DELIVERY)},
+        "volumeMounts": [_KUBECTL, _CONFIG],
+    }
+    main["env"] = [*main.get("env", ()), *_variables(variables)]
+    main["volumeMounts"] = [*main.get("volumeMounts", ()), _KUBECTL]
+    volumes = [{"name": _KUBECTL["name"], "emptyDir": {}}]
+    added = {"volumes": volumes, "initContainers": [delivery], "serviceAccountName": account}
+    pod["spec"] = merged(pod["spec"], added)
+    return _with_config(manifest, pod, "kubexec.sh", "hostfile", "discover_hosts.sh")
+
+
+def _worker(manifest: Manifest, name: str, index: int) -> dict[str, Any]:
+    labels = _labels(manifest, "worker", replica_index=str(index))
+    pod = _pod(manifest, manifest["spec"]["mpiReplicaSpecs"]["Worker"], name, labels)
+    if not _first(pod).get("command"):
+        # Whatever args the backend sent (newWorker): the launcher starts everything.
+        _first(pod).update(command=["sleep"], args=["365d"])
+    return _with_config(manifest, pod, "kubexec.sh")
+
+
+def _first(pod: Manifest) -> dict[str, Any]:
+    main: dict[str, Any] = pod["spec"]["containers"][0]
+    return main
+
+
+def _has_gpus(spec: Manifest) -> bool:
+    """``isGPULauncher``: any container whose limits have a name with "gpu" in or at the end of it."""
+    return any(
+        "gpu" in name for container in spec["containers"] for name in container.get("resources", {}).get("limits", {})
+    )
+
+
+def _with_config(manifest: Manifest, pod: dict[str, Any], *files: str) -> dict[str, Any]:
+    main = _first(pod)
+    main["volumeMounts"] = [*main.get("volumeMounts", ()), _CONFIG]
+    items = [{"key": file, "path": file, "mode": 0o444 if file == "hostfile" else 0o555} for file in files]
+    source = {"name": f"{manifest['metadata']['name']}-config", "items": items}
+    return merged(pod, {"spec": {"volumes": [{"name": _CONFIG["name"], "configMap": source}]}})
+
+
+def _config(manifest: Manifest, launcher: str, workers: list[str]) -> dict[str, str]:
+    slots = manifest["spec"].get("slotsPerWorker", 1)
+    has_gpus = _has_gpus(manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"])
+    return {
+        "hostfile": "".join(f"{host} slots={slots}\n" for host in [*([launcher] if has_gpus else []), *workers]),
+        "kubexec.sh": '#!/bin/sh\nset -x\nPOD_NAME=$1\nshift\n/opt/kube/kubectl exec ${POD_NAME} -- /bin/sh -c "$*"',
+        # Of pods that run: none, when the job is created.
+        "discover_hosts.sh": "#!/bin/sh" + (f"\necho {launcher}:{slots}\n" if has_gpus else ""),
+    }

@@ -10,7 +10,9 @@ from ... import envvars
 from ...config.registered import Registered
 from ...config.validate import QUEUE_LABEL
 from ...errors import RenderError
+from ...plugin.images import warning_of_image
 from ...topology import DEFAULT_PORT
+from .pod_templates import PodTemplates
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,34 @@ def summarise(
     ]
     warnings = [*changed, *_warnings(manifest, roles, nproc), *further]
     return Summary(tuple(facts), tuple(dict.fromkeys(warnings)))
+
+
+def notes_of(task: Any, template: Any, pod_templates: PodTemplates | None) -> list[str]:
+    """What one should know of a task before it is registered, and a manifest does not show; one sentence each.
+
+    Args:
+        task: one of ours.
+        template: the ``TaskTemplate`` that it is registered as.
+        pod_templates: the cluster's; None: it may have others than are known here.
+    """
+    from google.protobuf.json_format import MessageToDict
+
+    notes = []
+    name = template.metadata.pod_template_name
+    if name and name not in (pod_templates or {}):
+        notes.append(
+            f"the cluster's PodTemplate {name!r}, on which the backend lays these pods, is not known here: give its "
+            "YAML with --pod-template FILE"
+        )
+    (container, *_) = MessageToDict(template.k8s_pod.pod_spec)["containers"]
+    unusable = warning_of_image(container.get("image"), task.plan.roles)
+    notes += [] if unusable is None else [unusable]
+    for role in task.plan.roles:
+        fields = [field for field in ("image", "requests", "limits") if getattr(role.written, field, None)]
+        if fields:
+            named = f"{' and '.join(fields)} of {role.name}"
+            notes.append(f"with_overrides does not change {named}: what a role names of its own stays")
+    return notes
 
 
 def _roles(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
