@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
-from ..flyte.storage_errors import Outlook, judge, one_line
+from ..flyte.storage_errors import Outlook, Retry, judge, one_line
 from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
 from ..fs.paths import refresh
@@ -184,17 +183,16 @@ class Store:
             ) from error
 
     def _patiently(self, action: Callable[[], T], what: str) -> T:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        pause = 0.5
+        retry = Retry(PATIENCE_SECONDS, first=0.5, longest=15.0)
         while True:
             try:
                 return action()
             except Exception as error:
-                if self._on_disk or judge(error) is not Outlook.TRANSIENT or time.monotonic() > deadline:
+                pause = None if self._on_disk else retry.pause(error)
+                if pause is None:
                     raise
                 logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(pause * 2, 15.0)
+            time.sleep(pause)
 
 
 def _batches(ranges: Iterable[tuple[int, int]], at_once: int) -> Iterator[list[tuple[int, int]]]:

@@ -11,12 +11,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..fs.atomic import aside, fsync_dir
+from ..fs.atomic import aside, atomic_write, fsync_dir
 from ..texts import chain
-from .storage_errors import one_line
+from .storage_errors import codes, one_line
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What link(2) says where there are no hard links, or not enough of them."""
+
+_IS_THERE = {"PreconditionFailed", "412", "ConditionalRequestConflict", "ConditionNotMet"}
+"""S3, GCS and Azure say 412; S3 says ConditionalRequestConflict (409) when two puts race: the other one wins."""
+
+_NO_CONDITION = {"NotImplemented", "501"}
+"""S3-like servers without conditional puts say so (501, or the header is an argument that they do not take)."""
 
 
 class NoConditionError(Exception):
@@ -45,9 +51,10 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     except Exception as error:
-        if _precondition_failed(error):
+        said = set().union(*(codes(cause) for cause in chain(error)))
+        if said & _IS_THERE:
             return False
-        if _not_implemented(error):
+        if said & _NO_CONDITION:
             raise NoConditionError(one_line(error)) from error
         raise
     return True
@@ -67,10 +74,8 @@ def _link_new(path: Path, data: bytes) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = aside(path)
     try:
-        with open(draft, "xb") as file:
+        with atomic_write(draft) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -83,24 +88,3 @@ def _link_new(path: Path, data: bytes) -> bool:
         draft.unlink(missing_ok=True)
     fsync_dir(path.parent)
     return True
-
-
-def _code(error: BaseException) -> str:
-    for cause in chain(error):
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        status = getattr(cause, "status", getattr(cause, "code", None))
-        if status is not None:
-            return str(status)
-    return ""
-
-
-def _precondition_failed(error: BaseException) -> bool:
-    """S3, GCS and Azure say 412; S3 says ConditionalRequestConflict (409) when two puts race: the other one wins."""
-    return _code(error) in {"PreconditionFailed", "412", "ConditionalRequestConflict", "ConditionNotMet"}
-
-
-def _not_implemented(error: BaseException) -> bool:
-    """S3-like servers without conditional puts say so (501, or the header is an argument that they do not take)."""
-    return _code(error) in {"NotImplemented", "501"}

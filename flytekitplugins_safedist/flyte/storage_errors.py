@@ -1,9 +1,12 @@
-"""What an error from an object store means: gone, refused, or worth another try."""
+"""What an error from an object store means: gone, refused, or worth another try; and when that is made."""
 
 from __future__ import annotations
 
 import enum
+import random
 import re
+import time
+from collections.abc import Callable
 
 from ..errors import SafedistError, WorkFailedError
 from ..texts import chain
@@ -55,6 +58,39 @@ def judge(error: BaseException) -> Outlook:
     return Outlook.TRANSIENT
 
 
+class Retry:
+    """When something that is asked of a store is tried again: while its error may pass, and for a time.
+
+    The one for uploads, the task's code and checkpoints. Pauses double, and are jittered: all nodes of a job meet the
+    same outage.
+
+    Args:
+        seconds: how long to go on after the first failure.
+        first, longest: of the pauses, in seconds.
+        clock: of seconds.
+    """
+
+    def __init__(
+        self, seconds: float, *, first: float = 1.0, longest: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds, self._pause, self._longest, self._clock = seconds, first, longest, clock
+        self._end: float | None = None
+
+    def left(self) -> float:
+        """Seconds for which it is still tried."""
+        return self._seconds if self._end is None else self._end - self._clock()
+
+    def pause(self, error: BaseException) -> float | None:
+        """Seconds to wait before the next try; None: the error will not pass, or the time is over."""
+        self._end = self._clock() + self._seconds if self._end is None else self._end
+        left = self.left()
+        if judge(error) is not Outlook.TRANSIENT or left <= 0:
+            return None
+        pause = min(self._pause * random.uniform(0.5, 1.0), left)  # noqa: S311
+        self._pause = min(self._pause * 2, self._longest)
+        return pause
+
+
 def failed_by_itself(error: SafedistError) -> bool:
     """Whether an error of ours was raised from one that no user can cause: one of ours that is the platform's, or a
     store's that may pass. What the user's own work has raised is the user's, whatever it is."""
@@ -69,12 +105,12 @@ def failed_by_itself(error: SafedistError) -> bool:
 
 def _known(error: BaseException) -> Outlook | None:
     """What ``error`` is known to mean by itself; None where nobody has heard of it."""
-    codes = _codes(error)
-    if isinstance(error, PermissionError) or codes & _DENIED_CODES or codes & _DENIED_NAMES:
+    found = codes(error)
+    if isinstance(error, PermissionError) or found & _DENIED_CODES or found & _DENIED_NAMES:
         return Outlook.DENIED
-    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or codes & _MISSING_CODES:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or found & _MISSING_CODES:
         return Outlook.MISSING
-    if isinstance(error, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in codes):
+    if isinstance(error, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in found):
         return Outlook.TRANSIENT
     return None
 
@@ -95,13 +131,14 @@ def _causes(error: BaseException) -> list[BaseException]:
     return [*chain(error)][::-1]
 
 
-def _codes(error: BaseException) -> set[str]:
-    codes = {type(error).__name__}
+def codes(error: BaseException) -> set[str]:
+    """What clients of stores call this error: its type, the service's code and HTTP's status."""
+    found = {type(error).__name__}
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        codes.add(str(response.get("Error", {}).get("Code", "")))
+        found.add(str(response.get("Error", {}).get("Code", "")))
     for attribute in ("status", "status_code", "error_code", "code"):
         value = getattr(error, attribute, None)
         if isinstance(value, (int, str)):
-            return codes | {str(value)}
-    return codes
+            return found | {str(value)}
+    return found

@@ -2,6 +2,11 @@
 
 A rank is a new process: what ``flytekit.current_context()`` and file access need is written down by the agent
 (:func:`take`) and set up again in the rank (:func:`entered`), with the rank's own sandbox and working directory.
+
+flytekit's ``setup_execution`` does not serve there. It names the working directory by random numbers of the process
+that has imported flytekit: ranks forked from it get one directory together (tried with flytekit 1.16). And each rank
+would have its own date of the execution, be in a pod also in a local run, have no decks, and install what
+``_F_RUNTIME_PACKAGES`` names.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlyteSnapshot:
-    """Flyte's side of a running task; every field is text or None.
+    """Flyte's side of a running task; every field is text, a switch or None.
 
     Attributes:
         mode: name of ``ExecutionState.Mode``.
@@ -41,7 +46,7 @@ class FlyteSnapshot:
     raw_output_prefix: str
     output_metadata_prefix: str | None
     execution_id: tuple[str, str, str]
-    task_id: tuple[str, str, str, str] | None
+    task_id: tuple[str, str, str, str]
     execution_date: str
     checkpoint_dest: str | None
     checkpoint_src: str | None
@@ -55,24 +60,20 @@ def take() -> FlyteSnapshot:
     from flytekit import FlyteContextManager
     from flytekit.core.context_manager import ExecutionState
 
-    ctx = FlyteContextManager.current_context()
-    params = ctx.user_space_params
-    state = ctx.execution_state
-    destination, source = flytekit_inside.checkpoint_places(params) if params is not None else (None, None)
-    task = params.task_id if params is not None else None
-    execution = params.execution_id if params is not None else None
-    date = params.execution_date if params is not None else None
-    settings = ctx.serialization_settings
+    ctx = FlyteContextManager.current_context()  # which is never without an execution: flytekit has one for local runs
+    params, settings = ctx.user_space_params, ctx.serialization_settings
+    execution, task = params.execution_id, params.task_id
+    destination, source = flytekit_inside.checkpoint_places(params)
     return FlyteSnapshot(
-        mode=(state.mode if state and state.mode else ExecutionState.Mode.LOCAL_TASK_EXECUTION).name,
+        mode=(ctx.execution_state.mode or ExecutionState.Mode.LOCAL_TASK_EXECUTION).name,
         raw_output_prefix=ctx.file_access.raw_output_prefix,
-        output_metadata_prefix=params.output_metadata_prefix if params is not None else None,
-        execution_id=(execution.project, execution.domain, execution.name) if execution else ("", "", "local"),
-        task_id=(task.project, task.domain, task.name, task.version) if task else None,
-        execution_date=(date or datetime.now()).isoformat(),
+        output_metadata_prefix=params.output_metadata_prefix,
+        execution_id=(execution.project, execution.domain, execution.name),
+        task_id=(task.project, task.domain, task.name, task.version),
+        execution_date=params.execution_date.isoformat(),
         checkpoint_dest=destination,
         checkpoint_src=source,
-        enable_deck=bool(params.enable_deck) if params is not None else False,
+        enable_deck=bool(params.enable_deck),
         serialization=settings.serialized_context if settings is not None else None,
         metadata=flytekit_inside.execution_metadata(ctx.file_access),
     )
@@ -161,13 +162,11 @@ def _parameters(snapshot: FlyteSnapshot, sandbox: Path, checkpoint: Any) -> Any:
 
     working = sandbox / "work"
     working.mkdir(mode=0o700, exist_ok=True)
-    project, domain, name = snapshot.execution_id
-    task = snapshot.task_id
     stats: Any = MockStats()
-    if task is not None and snapshot.mode == "TASK_EXECUTION":
-        stats = get_stats(cfg=StatsConfig.auto(), prefix=f"{task[0]}.{task[1]}.{task[2]}.user_stats")
+    if snapshot.mode == "TASK_EXECUTION":
+        stats = get_stats(cfg=StatsConfig.auto(), prefix=f"{'.'.join(snapshot.task_id[:3])}.user_stats")
     return ExecutionParameters(
-        execution_id=identifier.WorkflowExecutionIdentifier(project=project, domain=domain, name=name),
+        execution_id=identifier.WorkflowExecutionIdentifier(*snapshot.execution_id),
         execution_date=datetime.fromisoformat(snapshot.execution_date),
         stats=stats,
         logging=user_space_logger,
@@ -175,6 +174,6 @@ def _parameters(snapshot: FlyteSnapshot, sandbox: Path, checkpoint: Any) -> Any:
         raw_output_prefix=snapshot.raw_output_prefix,
         output_metadata_prefix=snapshot.output_metadata_prefix,
         checkpoint=checkpoint,
-        task_id=identifier.Identifier(identifier.ResourceType.TASK, *task) if task else None,
+        task_id=identifier.Identifier(identifier.ResourceType.TASK, *snapshot.task_id),
         enable_deck=snapshot.enable_deck,
     )

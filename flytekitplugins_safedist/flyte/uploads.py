@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..handoff import HERE
 from ..texts import chain
 from . import task_context
 from .put_new import NoConditionError, put_new
-from .storage_errors import Outlook, judge, one_line
+from .storage_errors import Retry, one_line
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
@@ -122,26 +121,21 @@ async def tried_again(
         seconds: how long to go on after the first failure.
         sleep, clock: how to wait, and for how long that was.
     """
-    end: float | None = None
-    longest = 1.0
+    retry = Retry(seconds, clock=clock)
     while True:
         try:
             return await action()
         except Exception as error:
-            end = clock() + seconds if end is None else end
-            left = end - clock()
-            if not may_pass(error) or left <= 0:
+            pause = None if _stays(error) else retry.pause(error)
+            if pause is None:
                 raise
-            pause = min(longest * random.uniform(0.5, 1.0), left)  # noqa: S311
             logger.info(
-                f"upload to {label} failed: {one_line(error)}; trying again in {pause:.1f} s, for {left:.0f} s more"
+                f"upload to {label} failed: {one_line(error)}; trying again in {pause:.1f} s, for {retry.left():.0f} s "
+                "more"
             )
             await sleep(pause)
-            longest = min(longest * 2, 30.0)
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether the same upload may succeed later. A disk says by a number what will not change."""
-    if judge(error) is not Outlook.TRANSIENT:
-        return False
-    return not any(isinstance(cause, OSError) and cause.errno in _STAYING for cause in chain(error))
+def _stays(error: BaseException) -> bool:
+    """Whether a disk says by a number what will not change."""
+    return any(isinstance(cause, OSError) and cause.errno in _STAYING for cause in chain(error))

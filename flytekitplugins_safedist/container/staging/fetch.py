@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ...errors import CodeNotFoundError, MissingDependencyError, SafedistError, StagingError
-from ...flyte.storage_errors import Outlook, judge, one_line
+from ...flyte.storage_errors import Outlook, Retry, judge, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ class Patience:
         Raises:
             SafedistError: it did not pass.
         """
-        began = time.monotonic()
+        retry = Retry(_DOWN, first=self._pause, longest=_LONGEST_PAUSE)
         for attempt in itertools.count(1):
             self._limit = attempt * self._answer
             try:
@@ -118,11 +117,10 @@ class Patience:
             except SafedistError:
                 raise
             except Exception as error:
-                over = not self.remaining() or time.monotonic() - began > _DOWN
-                if judge(error) is not Outlook.TRANSIENT or over:
+                pause = retry.pause(error)
+                if pause is None or not self.remaining():
                     raise self._failed(error, attempt) from error
-                longest = min(self._pause * 2 ** min(attempt - 1, 10), _LONGEST_PAUSE, self.remaining())
-                seconds = longest * random.uniform(0.5, 1.0)  # noqa: S311
+                seconds = min(pause, self.remaining())
                 logger.info(
                     f"{self.label}: {one_line(error)}; trying again in {seconds:.1f} s (attempt {attempt} failed)"
                 )

@@ -101,6 +101,7 @@ def test_the_execution_is_the_same_in_the_rank(snapshot: FlyteSnapshot, sandbox:
         assert (current.task_id.name, current.task_id.version) == ("wf.train", "v7")
         assert current.execution_date == datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
         assert current.enable_deck
+        assert not isinstance(current.stats, MockStats), "which is of local runs: a pod's go where flytekit sends them"
         assert ctx.execution_state is not None
         assert ctx.execution_state.mode is ExecutionState.Mode.TASK_EXECUTION
         assert ctx.serialization_settings is not None
@@ -191,6 +192,7 @@ def test_a_local_run_without_any_execution_is_taken_and_entered_too(sandbox: Pat
     assert taken.mode in ExecutionState.Mode.__members__
     with task_context.entered(taken, sandbox):
         assert Path(flytekit.current_context().working_directory).is_relative_to(sandbox)
+        assert isinstance(flytekit.current_context().stats, MockStats)
 
 
 def test_the_same_sandbox_can_be_entered_again(snapshot: FlyteSnapshot, sandbox: Path) -> None:
