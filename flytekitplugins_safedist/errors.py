@@ -196,7 +196,8 @@ class RankKilledError(SafedistError):
 
 
 class HangError(SafedistError):
-    """Ranks wait in a collective that does not end. The text names who holds them up, and where that rank stands."""
+    """Ranks wait in a collective, or are in a step, that does not end. The text names who holds them up, and where that
+    rank stands."""
 
 
 class JobInterruptedError(SafedistError):

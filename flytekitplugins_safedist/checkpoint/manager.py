@@ -77,6 +77,7 @@ class Checkpoints:
         context.at_end(self.wait)
 
     # --- what a training loop calls -----------------------------------------------------------------------------------
+    @context.saving()
     def restore(self, state: MutableMapping[str, Any], step: int | None = None) -> int:
         """Load the newest complete save into ``state``; return the step to begin with, 0 where nothing was saved.
 
@@ -92,7 +93,7 @@ class Checkpoints:
                 the save does not hold what is to be restored; or the state holds what could not be saved.
         """
         group = self._group()
-        self._together({"error": failure_of(lambda: self._check(state))})
+        self._check(state)
         _, store = self._settled()
         began, passed_over = time.monotonic(), []
         self._writer.drain("restoring")
@@ -160,7 +161,7 @@ class Checkpoints:
         """
         wanted = self.should_save(step)
         if not self._checked:
-            self._together({"error": failure_of(lambda: self._check(state))})
+            self._check(state)
         if not (wanted or force):
             return
         agreed, self._agreed, self._asked = self._agreed, None, (step, False)
@@ -176,6 +177,7 @@ class Checkpoints:
             if agreed is not None:
                 self._point.over(agreed)
 
+    @context.saving()
     def wait(self) -> None:
         """Return when no save is in flight. A collective; called by the rank itself when the task's function has
         returned.
@@ -228,10 +230,11 @@ class Checkpoints:
         return group, self._place
 
     # --- save ---------------------------------------------------------------------------------------------------------
+    @context.saving()
     def _check(self, state: MutableMapping[str, Any]) -> None:
         from . import state as states
 
-        states.check(state)
+        self._together({"error": failure_of(lambda: states.check(state))})
         self._checked = True
 
     def _due(self, before: int, step: int) -> bool:
@@ -246,6 +249,7 @@ class Checkpoints:
         self._by_time.look = first["look"]
         return bool(first["now"])
 
+    @context.saving()
     def _begin(self, step: int, state: MutableMapping[str, Any]) -> None:
         """Copy the state, and have it written. A collective; an error in one rank is an error in all."""
         from . import dcp

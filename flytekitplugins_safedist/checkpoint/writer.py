@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..ranks import context
+
 logger = logging.getLogger(__name__)
 
 SAY_AFTER_SECONDS = 0.05
@@ -40,6 +42,7 @@ class Writer:
         self._thread = threading.Thread(target=inside.run, args=(self._run, label, work), name="safedist-checkpoint")
         self._thread.start()
 
+    @context.saving(background=True)
     def _run(self, label: str, work: Callable[[], None]) -> None:
         try:
             work()

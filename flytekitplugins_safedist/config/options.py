@@ -200,7 +200,7 @@ class Logs:
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs:
-    """When ranks that wait in a collective count as hung, and what is done about the rank they wait for.
+    """When ranks that wait in a collective, or whose steps do not end, count as hung, and what is done about it.
 
     Attributes:
         action: once two looks at all ranks have shown the same: ``"restart"``: the job fails for it as for a rank's
@@ -208,7 +208,9 @@ class Hangs:
             logs say so, and it goes on.
         floor: seconds that a wait lasts at least, and five times as long as the longest one of the round that ended.
             None: nine tenths of the collective's own timeout (``init_process_group(timeout=...)``): torch would end the
-            job a little later, and could not say for whom. Of Horovod, which ends none: ``ceiling``.
+            job a little later, and could not say for whom. Of Horovod, which ends none: ``ceiling``. For a job that
+            tells its steps (``current_rank().progress``) a step is the same as a wait; without a floor one that is
+            longer than ``ceiling`` is only told in the logs.
         ceiling: seconds after which a wait is too long whatever there was before; and after which also a rank that
             computes, or moves, is no longer waited for: a long evaluation and an endless loop look alike.
     """

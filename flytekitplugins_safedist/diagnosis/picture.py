@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from .processes import Process
+from .progress import Steps
 from .records import Recorded
 from .stacks import Frame, Stack
 
@@ -16,6 +18,7 @@ _NAMED = 16
 """Processes, one by one: a job may have thousands."""
 
 _COLLECTIVES = ("/torch/distributed/", "/horovod/", "/flytekitplugins_safedist/fs/")
+_OURS = "/flytekitplugins_safedist/"
 _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
 
 
@@ -30,6 +33,9 @@ class Standing:
         cpu: cores that it used meanwhile, with all that it has started.
         moved: its main thread was in different calls within the short time that it was looked at.
         record: its collectives, as far as torch has recorded them.
+        steps: how far it is, by the steps that it tells.
+        still: seconds for which it has been in that step; 0.0 where it tells none, or saves a checkpoint now.
+        is_late: they are more than its node is used to.
         holds_gil: native code in it holds Python's lock.
         returned: it has left the task's function, successfully.
         debugged: a person is asked in its debugger.
@@ -41,6 +47,9 @@ class Standing:
     cpu: float = 0.0
     moved: bool = False
     record: Recorded = field(default_factory=Recorded)
+    steps: Steps = field(default_factory=Steps)
+    still: float = 0.0
+    is_late: bool = False
     holds_gil: bool = False
     returned: bool = False
     debugged: bool = False
@@ -64,18 +73,17 @@ class Standing:
             return f"{self.process}; it has not answered"
         if not self.waits_in:
             return f"at {self.stack[0].short}"
-        caller = next((frame for frame in self.stack if not _is_collectives(frame.file)), None)
+        caller = next((frame for frame in self.stack if not _is_librarys(frame)), None)
         return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "")
 
 
 def collective(stack: Stack) -> str:
     """The collective operation that a thread is in; "" where it is in none."""
-    for frame in stack:
-        if not _is_collectives(frame.file):
-            return ""
-        if frame.function not in _WRAPPERS:
-            return frame.function
-    return ""
+    called = [frame for frame in takewhile(_is_librarys, stack) if _is_collectives(frame)]
+    names = [frame.function for frame in called if frame.function not in _WRAPPERS]
+    if not names:
+        return ""
+    return names[-1] if _OURS in called[0].file else names[0]  # of fs, what the user has called says most
 
 
 def line_of(frame: Frame) -> str:
@@ -83,8 +91,12 @@ def line_of(frame: Frame) -> str:
     return f"  {frame}"
 
 
-def _is_collectives(file: str) -> bool:
-    return any(part in file for part in _COLLECTIVES)
+def _is_collectives(frame: Frame) -> bool:
+    return any(part in frame.file for part in _COLLECTIVES)
+
+
+def _is_librarys(frame: Frame) -> bool:
+    return _is_collectives(frame) or _OURS in frame.file
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -121,6 +133,9 @@ def _group(group: Sequence[Standing], *, of: int) -> list[str]:
     lines += [f"    {state}" + (f": {listed(ranks)}" if len(states) > 1 else "") for state, ranks in states.items()]
     used = [each.cpu for each in group]
     lines += [f"    waits in {pending}" for pending in first.record.pending]
+    steps = sorted({each.steps.step for each in group if each.steps.step >= 0})
+    if steps:
+        lines.append(f"    in step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else ""))
     lines.append(f"    CPU: {_cores(min(used))}" + (f" to {_cores(max(used))}" if len(used) > 1 else ""))
     for each in group:
         lines += [

@@ -1,13 +1,13 @@
 """From what all ranks of a job do at one moment to who holds up whom. Pure.
 
-Only what a library has recorded counts as waiting: a collective that a rank has begun and that has not ended. A job
-whose ranks wait for anything else, or for nobody, never hangs in these terms.
+Only what a library has recorded counts as waiting: a collective that a rank has begun and that has not ended. Where
+nobody waits so, a job that tells its steps is judged by them. Any other never hangs in these terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .picture import Standing, listed
@@ -32,7 +32,9 @@ class Hang:
         culprits: ranks.
         waiting: ranks that wait for them.
         why: what was seen of the first culprit, as a sentence.
-        key: the same for the same hang at a later look: ranks and collectives.
+        key: the same for the same hang at a later look: ranks and collectives, or steps.
+        step: that the job is in: its last rank's; -1 where nobody knows.
+        by_steps: no library says that ranks wait; no step has ended for too long.
     """
 
     kind: Kind
@@ -40,6 +42,8 @@ class Hang:
     waiting: tuple[int, ...]
     why: str
     key: tuple[object, ...]
+    step: int = -1
+    by_steps: bool = False
 
     @property
     def may_end(self) -> bool:
@@ -48,14 +52,23 @@ class Hang:
 
 
 def judge(standing: Sequence[Standing]) -> Hang | None:
-    """Who holds up the others; None where nobody waits, or a person looks at a rank with a debugger.
+    """Who holds up the others; None where nobody does, or a person looks at a rank with a debugger.
 
     Args:
         standing: all ranks of the job.
     """
+    if any(each.process.state == "t" or each.debugged for each in standing):
+        return None
+    hang = _by_collectives(standing)
+    if hang is None:
+        return _by_steps(standing)
+    return replace(hang, step=min((each.steps.step for each in standing if each.steps.step >= 0), default=-1))
+
+
+def _by_collectives(standing: Sequence[Standing]) -> Hang | None:
     waiting = [each for each in standing if each.record.pending and not each.moved and each.process.state not in "Tt"]
     others = [each for each in standing if each not in waiting]
-    if not waiting or len(standing) < 2 or any(each.process.state == "t" or each.debugged for each in standing):
+    if not waiting or len(standing) < 2:
         return None
     if not others:
         return _all_wait(waiting)
@@ -74,11 +87,12 @@ def _is_behind(one: Standing, waiting: Standing) -> bool:
 
 
 def _kind(one: Standing) -> Kind:
-    if one.process.state in ("T", "D"):
+    is_saving = one.steps.is_saving or one.steps.is_writing
+    if one.process.state == "T" or (one.process.state == "D" and not is_saving):
         return "frozen"
     if one.returned:
         return "returned"
-    if one.moved or one.cpu > _BUSY:
+    if one.moved or one.cpu > _BUSY or is_saving:
         return "slow"
     if one.holds_gil:
         return "gil"
@@ -93,8 +107,40 @@ def _seen(one: Standing, kind: Kind) -> str:
         "gil": f"{who} is {one.where}, in native code that holds Python's lock ({one.process})",
         "input": f"{who} waits for input {one.where} ({one.process})",
         "returned": f"{who} has returned from the task's function",
-        "slow": f"{who} is {one.where}, and {'moves' if one.moved else 'computes'} ({used}): slow, or an endless loop",
+        "slow": f"{who} is {one.where}, and {_works(one)} ({used}): slow, or an endless loop",
     }.get(kind, f"{who} is {one.where}, and does nothing ({one.process})")
+
+
+def _works(one: Standing) -> str:
+    if one.steps.is_saving or one.steps.is_writing:
+        return "saves or restores a checkpoint"
+    return "moves" if one.moved else "computes"
+
+
+def _by_steps(standing: Sequence[Standing]) -> Hang | None:
+    """In a job whose ranks tell their steps: who is in one for too long, and behind those who go on; or all are."""
+    longest = max((each.still for each in standing if each.is_late), default=0.0)
+    if not longest:
+        return None
+    # Nodes are used to different times: half as long is far more than a step takes, too.
+    stand = [each for each in standing if each.still >= longest / 2]
+    save = [each for each in standing if each.steps.is_saving]
+    go_on = [each for each in standing if any(each.steps.told) and each not in stand and each not in save]
+    least = min(each.steps.step for each in stand)
+    if any(each.steps.step <= least for each in go_on):
+        return None
+    behind = [each for each in stand if each.steps.step == least]
+    silent = [each for each in standing if not any(each.steps.told)]
+    # Whoever stands in a library's collective (a barrier of fs is in no record) waits for another.
+    apart = [[each for each in some if not each.waits_in] for some in (behind, silent)]
+    culprits = save or apart[0] or apart[1]
+    kind = _kind(culprits[0]) if culprits else "symmetric"
+    seen = _seen(culprits[0], kind) if culprits else f"all ranks wait, rank {behind[0].rank} {behind[0].where}"
+    which = f"step {least} has not ended" if least >= 0 else "no step has ended"
+    on = f", and {len(go_on)} rank(s) go on" if go_on else ""
+    why = f"{seen}; {which} for {longest:.0f} s{on}"
+    key = ("steps", kind, _ranks(culprits), tuple((each.rank, each.steps.told) for each in stand))
+    return Hang(kind, _ranks(culprits), _ranks(stand), why, key, least, by_steps=True)
 
 
 def _all_wait(waiting: Sequence[Standing]) -> Hang:

@@ -312,7 +312,7 @@ class Coordinator(Rounds):
         text = f"the job does not move, for {found.waited:.0f} s now: {hang.why}\n{found.picture}"
         self._tell_members(m.Waits(text))
         if node is not None:
-            about = (hang.kind, hang.why, found.waited, hang.may_end, found.picture)
+            about = (hang.kind, hang.why, found.waited, hang.may_end, found.picture, hang.step, hang.by_steps)
             self._tell(node.process, Hung(self.history.round, found.rank, *about))
 
     def _cannot_begin(self, node: Node, said: m.CannotBegin, _now: float) -> None:

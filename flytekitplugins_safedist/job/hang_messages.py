@@ -10,7 +10,8 @@ from .messages import Message
 
 @dataclass(frozen=True)
 class Stalled(Message):
-    """A rank here has waited in one collective for so many seconds, which is suspicious; said again while it does."""
+    """A rank here has been in one collective, or one step, for so many seconds, which is suspicious; said again while
+    it is."""
 
     round: int
     waited: float
@@ -43,6 +44,7 @@ class Hung(Message):
         waited: seconds.
         may_end: waiting longer may help.
         picture: all ranks.
+        step, by_steps: as in :class:`..diagnosis.verdict.Hang`.
     """
 
     round: int
@@ -52,3 +54,5 @@ class Hung(Message):
     waited: float
     may_end: bool
     picture: str
+    step: int = -1
+    by_steps: bool = False

@@ -11,7 +11,7 @@ from ..config.options import Hangs
 from ..diagnosis import evidence, records
 from ..diagnosis.picture import Standing
 from ..diagnosis.processes import Process
-from ..diagnosis.progress import Progress
+from ..diagnosis.progress import Progress, Steps
 from ..diagnosis.stacks import Stack
 from ..errors import HangError
 from ..ranks.forkserver_client import RankServer
@@ -70,11 +70,11 @@ class HangWatch:
         self._next = time.monotonic() + self._every
 
     def look(self) -> None:
-        """Where it is time, ask torch how far the ranks are."""
+        """Where it is time, see how far the ranks are."""
         now = time.monotonic()
         if now < self._next:
             return
-        waited = self._progress.look(self._recorded({}), now)
+        waited = self._progress.look(self._recorded({}), self._steps(), now)
         self._next = time.monotonic() + self._every
         if waited is not None:
             self._tell(Stalled(self._round, waited))
@@ -95,11 +95,16 @@ class HangWatch:
         found = evidence.gather(asked, self._server.ask_for_stacks)
         recorded = self._recorded({each.rank: each.stack for each in found})
         held = records.holding_the_interpreter(self._sockets())
+        steps = self._steps()
+        still = self._progress.still(steps, time.monotonic())
         standing = [
             replace(
                 each,
                 threads=tuple(stack[:_FRAMES] for stack in each.threads[:1]),
                 record=recorded.get(each.rank, records.Recorded()),
+                steps=steps[each.rank],
+                still=still.get(each.rank, 0.0),
+                is_late=still.get(each.rank, 0.0) >= self._progress.step_threshold,
                 holds_gil=each.rank in held,
                 debugged=running[each.rank][2].debugs,
             )
@@ -112,10 +117,12 @@ class HangWatch:
             return None  # every node's log has it by now
         if hung.may_end and hung.waited < self._hangs.ceiling:
             return None
+        if hung.by_steps and self._hangs.floor is None:
+            return None  # what comes after the last step, and takes hours, tells none
         error = HangError(
             f"the job does not move: {hung.why}",
-            where={"kind": hung.hang},
-            seen=f"a collective that has not ended for {hung.waited:.0f} s",
+            where={"kind": hung.hang, **({"step": hung.step} if hung.step >= 0 else {})},
+            seen=f"a {'step' if hung.by_steps else 'collective'} that has not ended for {hung.waited:.0f} s",
             expected=repr(self._hangs),
             hint=_HINTS[hung.hang],
         )
@@ -130,6 +137,9 @@ class HangWatch:
             if begun:
                 found[rank] = records.of_horovod(begun, ended, stacks.get(rank, ()))
         return found
+
+    def _steps(self) -> dict[int, Steps]:
+        return {order.context.rank: page.steps for order, page in self._ranks.running.values()}
 
     def _sockets(self) -> dict[int, Path]:
         return {order.context.rank: order.records for order, _ in self._ranks.running.values()}

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import HangError
 from ..ranks.outcome import Fault, RankOutcome, echo, is_consequence, speaks_of_gpu_hardware
 from ..texts import encodable
 from .facts import Cause
@@ -56,11 +57,11 @@ def cause_of(outcome: RankOutcome) -> Cause:
 
 
 def _is_the_codes(outcome: RankOutcome) -> bool:
-    """Whether an exception may be the code's or the data's: no store, disk, network or broken GPU has a part in it."""
+    """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
     raised = outcome.raised
     if raised is None or speaks_of_gpu_hardware(raised):
         return False
-    return raised.fault is Fault.USER and not raised.errnos
+    return raised.type == HangError.__name__ or (raised.fault is Fault.USER and not raised.errnos)
 
 
 def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:

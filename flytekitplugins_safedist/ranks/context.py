@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,17 +51,21 @@ class RankContext(Identity):
     def progress(self, step: int, **values: float) -> None:
         """Say that ``step`` is done, and what is known of it: ``progress(step, loss=loss)``.
 
-        For the record of the run: how long steps take on each rank, which one they came to, and the latest values. It
-        costs microseconds; a value that is a tensor on a GPU is waited for, so hand it over only where you would print
-        it.
+        For the record of the run: how long steps take on each rank, which one they came to, and the latest values. And
+        for what counts as a hang (:class:`~flytekitplugins_safedist.Hangs`): a job that tells steps moves while they
+        end. It costs microseconds; a value that is a tensor on a GPU is waited for, so hand it over only where you
+        would print it.
 
         Args:
-            step: its number.
+            step: its number, counted over all epochs: steps that fall are in no error, and in no count of failures.
             values: numbers by name, eight names at most.
         """
         recorder: Recorder | None = HERE.recorder
         if recorder is not None:
             recorder.progress(step, values)
+        shared: RankPage | None = HERE.page
+        if shared is not None:
+            shared.progress(int(step))
 
     def saved(self) -> None:
         """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""
@@ -86,6 +91,17 @@ def page() -> RankPage:
         current_rank()
         raise NotInTaskError("this rank shares no memory with an agent")
     return shared
+
+
+@contextmanager
+def saving(*, background: bool = False) -> Iterator[None]:
+    """Inside, this process saves or restores a checkpoint, or a thread of it does; where it is a rank, its agent knows.
+
+    How long that takes is the store's affair: it is no hang.
+    """
+    shared: RankPage | None = HERE.page
+    with shared.saving(background=background) if shared is not None else nullcontext():
+        yield
 
 
 def current_rank() -> RankContext:

@@ -270,7 +270,7 @@ class Ranks:
         """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
         member = next(member for member in self._members if member.order.context.rank == rank)
         raised = Raised(type=type(error).__name__, message=str(error), traceback="", **{"repeats": True, **facts})
-        return _outcome_of(member, Status.RAISED, raised=raised)
+        return _outcome_of(member, Status.RAISED, raised=raised, step=member.page.steps.step)
 
     def result(self) -> Path:
         """Where rank 0 left its outputs; only on node 0."""

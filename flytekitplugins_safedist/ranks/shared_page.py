@@ -30,6 +30,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..diagnosis.progress import Steps
+
 NOWHERE = (1 << 62) - 1
 """As a step: never reached."""
 
@@ -46,8 +48,11 @@ _NO_STEP = _STEP_MASK
 
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
-_WAITS, _WAITED = 16, 17
+_WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES = 16, 17, 18, 19, 20, 21
 """Words of the agent, and of the rank, on cache lines of their own."""
+
+_NO_COUNT = -1
+"""As the step that is told: steps have fallen, so their numbers say nothing of how far the rank is."""
 
 LATEST_STEP = _STEP_MASK - 2
 ANSWER_SECONDS = 120.0
@@ -102,6 +107,10 @@ class AgreedSave:
 
     call: int
     urgent: bool
+
+
+def _under_way(words: memoryview) -> int:
+    return int(max(words[_FLOOR], words[_STEP])) - 1
 
 
 class AgentPage:
@@ -167,6 +176,13 @@ class AgentPage:
         ended = int(self._words[_WAITED])  # first: what ends meanwhile is a wait that still goes on
         return int(self._words[_WAITS]), ended
 
+    @property
+    def steps(self) -> Steps:
+        """How far the rank is, by the steps that it tells or saves by."""
+        words = self._words
+        told = int(words[_STEPS]), int(words[_FLOOR])
+        return Steps(told, _under_way(words), is_saving=bool(words[_SAVES]), is_writing=bool(words[_WRITES]))
+
     def finished(self, call: int, *, urgent: bool) -> bool:
         """Whether nothing more is to be expected of the rank for this call, which has been answered.
 
@@ -203,8 +219,25 @@ class RankPage:
 
     @property
     def step(self) -> int:
-        """The first step at which this rank can still save; -1 where it does not save by steps."""
-        return int(self._words[_FLOOR]) - 1
+        """The step that this rank is in, by what it tells or saves by; -1 where it does neither."""
+        return _under_way(self._words)
+
+    def progress(self, step: int) -> None:
+        """The rank has come to the end of ``step``, of any number: the count of these words goes on in any case."""
+        words, under_way = self._words, step + 2
+        is_count = 0 <= step <= LATEST_STEP and 0 <= words[_STEP] <= under_way
+        words[_STEP] = under_way if is_count else _NO_COUNT
+        words[_STEPS] += 1
+
+    @contextmanager
+    def saving(self, *, background: bool) -> Iterator[None]:
+        """Inside, this rank saves or restores, or waits for that; or a thread of it does, and the rank goes on."""
+        word = _WRITES if background else _SAVES
+        before, self._words[word] = self._words[word], 1
+        try:
+            yield
+        finally:
+            self._words[word] = before
 
     def take_part(self, step: int) -> None:
         """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""

@@ -95,6 +95,38 @@ def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(warm, 
         assert running.wait().value == "evaluated"
 
 
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("stands_alone", r"rank 0 is at job_hangs.py:\d+ in sleeps, and does nothing \(.*\); step 3 has not ended"),
+        ("stands_behind", r"rank 1 is at job_hangs.py:\d+ in sleeps, .*; step 3 has not ended .*, and 2 rank\(s\) go"),
+        ("stands_before_a_barrier", r"rank 1 is at job_hangs.py:\d+ in sleeps, .*; step 3 has not ended for"),
+    ],
+)
+def test_a_job_that_tells_its_steps_hangs_where_they_do_not_end(warm, tmp_path: Path, task: str, says: str) -> None:
+    """No library knows of anybody who waits."""
+    text = str(warm.run(f"job_hangs:{task}", tmp_path / "job").error)
+    assert re.search(f"the job does not move: {says}", text)
+    assert "[kind=missing, step=3]" in text
+
+
+def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) -> None:
+    text = str(warm.run("job_hangs:stands_at_the_same_step_again", tmp_path / "job").error)
+    assert "[kind=missing, step=3]" in text
+    assert "rank 1 with HangError at step 3 has failed before" in text
+    assert "This was round 1" in text
+
+
+@pytest.mark.parametrize("how", ["copies", "writes"])
+def test_a_save_to_a_slow_store_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path, how: str) -> None:
+    with gate(tmp_path / "gate") as ranks:
+        environment = {**ranks.environment, "TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
+        running = warm.start("job_hangs:saves", tmp_path / "job", inputs={"how": how}, environment=environment)
+        until(lambda: "and saves or restores a checkpoint" in shown(running), "it is told")
+        ranks.let_go(3)
+        assert running.wait().value == "saved"
+
+
 @pytest.mark.end("ranks wait in a collective that one does not come to", "USER:HangError")
 def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> None:
     class Hanging(Job):

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from flytekit import task
 from torch.utils.data import DataLoader, Dataset
 
-from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank, fs
+from flytekitplugins_safedist.checkpoint import Checkpoints
 from tests.harness.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
@@ -181,3 +182,87 @@ def one_of_another_node_sleeps() -> None:
     if current_rank().rank == 3:
         sleeps()
     meet()
+
+
+# --- jobs that tell their steps -------------------------------------------------------------------------------------
+TOLD = 3
+
+
+def tells(first: int = 0, until: int = TOLD) -> None:
+    """Some steps."""
+    for step in range(first, until):
+        current_rank().progress(step)
+        time.sleep(0.05)
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=2)))
+def stands_alone() -> None:
+    """A job of one rank, which waits for nobody."""
+    tells()
+    sleeps()
+
+
+@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=2)))
+def stands_behind() -> None:
+    """Ranks work by themselves; rank 1 comes no further."""
+    tells()
+    if current_rank().rank == 1:
+        sleeps()
+    tells(TOLD, until=1_000_000)
+
+
+@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=2)))
+def stands_before_a_barrier() -> None:
+    """All but rank 1 are in a barrier that no library records."""
+    tells()
+    if current_rank().rank == 1:
+        sleeps()
+    fs.barrier("everybody")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=5, timeouts=QUICK, hangs=Hangs(floor=1, ceiling=2)))
+def stands_at_the_same_step_again() -> None:
+    dist.init_process_group("gloo")
+    for step in range(TOLD):
+        meet()
+        current_rank().progress(step)
+    if current_rank().rank == 1:
+        sleeps()
+    meet()
+
+
+class Copied:
+    """Its first copy on rank 0, for a save, takes until the test has seen that."""
+
+    copies = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.copies += 1
+        if self.copies == 1 and current_rank().rank == 0:
+            wait_for_word()
+        return {"y": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Nothing is loaded."""
+
+
+def writes(point: str) -> None:
+    from tests.checkpoint import points
+
+    if point == points.PART_OPENED:
+        wait_for_word()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=600)))
+def saves(how: str) -> str:
+    """Rank 0's part of a save takes until the test has seen it told, and so does what the ranks do meanwhile."""
+    from tests.checkpoint import points
+
+    dist.init_process_group("gloo")
+    if how == "writes" and current_rank().rank == 0:
+        points.on_point = writes
+    ckpt = Checkpoints(os.environ["TEST_CHECKPOINTS"], every=1)
+    ckpt.save(0, {"x": Copied() if how == "copies" else {"y": torch.ones(3)}})
+    if how == "writes":
+        wait_for_word()
+    return "saved"

@@ -9,7 +9,7 @@ import pytest
 
 from flytekitplugins_safedist.diagnosis.picture import Standing
 from flytekitplugins_safedist.diagnosis.processes import Process
-from flytekitplugins_safedist.diagnosis.progress import Progress
+from flytekitplugins_safedist.diagnosis.progress import Progress, Steps
 from flytekitplugins_safedist.diagnosis.records import Begun, Recorded, of_horovod, parse
 from flytekitplugins_safedist.diagnosis.stacks import Frame
 from flytekitplugins_safedist.diagnosis.verdict import judge
@@ -138,6 +138,80 @@ def test_the_same_hang_has_the_same_key_and_a_step_further_it_is_another() -> No
     assert first.key == again.key != further.key
 
 
+# --- in a job that tells its steps ----------------------------------------------------------------------------------
+def in_step(rank: int, step: int, still: float = 0.0, **facts: Any) -> Standing:
+    """It has told ``step`` steps, and is late where it has been in this one for a minute."""
+    facts = {"record": Recorded(), "steps": Steps((step, 0), step), "still": still, "is_late": still >= 60, **facts}
+    return elsewhere(rank, **facts)
+
+
+BARRIER_OF_FS = ((Frame("/lib/flytekitplugins_safedist/fs/collective.py", 7, "barrier"),),)
+
+
+@pytest.mark.parametrize(
+    ("standing", "kind", "culprits", "says"),
+    [
+        ([in_step(0, 4, 90)], "missing", (0,), "rank 0 is at train.py:7 in evaluate, and does nothing"),
+        ([in_step(0, 9), in_step(1, 4, 90)], "missing", (1,), "step 4 has not ended for 90 s, and 1 rank(s) go on"),
+        ([in_step(0, 5, 50), in_step(1, 4, 90)], "missing", (1,), "step 4 has not ended for 90 s"),
+        ([in_step(0, 4, 90, cpu=1.0)], "slow", (0,), "computes"),
+        ([in_step(0, 4, 90, threads=BARRIER_OF_FS), in_step(1, 4, 70)], "missing", (1,), "rank 1 is at train.py"),
+        ([in_step(0, 4, 90, threads=BARRIER_OF_FS), elsewhere(1)], "missing", (1,), "rank 1 is at train.py"),
+        ([in_step(0, 4, 90, threads=BARRIER_OF_FS)], "symmetric", (), "all ranks wait, rank 0 in barrier"),
+        ([in_step(0, 4, 90), in_step(1, 4, steps=Steps((4, 0), 4, is_saving=True))], "slow", (1,), "saves or restores"),
+        ([in_step(0, -1, 90), in_step(1, -1, 80)], "missing", (0, 1), "no step has ended for 90 s"),
+    ],
+    ids=["alone", "behind", "all", "computes", "others wait", "silent", "all wait", "saves", "no count"],
+)
+def test_who_is_in_a_step_for_too_long(standing: list[Standing], kind: str, culprits: tuple[int, ...], says: str):
+    hang = judge(standing)
+    assert hang is not None
+    assert (hang.kind, hang.culprits, hang.by_steps) == (kind, culprits, True)
+    assert says in hang.why
+
+
+def test_where_a_library_says_who_waits_it_is_believed_and_the_step_is_named() -> None:
+    culprit = in_step(1, 4, 90, record=recorded(3))
+    hang = judge([waits(0, steps=Steps((5, 0), 5), still=90.0, is_late=True), culprit])
+    assert hang is not None
+    assert (hang.culprits, hang.step, hang.by_steps) == ((1,), 4, False)
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        [in_step(0, 4, 50), in_step(1, 4, 50)],
+        [in_step(0, 9, 90), in_step(1, 4)],
+        [in_step(0, 4, 90), in_step(1, 4)],
+        [in_step(0, 4, 90, debugged=True)],
+    ],
+    ids=["within its time", "ahead of those who go on", "level with them", "a person debugs"],
+)
+def test_what_is_no_hang_by_its_steps(standing: list[Standing]) -> None:
+    assert judge(standing) is None
+
+
+def test_a_step_that_ends_between_two_looks_is_another_hang_and_one_that_goes_on_elsewhere_is_not() -> None:
+    first, further = judge([in_step(0, 9), in_step(1, 4, 90)]), judge([in_step(0, 12), in_step(1, 4, 93)])
+    ended = judge([in_step(0, 12), in_step(1, 5, 90)])
+    assert first is not None
+    assert further is not None
+    assert ended is not None
+    assert first.key == further.key != ended.key
+
+
+def test_a_save_is_waited_for_whatever_it_waits_in() -> None:
+    """Its thread: the others' wait for it in a group of their own, while all go on training, or end."""
+    for steps in (Steps(is_saving=True), Steps(is_writing=True)):
+        for facts in ({}, {"process": Process(1, "D")}, {"process": Process(1, "S", "pipe_read")}):
+            hang = judge([waits(0), elsewhere(1, steps=steps, **facts)])
+            assert hang is not None
+            assert (hang.kind, hang.may_end) == ("slow", True)
+    stopped = judge([waits(0), elsewhere(1, steps=Steps(is_saving=True), process=Process(1, "T"))])
+    assert stopped is not None
+    assert stopped.kind == "frozen", "it does not come back by itself"
+
+
 # --- when a wait is suspicious --------------------------------------------------------------------------------------
 def waiting(number: int) -> Recorded:
     return recorded(number, pending=Begun("0", number, "all_reduce"))
@@ -145,33 +219,33 @@ def waiting(number: int) -> Recorded:
 
 def test_a_wait_is_suspicious_at_the_floor_and_after_longer_ones_at_five_times_those_up_to_the_ceiling() -> None:
     progress = Progress(floor=60, ceiling=600, every=10)
-    suspicious = [now for now in range(0, 200, 10) if progress.look({0: waiting(1)}, float(now)) is not None]
+    suspicious = [now for now in range(0, 200, 10) if progress.look({0: waiting(1)}, {}, float(now)) is not None]
     assert suspicious == list(range(60, 200, 10))
-    progress.look({0: waiting(2)}, 200.0)
+    progress.look({0: waiting(2)}, {}, 200.0)
     for now in range(210, 800, 10):
-        assert progress.look({0: waiting(2)}, float(now)) is None, "the longest that has ended took 200 s"
-    assert progress.look({0: waiting(2)}, 800.0) == 600
+        assert progress.look({0: waiting(2)}, {}, float(now)) is None, "the longest that has ended took 200 s"
+    assert progress.look({0: waiting(2)}, {}, 800.0) == 600
 
 
 def test_without_a_floor_torchs_own_timeout_decides_and_is_come_before() -> None:
     progress = Progress(floor=None, ceiling=7200, every=30)
     [begun] = parse(dump(1, 0, entry(1, "all_reduce", retired=False))).pending
     rank = recorded(1, pending=begun)
-    assert [now for now in range(0, 600, 30) if progress.look({0: rank}, float(now))] == [540, 570]
+    assert [now for now in range(0, 600, 30) if progress.look({0: rank}, {}, float(now))] == [540, 570]
 
 
 def test_a_rank_that_does_not_answer_is_where_it_was_and_one_that_waits_for_nothing_is_not_suspicious() -> None:
     progress = Progress(floor=60, ceiling=600, every=10)
-    found = [progress.look({} if now else {0: waiting(1), 1: recorded(1)}, float(now)) for now in range(0, 70, 10)]
+    found = [progress.look({} if now else {0: waiting(1), 1: recorded(1)}, {}, float(now)) for now in range(0, 70, 10)]
     assert found == [None] * 6 + [60]
 
 
 def test_a_pause_of_the_machine_is_nobodys_wait() -> None:
     progress = Progress(floor=60, ceiling=600, every=10)
-    progress.look({0: waiting(1)}, 0.0)
-    progress.look({0: waiting(1)}, 10.0)
-    assert progress.look({0: waiting(1)}, 10_000.0) is None, "a laptop that was shut"
-    later = [progress.look({0: waiting(1)}, float(now)) for now in range(10_010, 10_050, 10)]
+    progress.look({0: waiting(1)}, {}, 0.0)
+    progress.look({0: waiting(1)}, {}, 10.0)
+    assert progress.look({0: waiting(1)}, {}, 10_000.0) is None, "a laptop that was shut"
+    later = [progress.look({0: waiting(1)}, {}, float(now)) for now in range(10_010, 10_050, 10)]
     assert later == [None, None, None, 60]
 
 
@@ -189,13 +263,13 @@ def test_no_false_alarm_in_a_day_of_uneven_steps_and_evaluations_on_one_rank(see
         now += step
         while looked < now:
             looked += 30
-            assert progress.look({0: recorded(number - 1), 1: waiting(number)}, looked) is None
+            assert progress.look({0: recorded(number - 1), 1: waiting(number)}, {}, looked) is None
 
 
 def test_horovod_ends_no_wait_by_itself_so_that_without_a_floor_it_is_suspicious_after_the_ceiling() -> None:
     progress = Progress(floor=None, ceiling=7200, every=7000)
     waiting = {0: of_horovod(4, 3), 1: of_horovod(3, 3)}
-    assert [progress.look(waiting, now) for now in (0, 7000, 14000)] == [None, None, 14000]
+    assert [progress.look(waiting, {}, now) for now in (0, 7000, 14000)] == [None, None, 14000]
 
 
 def test_a_wait_for_horovod_is_called_by_the_operation_that_the_user_has_called() -> None:
@@ -207,3 +281,43 @@ def test_a_wait_for_horovod_is_called_by_the_operation_that_the_user_has_called(
     )
     assert [str(each) for each in of_horovod(4, 3, stack).pending] == ["allreduce (#4 of group Horovod)"]
     assert of_horovod(4, 4, stack).pending == ()
+
+
+# --- when a step is suspicious --------------------------------------------------------------------------------------
+def at(step: int, **facts: Any) -> dict[int, Steps]:
+    return {0: Steps((step, 0), step, **facts)}
+
+
+def test_a_step_is_suspicious_at_five_times_the_longest_of_the_round_and_the_first_only_at_the_ceiling() -> None:
+    progress = Progress(floor=60, ceiling=600, every=10)
+    assert [now for now in range(0, 640, 10) if progress.look({}, at(1), float(now))] == [600, 610, 620, 630]
+    progress = Progress(floor=60, ceiling=600, every=10)
+    for now in range(0, 100, 20):
+        assert progress.look({}, at(1 + now), float(now)) is None
+        assert progress.look({}, at(1 + now), now + 10.0) is None
+    assert [now for now in range(100, 230, 10) if progress.look({}, at(81), float(now))] == [180, 190, 200, 210, 220]
+    assert progress.still(at(81), 230.0) == {0: 150.0}
+    assert progress.still(at(82), 230.0) == {}, "it has ended meanwhile"
+
+
+def test_without_a_floor_a_step_is_suspicious_at_the_ceiling_and_without_steps_never() -> None:
+    progress = Progress(floor=None, ceiling=600, every=10)
+    looks = [(now, progress.look({}, at(1 + min(now, 20)), float(now))) for now in range(0, 640, 10)]
+    assert [now for now, late in looks if late] == [620, 630]
+    progress = Progress(floor=1, ceiling=2, every=1)
+    assert [progress.look({}, {0: Steps()}, float(now)) for now in range(100)] == [None] * 100
+
+
+def test_a_save_and_a_pause_of_the_machine_are_no_part_of_a_step() -> None:
+    progress = Progress(floor=60, ceiling=600, every=10)
+    for now in range(0, 30, 10):
+        progress.look({}, at(1 + now), float(now))
+    for now in range(30, 530, 10):
+        assert progress.look({}, at(21, is_saving=True), float(now)) is None
+        assert progress.still(at(21, is_saving=True), float(now)) == {}
+    assert progress.look({}, at(21), 530.0) is None
+    assert progress.look({}, at(21), 5030.0) is None
+    assert progress.step_threshold == 60.0, "neither is what a step takes"
+    late = [progress.look({}, at(21), float(now)) for now in range(5040, 5100, 10)]
+    assert late[:-2] == [None] * 4
+    assert late[-1] == 70.0

@@ -42,6 +42,14 @@ def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None
     elsewhere = Standing(1, Process(8, "S"), stacks.parse(DUMP)[1:])
     assert (elsewhere.waits_in, elsewhere.where) == ("", "at selectors.py:415 in select")
     assert picture.collective((Frame(f"{TORCH}c10d_logger.py", 1, "wrapper"),)) == ""
+    ours = "/lib/flytekitplugins_safedist/"
+    below = (Frame(f"{ours}frames.py", 1, "exactly"), Frame(f"{ours}job/corner_client.py", 1, "ask"))
+    user = Frame("/app/train.py", 7, "step")
+    barrier = (Frame(f"{ours}fs/agree.py", 1, "wait"), Frame(f"{ours}fs/collective.py", 1, "barrier"))
+    assert picture.collective((*below, *barrier, user)) == "barrier"
+    assert Standing(0, Process(7, "S"), ((*below, *barrier, user),)).where == "in barrier, called at train.py:7 in step"
+    assert picture.collective((*below, user)) == ""
+    assert picture.collective((user, *barrier)) == "", "a function of the user's that barrier calls"
 
 
 def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import flytekitplugins_safedist
+from flytekitplugins_safedist.diagnosis.progress import Steps
 from flytekitplugins_safedist.errors import NotInTaskError
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import context, shared_page
@@ -106,3 +107,45 @@ def test_nothing_about_a_rank_has_a_default(name: str) -> None:
     del facts[name]
     with pytest.raises(TypeError, match=name):
         RankContext(**facts)
+
+
+def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(tmp_path: Path) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    page = shared_page.open_page(tmp_path / "page")
+    context.enter(RANK, page)
+    assert agent.steps == Steps()
+    current_rank().progress(7)
+    assert (agent.steps.step, page.step) == (8, 8), "the one that it is in"
+    told = agent.steps.told
+    current_rank().progress(7)
+    assert agent.steps.told != told
+    page.at(11)
+    assert agent.steps.step == 12
+    told = agent.steps.told
+    page.at(12)
+    assert agent.steps.told != told, "a job that saves by steps need not tell them"
+
+
+@pytest.mark.parametrize("steps", [(3, 2), (-1,), (1 << 60,)], ids=["they fall", "below 0", "no page holds it"])
+def test_steps_that_are_no_count_are_movement_and_no_place(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+    for step in steps:
+        before = agent.steps.told
+        current_rank().progress(step)
+        assert agent.steps.told != before
+    current_rank().progress(5)
+    assert agent.steps.step == -1
+
+
+def test_what_saves_is_seen_from_outside_and_nothing_happens_outside_a_rank(tmp_path: Path) -> None:
+    with context.saving():
+        pass
+    RANK.progress(1)
+    agent = shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+    with context.saving(background=True):
+        with context.saving():
+            assert (agent.steps.is_saving, agent.steps.is_writing) == (True, True)
+        assert (agent.steps.is_saving, agent.steps.is_writing) == (False, True)
+    assert not agent.steps.is_writing
