@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from . import processes, stacks
@@ -41,7 +42,7 @@ def gather(ranks: Asked, send: Callable[[int], object]) -> list[Standing]:
     return [
         Standing(
             rank=rank,
-            process=process,
+            process=replace(process, peers=processes.peers(process.pid)),
             threads=seen[rank][-1] if seen[rank] else (),
             cpu=max(0.0, process.cpu - first[rank].cpu) / took,
             moved=len({_way(threads[0]) for threads in seen[rank]}) > 1,

@@ -110,16 +110,21 @@ def listed(ranks: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def told(standing: Sequence[Standing]) -> str:
-    """The picture as text: those who stand in one place together, the many before the few."""
+def told(standing: Sequence[Standing], *, whole: bool = False) -> str:
+    """The picture as text: those who stand in one place together, the many before the few.
+
+    Args:
+        standing: ranks.
+        whole: with all of their stacks, and their connections; else what fits a screen.
+    """
     groups: dict[object, list[Standing]] = {}
     for each in standing:
         groups.setdefault((each.stack, each.process.state == "T", each.returned, each.record.pending), []).append(each)
     ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
-    return "\n".join(line for group in ordered for line in _group(group, of=len(standing)))
+    return "\n".join(line for group in ordered for line in _group(group, len(standing), whole=whole))
 
 
-def _group(group: Sequence[Standing], *, of: int) -> list[str]:
+def _group(group: Sequence[Standing], of: int, *, whole: bool) -> list[str]:
     first, count = group[0], len(group)
     who = f"rank {first.rank}" if count == 1 else f"ranks {listed([each.rank for each in group])}"
     stands = "stands" if count == 1 else "stand"
@@ -141,8 +146,13 @@ def _group(group: Sequence[Standing], *, of: int) -> list[str]:
         lines += [
             f"    rank {each.rank}'s child process {pid} has ended or is stopped" for pid in each.process.children
         ]
-    lines += [f"    {line_of(frame)}" for frame in first.stack[:_LINES]]
+    lines += [f"    {line_of(frame)}" for frame in (first.stack if whole else first.stack[:_LINES])]
     further = [stack for stack in first.threads[1:] if stack]
+    if whole:
+        for stack in further:
+            lines += [f"    another thread of rank {first.rank}:", *(f"    {line_of(frame)}" for frame in stack)]
+        connected = [each for each in group if each.process.peers]
+        return lines + [f"    rank {each.rank} is connected to {', '.join(each.process.peers)}" for each in connected]
     lines += [f"    another thread: at {stack[0].short}" for stack in further[:_LINES]]
     return lines
 

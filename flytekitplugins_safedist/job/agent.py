@@ -210,7 +210,13 @@ class NodeAgent:
         self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)
         fail = partial(self._ended, ranks)
         self._hangs = HangWatch(
-            go.round, ranks, server=plan.server, hangs=plan.settings.hangs, tell=self._job.tell, fail=fail
+            go.round,
+            ranks,
+            server=plan.server,
+            hangs=plan.settings.hangs,
+            tell=self._job.tell,
+            fail=fail,
+            leave=self.seen.leave,
         )
 
     def _stop(self, stop: m.Stop) -> None:

@@ -313,7 +313,7 @@ class Coordinator(Rounds):
         self._tell_members(m.Waits(text))
         if node is not None:
             about = (hang.kind, hang.why, found.waited, hang.may_end, found.picture, hang.step, hang.by_steps)
-            self._tell(node.process, Hung(self.history.round, found.rank, *about))
+            self._tell(node.process, Hung(self.history.round, found.rank, *about, evidence=found.evidence))
 
     def _cannot_begin(self, node: Node, said: m.CannotBegin, _now: float) -> None:
         was_lost_before = any(spent.node == str(node.key) for spent in self.history.losses)

@@ -43,7 +43,7 @@ class Hung(Message):
         hang, why: its kind, and why, as in :class:`..diagnosis.verdict.Hang`.
         waited: seconds.
         may_end: waiting longer may help.
-        picture: all ranks.
+        picture, evidence: all ranks, as in :class:`.inquiry.Found`.
         step, by_steps: as in :class:`..diagnosis.verdict.Hang`.
     """
 
@@ -56,3 +56,4 @@ class Hung(Message):
     picture: str
     step: int = -1
     by_steps: bool = False
+    evidence: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from .hang_messages import Hung, Look, Seen, Stalled
 from .messages import Message
 
 _MOST_BETWEEN = 30.0
-_FRAMES = 40
-"""Of a rank's main thread, for the coordinator."""
+_FRAMES, _FRAMES_BESIDE = 40, 12
+"""Of a rank's main thread, and of each other one, for the coordinator."""
+_THREADS, _THREADS_OF_ALL = 8, 2048
+"""Beside the main thread: of one rank, and of all ranks of the job, at most."""
 
 _HINTS = {
     "frozen": "look at who stops it (a debugger, SIGSTOP), or at its node's disk, file server or device",
@@ -47,6 +49,7 @@ class HangWatch:
         hangs: what the user wants to be done.
         tell: says something to the coordinator.
         fail: ends the round here, with the failure of a rank.
+        leave: leaves a text in a file, of a name; returns its address, or why there is none.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class HangWatch:
         hangs: Hangs,
         tell: Callable[[Message], object],
         fail: Callable[[RankOutcome], object],
+        leave: Callable[[str, str], str],
     ) -> None:
         self._round = round_no
         self._ranks = ranks
@@ -65,6 +69,7 @@ class HangWatch:
         self._hangs = hangs
         self._tell = tell
         self._fail = fail
+        self._leave = leave
         self._every = _MOST_BETWEEN if hangs.floor is None else min(_MOST_BETWEEN, hangs.floor / 10)
         self._progress = Progress(hangs.floor, hangs.ceiling, self._every)
         self._next = time.monotonic() + self._every
@@ -100,7 +105,7 @@ class HangWatch:
         standing = [
             replace(
                 each,
-                threads=tuple(stack[:_FRAMES] for stack in each.threads[:1]),
+                threads=self._sent(each.threads, running[each.rank][1].context.world_size),
                 record=recorded.get(each.rank, records.Recorded()),
                 steps=steps[each.rank],
                 still=still.get(each.rank, 0.0),
@@ -111,6 +116,10 @@ class HangWatch:
             for each in found
         ]
         return standing + [Standing(rank, Process(0), returned=True) for rank in self._ranks.returned()]
+
+    def _sent(self, threads: Sequence[Stack], world_size: int) -> tuple[Stack, ...]:
+        beside = threads[1 : 1 + min(_THREADS, _THREADS_OF_ALL // world_size)]
+        return (*(stack[:_FRAMES] for stack in threads[:1]), *(stack[:_FRAMES_BESIDE] for stack in beside))
 
     def _failure(self, hung: Hung) -> RankOutcome | None:
         if self._hangs.action == "report":
@@ -127,7 +136,9 @@ class HangWatch:
             hint=_HINTS[hung.hang],
         )
         facts = {"fault": Fault.RECOVERABLE, "code": error.error_code, "repeats": self._hangs.action == "fail"}
-        return replace(self._ranks.blame(hung.rank, error, **facts), others=hung.picture)
+        kept = self._leave(f"hang-round-{self._round}.txt", f"{error}\n\n{hung.evidence}\n")
+        others = f"{hung.picture}\n\nAll stacks and connections of all ranks: {kept}"
+        return replace(self._ranks.blame(hung.rank, error, **facts), others=others)
 
     def _recorded(self, stacks: Mapping[int, Stack]) -> dict[int, records.Recorded]:
         """Each rank's collectives: torch's, or Horovod's where it has waited for any."""

@@ -7,7 +7,7 @@ in the same collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..diagnosis.picture import Standing, told
 from ..diagnosis.verdict import Hang, judge
@@ -22,6 +22,8 @@ CONFIRM_SECONDS = 3.0
 """Between two pictures that must agree."""
 
 _PICTURE_LINES = 60
+_EVIDENCE_CHARACTERS = 1 << 19
+"""They fit one message (:data:`..frames.NODE_BYTES`), also where each takes four bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Found:
         rank: that is to fail for it: the first culprit, or the first that waits where nobody is one.
         waited: seconds.
         picture: all ranks, as text.
+        evidence: the same with all that was seen of them.
     """
 
     hang: Hang
@@ -41,6 +44,7 @@ class Found:
     rank: int
     waited: float
     picture: str
+    evidence: str
 
 
 class Inquiry:
@@ -96,5 +100,9 @@ class Inquiry:
         self._again = now + max(10 * CONFIRM_SECONDS, self._waited / 2)  # where nothing is done: not again so soon
         rank = (hang.culprits or hang.waiting)[0]
         home = next(node for node, some in self._seen.items() if any(each.rank == rank for each in some))
-        picture = "\n".join(told(everybody).splitlines()[:_PICTURE_LINES])
-        return Found(hang, home, rank, self._waited + CONFIRM_SECONDS, picture)
+        main = [replace(each, threads=each.threads[:1]) for each in everybody]
+        picture = "\n".join(told(main).splitlines()[:_PICTURE_LINES])
+        evidence = told(everybody, whole=True)
+        if len(evidence) > _EVIDENCE_CHARACTERS:
+            evidence = f"{evidence[:_EVIDENCE_CHARACTERS]}\n[cut: {len(evidence)} characters in all]"
+        return Found(hang, home, rank, self._waited + CONFIRM_SECONDS, picture, evidence)

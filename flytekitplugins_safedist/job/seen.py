@@ -7,7 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from ..errors import FsTimeoutError
 from ..flyte import run_page
+from ..flyte.storage_errors import one_line
+from ..fs.store import bounded
 from ..handoff import HERE
 from ..ranks.order import EVENTS, order_file
 from ..ranks.outcome import RankOutcome, how
@@ -22,6 +25,7 @@ from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
+_LEAVE_SECONDS = 10.0
 _JOB_BYTES = 4 << 20
 _NODE_BYTES = 4 << 10, 256 << 10
 """What all nodes may send to node 0, and a single one at least and at most."""
@@ -66,6 +70,22 @@ class RunSeen:
         self._record.over(ends)
         self._job.note(lambda: self._record.text(self._limit))
 
+    def leave(self, name: str, text: str) -> str:
+        """Leave a text beside what the task makes, without its secrets; its address, or why it is not there: no failure
+        waits for long until it can be told whole."""
+        try:
+            kept = run_page.Kept.of(is_local=self._is_local)
+            address, data = f"{kept.address}/{name}", self._scrub(text).encode("utf-8", "backslashreplace")
+            late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
+            bounded(lambda: kept.put(name, data), _LEAVE_SECONDS, late)
+        except Exception as error:  # whatever the store's client raises
+            return f"they could not be left ({one_line(error)})"
+        return address
+
+    @property
+    def _is_local(self) -> bool:
+        return self._plan.job.attempt.flyte.mode != "TASK_EXECUTION"
+
     def show(self, report: Report, say: Callable[[str], object]) -> None:
         """Make the page of the run, for Flyte's deck, and leave it in a file in a local run. *report* has both; neither
         where it cannot be made: no job fails for its picture. Who held the others back is said as well."""
@@ -75,7 +95,7 @@ class RunSeen:
             found = findings.found_in(parts)
             if found.held:
                 say(findings.held_line(found.held).rstrip("."))
-            is_local = job.attempt.flyte.mode != "TASK_EXECUTION"
+            is_local = self._is_local
             if not is_local and not job.task.enable_deck:
                 return
             kept = run_page.Kept.of(is_local=is_local)

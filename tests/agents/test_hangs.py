@@ -139,3 +139,17 @@ def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> No
     assert "the job does not move: rank 3 is at job_hangs.py" in message
     assert "ranks 0-2 wait in all_reduce of Float[3] (#2 of group 0)" in message
     assert "in sleeps" in other.out + other.err, "both nodes' logs have the picture"
+    [address] = re.findall(r"All stacks and connections of all ranks: (\S+)", message)
+    evidence = Path(address).read_text()
+    assert "the job does not move: rank 3 is at job_hangs.py" in evidence
+    assert "another thread of rank 0:" in evidence
+    assert all(re.search(rf"rank {rank} is connected to 127\.0\.0\.1:\d+", evidence) for rank in range(4))
+
+
+def test_what_a_hang_leaves_to_look_at_has_no_values_of_variables(warm, tmp_path: Path) -> None:
+    environment = {"MY_SECRET": "stands_alone"}
+    ended = warm.run("job_hangs:stands_alone", tmp_path / "job", environment=environment)
+    [address] = re.findall(r"All stacks and connections of all ranks: (\S+)", str(ended.error))
+    evidence = Path(address).read_text()
+    assert "in [$MY_SECRET]\n" in evidence, "the function is called as the secret is"
+    assert "stands_alone" not in evidence

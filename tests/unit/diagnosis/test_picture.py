@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from flytekitplugins_safedist.diagnosis import evidence, picture, processes, stacks
 from flytekitplugins_safedist.diagnosis.picture import Standing
@@ -62,6 +67,38 @@ def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> N
     assert "    sleeping (futex_wait)\n" in text
     assert "rank 0 (1 of 5) stands stopped (SIGSTOP); it has not answered" in text
     assert "rank 0's child process 77 has ended or is stopped" in text
+
+
+def test_all_that_was_seen_has_every_call_of_every_thread_and_all_connections() -> None:
+    deep = tuple(Frame("/app/deep.py", line, "calls") for line in range(20))
+    process = Process(7, "S", peers=("10.0.0.2:4000 (12 bytes not acknowledged)", "[::1]:80"))
+    standing = [Standing(0, process, (deep, stacks.parse(DUMP)[1])), Standing(1, Process(8, "S"), (deep,))]
+    text = picture.told(standing, whole=True)
+    assert all(f'File "/app/deep.py", line {line} in calls' in text for line in range(20))
+    assert 'another thread of rank 0:\n      File "/usr/lib/python3.11/selectors.py", line 415 in select' in text
+    assert "rank 0 is connected to 10.0.0.2:4000 (12 bytes not acknowledged), [::1]:80" in text
+    shown = picture.told(standing)
+    assert "line 19 in calls" not in shown
+    assert "connected" not in shown
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: str) -> None:
+    kind = socket.AF_INET6 if ":" in loopback else socket.AF_INET
+    with socket.socket(kind) as listener, socket.socket(kind) as sock:
+        listener.bind((loopback, 0))
+        listener.listen()
+        sock.connect(listener.getsockname())
+        port = listener.getsockname()[1]
+        shown = f"[{loopback}]:{port}" if ":" in loopback else f"{loopback}:{port}"
+        assert shown in processes.peers(os.getpid())
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # until nothing fits: nobody reads
+                sock.send(bytes(1 << 16))
+        [told] = [each for each in processes.peers(os.getpid()) if each.startswith(shown)]
+        assert re.fullmatch(r".* \([1-9]\d* bytes not acknowledged\)", told)
+    assert not [each for each in processes.peers(os.getpid()) if each.startswith(shown)]
 
 
 LISTENS = """

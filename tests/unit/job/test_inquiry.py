@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from flytekitplugins_safedist.diagnosis.picture import Standing
 from flytekitplugins_safedist.diagnosis.processes import Process
 from flytekitplugins_safedist.diagnosis.records import Begun, Recorded
-from flytekitplugins_safedist.job.hang_messages import Look
+from flytekitplugins_safedist.diagnosis.stacks import Frame
+from flytekitplugins_safedist.frames import NODE_BYTES
+from flytekitplugins_safedist.job.hang_messages import Hung, Look
 from flytekitplugins_safedist.job.inquiry import ANSWER_SECONDS, CONFIRM_SECONDS, Inquiry
 
 
@@ -48,6 +51,23 @@ def test_two_pictures_that_agree_are_a_hang_and_the_culprits_node_hears_of_it() 
     found = asked.answered(15.0, HELD_UP, CULPRIT)
     assert (found.node, found.rank, found.hang.kind) == (1, 1, "missing")
     assert "rank 1 (1 of 2)" in found.picture
+
+
+def test_all_that_was_seen_fits_one_message() -> None:
+    name = "ε" * 1000
+    threads = ((Frame("/app/train.py", 7, name),),) * 9
+    ranks = [Standing(rank, Process(rank, "T"), threads, record=CULPRIT.record) for rank in range(1, 1000)]
+    ranks = [replace(each, threads=((Frame("/app/train.py", each.rank, name),), *threads)) for each in ranks]
+    looks: list[Any] = []
+    inquiry = Inquiry(2, [0], looks.append)
+    inquiry.stalled(1800.0, 10.0)
+    assert inquiry.seen(0, 1, (HELD_UP, *ranks), 11.0) is None
+    inquiry.tick(11.0 + CONFIRM_SECONDS)
+    found = inquiry.seen(0, 2, (HELD_UP, *ranks), 15.0)
+    assert found is not None
+    assert found.evidence.endswith(" characters in all]")
+    assert len(Hung(2, 1, "frozen", "", 0.0, False, found.picture, evidence=found.evidence).dump()) < NODE_BYTES
+    assert "another thread" not in found.picture
 
 
 def test_a_job_that_has_moved_on_meanwhile_does_not_hang() -> None:
