@@ -19,6 +19,10 @@ from tests.harness.procs import Running, gate, until, uploaded_error
         ("gil", "gil", r"rank 1 is at job_hangs.py:\d+ in holds_the_interpreter, in native code that holds Python's"),
         ("stopped", "frozen", r"rank 1 is stopped \(SIGSTOP\)"),
         ("input", "input", r"rank 1 waits for input at"),
+        ("worker stopped", "input", r"rank 1 waits for input at"),
+        ("new group", "missing", r"rank 1 is in .*, called at job_hangs.py:\d+ in mixes, and does nothing"),
+        ("other collective", "mismatch", r"rank 1 has called broadcast"),
+        ("other shape", "mismatch", r"rank 1 has called all_reduce of Float\[5\]"),
         (
             "skipped",
             "mismatch",

@@ -78,6 +78,20 @@ def loads() -> None:
         pass
 
 
+class Stops(Stuck):
+    """Its worker is stopped."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            stops()
+        return index
+
+
+def loads_from_a_stopped_worker() -> None:
+    for _ in DataLoader(Stops(), num_workers=1, batch_size=1):
+        pass
+
+
 def loops() -> None:
     while True:
         pass
@@ -98,6 +112,19 @@ def mixes(how: str) -> None:
     if how == "groups crossed":
         for group in reversed(groups) if rank == 1 else groups:
             dist.all_reduce(tensor, group=group)
+    elif how == "other collective":
+        if rank == 1:
+            dist.broadcast(tensor, src=1)
+        dist.all_gather([torch.ones(3) for _ in range(3)], tensor)
+    elif how == "other shape":
+        if rank == 1:
+            dist.all_reduce(torch.ones(5))
+        dist.all_reduce(tensor)
+        dist.barrier()
+    elif how == "new group":
+        if rank == 1:
+            dist.new_group([0, 1, 2])
+        dist.all_reduce(tensor)
     elif how == "skipped":
         if rank != 1:
             dist.all_reduce(tensor)
@@ -110,6 +137,7 @@ def mixes(how: str) -> None:
 
 
 ALONE = {"asleep": sleeps, "loop": loops, "gil": holds_the_interpreter, "stopped": stops, "input": loads}
+ALONE["worker stopped"] = loads_from_a_stopped_worker
 
 
 def hangs(how: str) -> None:
