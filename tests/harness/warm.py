@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flytekitplugins_safedist import envvars, termination
+from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import backends, known, preload
@@ -158,6 +159,7 @@ def _be_the_case(case: dict[str, Any]) -> NoReturn:
 
 def _call(case: dict[str, Any]) -> int:
     sys.path[:0] = case["path"]
+    flytekit_inside.draw_names_anew()  # all cases of this process have one sandbox
     if case["prefork"]:
         # As fork_early() does in safedist-execute: before anything here may start a thread.
         HERE.rank_server = RankServer.fork()
