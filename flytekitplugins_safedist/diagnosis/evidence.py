@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from . import processes, stacks
@@ -39,10 +38,11 @@ def gather(ranks: Asked, send: Callable[[int], object]) -> list[Standing]:
         for rank, threads in stacks.ask(ranks, send).items():
             seen[rank].append(threads)
     last, took = _looks(ranks), time.monotonic() - began
+    whole = processes.connected(last.values())
     return [
         Standing(
             rank=rank,
-            process=replace(process, peers=processes.peers(process.pid)),
+            process=whole[process.pid],
             threads=seen[rank][-1] if seen[rank] else (),
             cpu=max(0.0, process.cpu - first[rank].cpu) / took,
             moved=len({_way(threads[0]) for threads in seen[rank]}) > 1,
@@ -75,7 +75,8 @@ def by_ourselves(pid: int) -> None:
 
 
 def _looks(ranks: Asked) -> dict[int, Process]:
-    return {rank: processes.look(pid) for rank, (pid, _) in ranks.items()}
+    found = processes.look([pid for pid, _ in ranks.values()])
+    return {rank: found[pid] for rank, (pid, _) in ranks.items()}
 
 
 def _way(stack: Stack) -> tuple[object, ...]:

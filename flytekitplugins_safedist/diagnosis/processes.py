@@ -7,13 +7,16 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CONNECTED = ("01", "02")
+_SENT_AGAIN = "01"
+"""The timer of a connection that waits for an acknowledgement; another one asks whether the other end reads again."""
+_TIMES_IN_VAIN = 2
 PEERS = 32
 _STATES = {
     "R": "running",
@@ -24,6 +27,8 @@ _STATES = {
     "Z": "ended, not reaped",
 }
 
+_Stats = Mapping[int, list[str]]
+
 
 @dataclass(frozen=True)
 class Process:
@@ -33,9 +38,11 @@ class Process:
         pid: its id.
         state: as in /proc/PID/stat: R, S, D, T, t, Z; "" where it is gone.
         wchan: what its main thread waits for in the kernel; "" where it runs, or the kernel does not say.
-        cpu: seconds of CPU time of all processes of its session so far: what it has started counts as its own.
+        cpu: seconds of CPU time so far of its session and of its descendants: what it has started counts as its own.
         children: ids of its children that have ended and are not reaped, or are stopped.
         peers: whom its TCP connections lead to, with what they have not acknowledged; at most :data:`PEERS`.
+        cut: its own address and the other one of connections over which the kernel sends the same again and again, and
+            hears nothing.
     """
 
     pid: int
@@ -44,6 +51,7 @@ class Process:
     cpu: float = 0.0
     children: tuple[int, ...] = ()
     peers: tuple[str, ...] = ()
+    cut: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         """For people: ``sleeping (pipe_read)``."""
@@ -51,41 +59,64 @@ class Process:
         return f"{text} ({self.wchan})" if self.wchan and self.state in "SD" else text
 
 
-def look(pid: int) -> Process:
-    """What a process does now. It leads a session of its own, as every rank does."""
-    stats = list(_stats())
-    own = next((fields for found, fields in stats if found == pid), None)
-    if own is None:
-        return Process(pid)
-    session = own[3]
-    cpu = sum(int(fields[11]) + int(fields[12]) for _, fields in stats if fields[3] == session) / _TICKS
-    children = tuple(found for found, fields in stats if fields[1] == str(pid) and fields[0] in "ZT")
+def look(pids: Collection[int]) -> dict[int, Process]:
+    """What processes do now, but for their connections. Each leads a session of its own, as every rank does."""
+    stats = dict(_stats())
+    children: dict[int, list[int]] = {}
+    sessions: dict[str, list[int]] = {}
+    for found, fields in stats.items():
+        children.setdefault(int(fields[1]), []).append(found)
+        sessions.setdefault(fields[3], []).append(found)
+    return {pid: _look(pid, stats, children, sessions) if pid in stats else Process(pid) for pid in pids}
+
+
+def _look(pid: int, stats: _Stats, children: Mapping[int, list[int]], sessions: Mapping[str, list[int]]) -> Process:
+    # Compilers' workers leave the session; those whose parent has ended are no descendants any more.
+    started, left = set(sessions[stats[pid][3]]), [pid]
+    while left:
+        born = children.get(left.pop(), [])
+        started.update(born)
+        left += born
+    cpu = sum(int(stats[each][11]) + int(stats[each][12]) for each in started) / _TICKS
+    ended = tuple(each for each in children.get(pid, []) if stats[each][0] in "ZT")
     wchan = _text(_PROC / str(pid) / "wchan")
-    return Process(pid, own[0], "" if wchan == "0" else wchan, cpu, children)
+    return Process(pid, stats[pid][0], "" if wchan == "0" else wchan, cpu, ended)
 
 
-def peers(pid: int) -> tuple[str, ...]:
-    """See :class:`Process`. A connection that is being made counts, too."""
-    sockets = {f"socket:[{fields[9]}]": fields for name in ("tcp", "tcp6") for fields in _connections(pid, name)}
-    own = [sockets[link] for link in _links(pid) if link in sockets]
-    return tuple(sorted(_peer(fields[2], int(fields[4].partition(":")[0], 16)) for fields in own))[:PEERS]
+def connected(some: Collection[Process]) -> dict[int, Process]:
+    """The same with their connections, by process id; one that is being made counts, too. They share a network."""
+    sockets = {f"socket:[{at[9]}]": at for name in ("tcp", "tcp6") for at in _connections(some, name)}
+    return {process.pid: _connected(process, sockets) for process in some}
 
 
-def _connections(pid: int, name: str) -> Iterator[list[str]]:
-    """Of its network: a line of /proc/PID/net/tcp each (proc_net_tcp in the kernel's documentation)."""
-    for line in _text(_PROC / str(pid) / "net" / name).splitlines()[1:]:
+def _connected(process: Process, sockets: Mapping[str, list[str]]) -> Process:
+    own = [sockets[link] for link in _links(process.pid) if link in sockets]
+    peers = sorted(_peer(at[2], int(at[4].partition(":")[0], 16)) for at in own)
+    lost = [at for at in own if at[5].startswith(_SENT_AGAIN) and int(at[6], 16) >= _TIMES_IN_VAIN]
+    cut = {(str(_ip(at[1])), str(_ip(at[2]))) for at in lost}
+    return replace(process, peers=tuple(peers[:PEERS]), cut=tuple(sorted(cut)))
+
+
+def _connections(some: Collection[Process], name: str) -> Iterator[list[str]]:
+    """Of the network of the first that is still there: a line of /proc/PID/net/tcp each (proc_net_tcp in the kernel's
+    documentation)."""
+    texts = (_text(_PROC / str(process.pid) / "net" / name) for process in some)
+    for line in next(filter(None, texts), "").splitlines()[1:]:
         fields = line.split()
         if fields[3] in _CONNECTED:
             yield fields
 
 
-def _peer(address: str, unacknowledged: int) -> str:
-    host, _, port = address.partition(":")
-    words = bytes.fromhex(host)  # each of 4 bytes, in this machine's order
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    words = bytes.fromhex(address.partition(":")[0])  # each of 4 bytes, in this machine's order
     packed = b"".join(words[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, len(words), 4))
     ip = ipaddress.ip_address(packed)
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    shown = f"[{ip}]:{int(port, 16)}" if ip.version == 6 else f"{ip}:{int(port, 16)}"
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
+def _peer(address: str, unacknowledged: int) -> str:
+    ip, port = _ip(address), int(address.partition(":")[2], 16)
+    shown = f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
     return f"{shown} ({unacknowledged} bytes not acknowledged)" if unacknowledged else shown
 
 

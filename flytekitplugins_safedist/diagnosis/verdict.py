@@ -17,7 +17,10 @@ Kind = Literal["frozen", "gil", "input", "returned", "missing", "slow", "mismatc
 _BUSY = 0.1
 """Cores that a rank uses which computes, with all that it has started, rather than waits."""
 
-_LOADS = "/torch/utils/data/"
+_LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
+
+_PAIRS = 4
+"""Of machines that do not hear each other, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Hang:
             it waits for data; ``returned``: it has left the function; ``missing``: it stands elsewhere, and is idle;
             ``slow``: it stands elsewhere, and computes or moves: it may come yet; ``mismatch``: all wait, in different
             collectives; ``symmetric``: all wait in the same one.
-        culprits: ranks.
+        culprits: ranks; of ``symmetric``, those whose machine is known to be cut off.
         waiting: ranks that wait for them.
         why: what was seen of the first culprit, as a sentence.
         key: the same for the same hang at a later look: ranks and collectives, or steps.
@@ -96,19 +99,20 @@ def _kind(one: Standing) -> Kind:
         return "slow"
     if one.holds_gil:
         return "gil"
-    is_loading = any(_LOADS in frame.file for frame in one.stack)
+    is_loading = any(place in frame.file for frame in one.stack for place in _LOADS)
     return "input" if is_loading or "pipe" in one.process.wchan else "missing"
 
 
 def _seen(one: Standing, kind: Kind) -> str:
     who, used = f"rank {one.rank}", f"{one.cpu:.1f} core(s) in use"
+    child = "".join(f"; its child process {pid} has ended or is stopped" for pid in one.process.children[:1])
     return {
         "frozen": f"{who} is {one.process}",
         "gil": f"{who} is {one.where}, in native code that holds Python's lock ({one.process})",
-        "input": f"{who} waits for input {one.where} ({one.process})",
+        "input": f"{who} waits for input {one.where} ({one.process}){child}",
         "returned": f"{who} has returned from the task's function",
         "slow": f"{who} is {one.where}, and {_works(one)} ({used}): slow, or an endless loop",
-    }.get(kind, f"{who} is {one.where}, and does nothing ({one.process})")
+    }.get(kind, f"{who} is {one.where}, and does nothing ({one.process}){child}")
 
 
 def _works(one: Standing) -> str:
@@ -160,8 +164,9 @@ def _all_wait(waiting: Sequence[Standing]) -> Hang:
     for each in waiting:
         firsts.setdefault(at_that.get(each.rank) if in_step else each.record.pending[0], []).append(each)
     if len(firsts) == 1:
-        why = f"all ranks wait in {waiting[0].record.pending[0]}: the network between them, or a library, stands still"
-        return Hang("symmetric", (), _ranks(waiting), why, _key("symmetric", (), waiting))
+        cut_off, seen = _cut(waiting)
+        why = f"all ranks wait in {waiting[0].record.pending[0]}: {seen}"
+        return Hang("symmetric", cut_off, _ranks(waiting), why, _key("symmetric", (), waiting))
     few = min(firsts.values(), key=lambda group: (len(group), -group[0].rank))
     many = max(firsts.values(), key=lambda group: (len(group), -group[0].rank))
     if in_step and few[0].rank in at_that and many[0].rank in at_that:
@@ -170,6 +175,21 @@ def _all_wait(waiting: Sequence[Standing]) -> Hang:
     else:
         why = f"{_who(few)} in {few[0].record.pending[0]}, and {_who(many)} in {many[0].record.pending[0]}"
     return Hang("mismatch", _ranks(few), _ranks(many), why, _key("mismatch", few, waiting))
+
+
+def _cut(waiting: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
+    """The ranks of the one machine that every connection on which nothing arrives leads to, or from; and what is
+    seen. Between two machines alone nobody can tell which of them it is."""
+    pairs = {tuple(sorted(pair)) for each in waiting for pair in each.process.cut}
+    if not pairs:
+        return (), "the network between them, or a library, stands still"
+    at = {ip: [each for each in waiting if ip in {own for own, _ in each.process.cut}] for pair in pairs for ip in pair}
+    shown = {ip: f"{ip} (rank {listed(_ranks(some))})" if some else ip for ip, some in at.items()}
+    seen = "; ".join(f"{shown[one]} and {shown[other]}" for one, other in sorted(pairs)[:_PAIRS])
+    in_all = [ip for ip in at if all(ip in pair for pair in pairs)]
+    culprits = _ranks(at[in_all[0]]) if len(in_all) == 1 else ()
+    off = f"{shown[in_all[0]]} is cut off; " if len(in_all) == 1 else ""
+    return culprits, f"{off}nothing arrives between {seen}"
 
 
 def _who(some: Sequence[Standing]) -> str:

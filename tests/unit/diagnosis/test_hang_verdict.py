@@ -71,6 +71,8 @@ def test_a_record_says_what_a_rank_has_begun_and_what_has_not_ended() -> None:
         ({"process": Process(1, "T"), "threads": ()}, "frozen", "rank 1 is stopped (SIGSTOP)"),
         ({"process": Process(1, "D")}, "frozen", "rank 1 is in uninterruptible sleep"),
         ({"process": Process(1, "S", "anon_pipe_read")}, "input", "rank 1 waits for input at train.py:7"),
+        ({"threads": ((Frame("/lib/multiprocessing/connection.py", 395, "_recv"),),)}, "input", "in _recv (sleeping)"),
+        ({"process": Process(1, "S", children=(7, 8))}, "missing", "; its child process 7 has ended or is stopped;"),
         ({"returned": True, "record": Recorded()}, "returned", "rank 1 has returned from the task's function"),
         ({"cpu": 1.0, "holds_gil": True}, "slow", "computes (1.0 core(s) in use)"),
         ({"moved": True}, "slow", "moves"),
@@ -111,6 +113,45 @@ def test_ranks_that_wait_in_different_groups_or_all_in_one_are_told_apart() -> N
     together = judge([waits(0), waits(1)])
     assert together is not None
     assert (together.kind, together.culprits, together.waiting) == ("symmetric", (), (0, 1))
+
+
+def on(rank: int, own: str, *others: str) -> Standing:
+    """It waits, and what it sends to *others* does not arrive."""
+    process = Process(rank, "S", cut=tuple((own, other) for other in others))
+    return Standing(rank, process, record=recorded(4, pending=REDUCE))
+
+
+@pytest.mark.parametrize(
+    ("standing", "culprits", "says"),
+    [
+        (
+            [waits(0), on(1, "10.0.0.1", "10.0.0.2"), waits(2), on(3, "10.0.0.2", "10.0.0.1")],
+            (),
+            ": nothing arrives between 10.0.0.1 (rank 1) and 10.0.0.2 (rank 3)",
+        ),
+        (
+            [on(0, "10.0.0.1", "10.0.0.3"), on(1, "10.0.0.2", "10.0.0.3"), on(2, "10.0.0.3", "10.0.0.1")],
+            (2,),
+            ": 10.0.0.3 (rank 2) is cut off; nothing arrives between 10.0.0.1 (rank 0) and 10.0.0.3 (rank 2); 10.0.0.2",
+        ),
+        (
+            [on(0, "10.0.0.1", "10.0.0.2"), waits(1), on(2, "10.0.0.3", "10.0.0.4")],
+            (),
+            ": nothing arrives between 10.0.0.1 (rank 0) and 10.0.0.2; 10.0.0.3 (rank 2) and 10.0.0.4",
+        ),
+    ],
+    ids=["two machines", "one of three", "two pairs"],
+)
+def test_where_all_wait_machines_that_do_not_hear_each_other_are_named(
+    standing: list[Standing], culprits: tuple[int, ...], says: str
+) -> None:
+    hang = judge(standing)
+    assert hang is not None
+    assert (hang.kind, hang.culprits) == ("symmetric", culprits)
+    assert says in hang.why
+    later = judge([waits(each.rank) for each in standing])
+    assert later is not None
+    assert later.key == hang.key, "the kernel tells of it a moment later"
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,12 @@ def test_all_that_was_seen_has_every_call_of_every_thread_and_all_connections() 
     assert "connected" not in shown
 
 
+def here() -> Process:
+    """This process's connections."""
+    gone, this = Process(1 << 30), Process(os.getpid())
+    return processes.connected([gone, this])[this.pid]
+
+
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
 def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: str) -> None:
     kind = socket.AF_INET6 if ":" in loopback else socket.AF_INET
@@ -91,14 +97,32 @@ def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: st
         sock.connect(listener.getsockname())
         port = listener.getsockname()[1]
         shown = f"[{loopback}]:{port}" if ":" in loopback else f"{loopback}:{port}"
-        assert shown in processes.peers(os.getpid())
+        assert shown in here().peers
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:  # until nothing fits: nobody reads
                 sock.send(bytes(1 << 16))
-        [told] = [each for each in processes.peers(os.getpid()) if each.startswith(shown)]
+        [told] = [each for each in here().peers if each.startswith(shown)]
         assert re.fullmatch(r".* \([1-9]\d* bytes not acknowledged\)", told)
-    assert not [each for each in processes.peers(os.getpid()) if each.startswith(shown)]
+    assert not [each for each in here().peers if each.startswith(shown)]
+
+
+def test_a_connection_on_which_nothing_arrives_is_told_by_its_two_addresses() -> None:
+    """The kernel drops what would be one more to be accepted, and sends it again."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind(("127.0.0.2", 0))
+        listener.listen(0)
+
+        for number in range(4):
+            sock = opened.enter_context(socket.socket())
+            sock.bind((f"127.0.0.{number + 3}", 0))
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        assert here().cut == ()
+        until(lambda: here().cut, "it is sent again, in vain")
+        assert set(here().cut) <= {(f"127.0.0.{number}", "127.0.0.2") for number in range(3, 7)}
+    assert here().cut == ()
 
 
 LISTENS = """
@@ -138,7 +162,7 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path) -> None:
     running[3] = started(files[3], "", "import sys; print('ready', flush=True); sys.stdin.read()")
     os.kill(running[2].pid, signal.SIGSTOP)
     try:
-        until(lambda: processes.look(running[2].pid).state == "T", "it is stopped")
+        until(lambda: processes.look([running[2].pid])[running[2].pid].state == "T", "it is stopped")
         asked = {rank: (process.pid, files[rank]) for rank, process in running.items()}
         found = {each.rank: each for each in evidence.gather(asked, evidence.by_ourselves)}
         assert found[0].stack[0].function == "spins"
@@ -154,7 +178,7 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path) -> None:
         for process in running.values():
             process.kill()
             process.communicate()
-    assert processes.look(running[0].pid) == Process(running[0].pid)
+    assert processes.look([running[0].pid]) == {running[0].pid: Process(running[0].pid)}
 
 
 def test_of_a_very_large_job_the_picture_stays_one_that_is_read() -> None:
