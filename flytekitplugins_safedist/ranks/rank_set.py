@@ -205,10 +205,14 @@ class Ranks:
                 self._show("".join(f"[rank {rank}] {line}\n" for line in lines))
         self._stacks = {rank: "\n".join(map(picture.line_of, each[0][:_LINES])) for rank, each in found.items()}
 
-    def _stood(self) -> str:
-        """Where ranks were that no collective has let wait in vain, by their stacks, or what they raised."""
+    def _stood(self, *, failed: bool = True) -> str:
+        """Where ranks were that no collective has let wait in vain, by their stacks, or what they raised.
+
+        Args:
+            failed: with those that have.
+        """
         ended = [member.outcome for member in self._members if member.outcome is not None]
-        raised = {outcome.rank: outcome.raised.traceback for outcome in ended if outcome.raised is not None}
+        raised = {outcome.rank: outcome.raised.traceback for outcome in ended if failed and outcome.raised is not None}
         where = {**raised, **self._stacks}
         for outcome in ended:
             if outcome.timed_out:
@@ -231,6 +235,8 @@ class Ranks:
             if not running or any(not is_consequence(outcome) for outcome in failures):
                 return
             self.poll(wait=0.05)
+        if not self._stacks:
+            self.note_stacks()  # of those that have lost nobody: one of them may have closed its connections
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``."""
@@ -317,8 +323,8 @@ class Ranks:
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self._settings.logs.tail_lines
         lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
-        if outcome.timed_out:
-            outcome = replace(outcome, others=self._stood())
+        if is_consequence(outcome):
+            outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
         return replace(outcome, log_tail=log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ())
 
     def usage(self, job: JobScratch) -> disk.Usage:

@@ -3,67 +3,127 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.harness.job import Job
-from tests.harness.procs import Running, gate, until, uploaded_error
+from tests.harness.procs import ROOT, Running, gate, until, uploaded_error
 
 
-@pytest.mark.parametrize(
-    ("how", "kind", "says"),
-    [
-        ("asleep", "missing", r"rank 1 is at job_hangs.py:\d+ in sleeps, and does nothing"),
-        ("loop", "slow", r"rank 1 is at job_hangs.py:\d+ in loops, and computes"),
-        ("gil", "gil", r"rank 1 is at job_hangs.py:\d+ in holds_the_interpreter, in native code that holds Python's"),
-        ("stopped", "frozen", r"rank 1 is stopped \(SIGSTOP\)"),
-        ("input", "input", r"rank 1 waits for input at"),
-        ("worker stopped", "input", r"rank 1 waits for input at"),
-        ("new group", "missing", r"rank 1 is in .*, called at job_hangs.py:\d+ in mixes, and does nothing"),
-        ("other collective", "mismatch", r"rank 1 has called broadcast"),
-        ("other shape", "mismatch", r"rank 1 has called all_reduce of Float\[5\]"),
-        (
-            "skipped",
-            "mismatch",
-            r"rank 1 has called barrier \(#2 of group 0\), where ranks 0, 2 have",
-        ),
-        (
-            "barrier in one branch",
-            "mismatch",
-            r"rank 1 has called barrier \(.*, where ranks 0, 2 have",
-        ),
-        ("groups crossed", "mismatch", r"rank 1 waits in all_reduce of Float\[3\] \(#1 of group 2\), and ranks 0, 2"),
-    ],
-)
-def test_the_error_names_the_rank_that_holds_up_the_others(warm, tmp_path: Path, how: str, kind: str, says: str):
+@dataclass(frozen=True)
+class Case:
+    """What one rank does while the others go to their next collective: rank 1, where nothing else is said.
+
+    Attributes:
+        how: as ``tests/jobs/job_hangs.py`` knows it.
+        what: as docs/hangs.md has it.
+        says: what the error says, a pattern.
+        torch, horovod: how it ends with these: a kind of hang, or an error's code; "" where that is not tried.
+    """
+
+    how: str
+    what: str
+    says: str
+    torch: str = ""
+    horovod: str = ""
+
+    @property
+    def row(self) -> str:
+        """Of the table in docs/hangs.md."""
+        cells = (self.what, *(f"`{end}`" if end else "" for end in (self.torch, self.horovod)))
+        return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def both(end: str) -> dict[str, str]:
+    return {"torch": end, "horovod": end}
+
+
+IN_C = r"rank 1 is at job_hangs.py:\d+ in holds_the_interpreter, in native code that holds Python's"
+CHILD = r".*; its child process \d+ has ended or is stopped"
+CASES = [
+    Case("asleep", "sleeps", r"rank 1 is at job_hangs.py:\d+ in sleeps, and does nothing", **both("missing")),
+    Case("loop", "is in an endless loop", r"rank 1 is at job_hangs.py:\d+ in loops, and computes", **both("slow")),
+    Case("gil", "is in native code with Python's lock", IN_C, **both("gil")),
+    Case("stopped", "is stopped (SIGSTOP)", r"rank 1 is stopped \(SIGSTOP\)", **both("frozen")),
+    Case("input", "has a `DataLoader` whose worker waits for a pipe", "rank 1 waits for input at", **both("input")),
+    Case("worker stopped", "… is stopped", f"rank 1 waits for input at{CHILD}", **both("input")),
+    Case(
+        "worker killed",
+        "… is killed: torch raises, at once",
+        r"rank 1 .* raised RuntimeError: DataLoader worker \(pid.* \d+\) (is killed by signal|exited unexpectedly)",
+        **both("USER:RuntimeError"),
+    ),
+    Case(
+        "process killed",
+        "reads a queue from a process of its own that is killed",
+        f"rank 1 waits for input at{CHILD}",
+        **both("input"),
+    ),
+    Case("returned", "returns early", r"Rank\(s\) 1 had already returned", **both("USER:PeersLost")),
+    Case(
+        "returned, stays",
+        "returns early, and its process stays (a thread)",
+        "rank 1 has returned from the task's function",
+        **both("returned"),
+    ),
+    Case("skipped", "skips a collective", r"rank 1 has called barrier \(#2 of group 0\), where ranks 0, 2", "mismatch"),
+    Case(
+        "barrier in one branch",
+        "calls a barrier in a branch of its own",
+        r"rank 1 has called barrier \(.*, where ranks 0, 2 have",
+        "mismatch",
+    ),
+    Case("other collective", "calls another operation", r"rank 1 has called broadcast", **both("mismatch")),
+    Case("other shape", "has another shape", r"rank 1 has called all_reduce of Float\[5\]", "mismatch"),
+    Case(
+        "groups crossed",
+        "goes to two groups the other way round",
+        r"rank 1 waits in all_reduce of Float\[3\] \(#1 of group 2\), and ranks 0, 2",
+        "mismatch",
+    ),
+    Case(
+        "new group",
+        "makes a new group, alone",
+        r"rank 1 is in .*, called at job_hangs.py:\d+ in mixes, and does nothing",
+        "missing",
+    ),
+    Case(
+        "store killed",
+        "rank 0, which has torch's store, is killed while the others look for each other there",
+        r"rank 0 .* was killed by SIGKILL",
+        "SYSTEM:SIGKILL",
+    ),
+    Case(
+        "store closed",
+        "rank 0 destroys its process group, and with it the store, and sleeps",
+        r"Where rank 0 was then:\n.*sleeps",
+        "USER:PeersLost",
+    ),
+]
+TRIED = [(library, case) for case in CASES for library in ("torch", "horovod") if getattr(case, library)]
+
+
+@pytest.mark.parametrize(("library", "case"), TRIED, ids=[f"{library} {case.how}" for library, case in TRIED])
+def test_the_error_names_the_rank_that_holds_up_the_others(warm, tmp_path: Path, library: str, case: Case) -> None:
+    module = {"torch": "job_hangs", "horovod": "job_hangs_horovod"}[library]
     with gate(tmp_path / "gate") as ranks:
-        inputs = {"how": how}
-        ended = warm.run("job_hangs:fails", tmp_path / "job", inputs=inputs, environment=ranks.environment)
-    text = str(ended.error)
-    assert re.search(f"the job does not move: {says}", text)
-    assert f"[kind={kind}]" in text
+        how = {"inputs": {"how": case.how}, "environment": ranks.environment}
+        error = warm.run(f"{module}:fails", tmp_path / "job", **how).error
+    assert re.search(case.says, str(error)), error
+    end = getattr(case, library)
+    assert error.error_code == (end if ":" in end else "USER:HangError")
+    if ":" not in end:
+        assert "the job does not move: " in str(error)
+        assert f"[kind={end}]" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("how", "kind", "says"),
-    [
-        ("asleep", "missing", r"rank 1 is at job_hangs.py:\d+ in sleeps, and does nothing"),
-        ("loop", "slow", r"rank 1 is at job_hangs.py:\d+ in loops, and computes"),
-        ("gil", "gil", r"rank 1 is at job_hangs.py:\d+ in holds_the_interpreter, in native code that holds Python's"),
-        ("stopped", "frozen", r"rank 1 is stopped \(SIGSTOP\)"),
-        ("input", "input", r"rank 1 waits for input at"),
-        ("another", "mismatch", r"rank 1 has called broadcast \(#2 of group Horovod\), where ranks 0, 2 have called"),
-    ],
-)
-def test_under_horovod_as_well(warm, tmp_path: Path, how: str, kind: str, says: str):
-    with gate(tmp_path / "gate") as ranks:
-        inputs = {"how": how}
-        call = "job_hangs_horovod:fails"
-        ended = warm.run(call, tmp_path / "job", inputs=inputs, environment=ranks.environment)
-    text = str(ended.error)
-    assert re.search(f"the job does not move: {says}", text)
-    assert f"[kind={kind}]" in text
+def test_the_docs_have_what_is_tried() -> None:
+    lines = (ROOT / "docs" / "hangs.md").read_text().splitlines()
+    first = lines.index("| What rank 1 does | torch (gloo) | Horovod |") + 2
+    assert lines[first : first + len(CASES)] == [case.row for case in CASES]
+    assert not lines[first + len(CASES)].startswith("|")
 
 
 def shown(running: Running) -> str:
@@ -97,6 +157,15 @@ def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(warm, 
         until(lambda: "slow, or an endless loop" in shown(running), "it is told")
         ranks.let_go(1)
         assert running.wait().value == "evaluated"
+
+
+def test_a_rank_that_waits_for_a_compiler_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path) -> None:
+    """What it has started computes, in a session of its own, as the workers of torch's compiler may."""
+    with gate(tmp_path / "gate") as ranks:
+        running = warm.start("job_hangs:compiles", tmp_path / "job", environment=ranks.environment)
+        until(lambda: "slow, or an endless loop" in shown(running), "it is told")
+        ranks.let_go(1)
+        assert running.wait().value == "compiled"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import select
 import signal
+import subprocess
+import sys
+import threading
 import time
 
 import torch
@@ -92,6 +96,31 @@ def loads_from_a_stopped_worker() -> None:
         pass
 
 
+class Dies(Stuck):
+    """Its worker is killed."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            dies()
+        return index
+
+
+def loads_from_a_killed_worker() -> None:
+    for _ in DataLoader(Dies(), num_workers=1, batch_size=1):
+        pass
+
+
+def reads_from_a_killed_process() -> None:
+    """Of the user's own making: nobody but the kernel knows that it is gone, and the queue stays open in the rank."""
+    queue: multiprocessing.Queue[int] = multiprocessing.get_context("fork").Queue()
+    multiprocessing.get_context("fork").Process(target=dies).start()
+    queue.get()
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def loops() -> None:
     while True:
         pass
@@ -138,6 +167,22 @@ def mixes(how: str) -> None:
 
 ALONE = {"asleep": sleeps, "loop": loops, "gil": holds_the_interpreter, "stopped": stops, "input": loads}
 ALONE["worker stopped"] = loads_from_a_stopped_worker
+ALONE["worker killed"] = loads_from_a_killed_worker
+ALONE["process killed"] = reads_from_a_killed_process
+
+
+def stays() -> None:
+    """The process does, though the function returns."""
+    threading.Thread(target=threading.Event().wait).start()
+
+
+def closes_the_store() -> None:
+    dist.destroy_process_group()
+    sleeps()
+
+
+RETURNS = {"returned": lambda: None, "returned, stays": stays}
+STORE = {"store killed": dies, "store closed": closes_the_store}
 
 
 def hangs(how: str) -> None:
@@ -147,6 +192,15 @@ def hangs(how: str) -> None:
         if current_rank().rank == 1:
             ALONE[how]()
         meet()
+    elif how in RETURNS:
+        if current_rank().rank == 1:
+            RETURNS[how]()
+            return
+        meet()
+    elif how in STORE:
+        if current_rank().rank == 0:
+            STORE[how]()
+        dist.new_group([0, 1, 2])
     else:
         mixes(how)
 
@@ -191,6 +245,25 @@ def evaluates() -> str:
             sum(range(10_000))
     dist.barrier()
     return "evaluated"
+
+
+COMPUTES = """
+import os, select
+word = os.open(os.environ["TEST_WORD"], os.O_RDONLY | os.O_NONBLOCK)
+while not select.select([word], [], [], 0)[0]:
+    sum(range(10_000))
+"""
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=600)))
+def compiles() -> str:
+    """Rank 1 waits for a compiler, a process in a session of its own; the test says when that is done."""
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 1:
+        subprocess.run([sys.executable, "-c", COMPUTES], start_new_session=True, check=True)
+    meet()
+    return "compiled"
 
 
 def open_word() -> int:

@@ -7,7 +7,7 @@ import select
 import horovod.torch as hvd
 import torch
 from flytekit import task
-from job_hangs import ALONE, QUICK, open_word
+from job_hangs import ALONE, QUICK, RETURNS, open_word
 
 from flytekitplugins_safedist import Hangs, SafeHorovod, current_rank
 from tests.harness.procs import say
@@ -25,7 +25,10 @@ def fails(how: str) -> None:
     if current_rank().rank == 1:
         if how in ALONE:
             ALONE[how]()
-        elif how == "another":
+        elif how in RETURNS:
+            RETURNS[how]()
+            return
+        elif how == "other collective":
             hvd.broadcast(torch.ones(3), root_rank=0, name="other")
     meet("second")
 
