@@ -43,6 +43,7 @@ class Process:
         peers: whom its TCP connections lead to, with what they have not acknowledged; at most :data:`PEERS`.
         cut: its own address and the other one of connections over which the kernel sends the same again and again, and
             hears nothing.
+        addresses: its own, of all its connections but those within the machine.
     """
 
     pid: int
@@ -52,6 +53,7 @@ class Process:
     children: tuple[int, ...] = ()
     peers: tuple[str, ...] = ()
     cut: tuple[tuple[str, str], ...] = ()
+    addresses: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """For people: ``sleeping (pipe_read)``."""
@@ -94,7 +96,8 @@ def _connected(process: Process, sockets: Mapping[str, list[str]]) -> Process:
     peers = sorted(_peer(at[2], int(at[4].partition(":")[0], 16)) for at in own)
     lost = [at for at in own if at[5].startswith(_SENT_AGAIN) and int(at[6], 16) >= _TIMES_IN_VAIN]
     cut = {(str(_ip(at[1])), str(_ip(at[2]))) for at in lost}
-    return replace(process, peers=tuple(peers[:PEERS]), cut=tuple(sorted(cut)))
+    addresses = {str(_ip(at[1])) for at in own if not _ip(at[1]).is_loopback}
+    return replace(process, peers=tuple(peers[:PEERS]), cut=tuple(sorted(cut)), addresses=tuple(sorted(addresses)))
 
 
 def _connections(some: Collection[Process], name: str) -> Iterator[list[str]]:

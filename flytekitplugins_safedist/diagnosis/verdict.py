@@ -183,7 +183,7 @@ def _cut(waiting: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
     pairs = {tuple(sorted(pair)) for each in waiting for pair in each.process.cut}
     if not pairs:
         return (), "the network between them, or a library, stands still"
-    at = {ip: [each for each in waiting if ip in {own for own, _ in each.process.cut}] for pair in pairs for ip in pair}
+    at = {ip: [each for each in waiting if ip in each.process.addresses] for pair in pairs for ip in pair}
     shown = {ip: f"{ip} (rank {listed(_ranks(some))})" if some else ip for ip, some in at.items()}
     seen = "; ".join(f"{shown[one]} and {shown[other]}" for one, other in sorted(pairs)[:_PAIRS])
     in_all = [ip for ip in at if all(ip in pair for pair in pairs)]

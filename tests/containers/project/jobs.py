@@ -11,7 +11,7 @@ from typing import Any
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import Hangs, SafeHorovod, SafeTorch, Timeouts, current_rank
 
 TIMEOUTS = Timeouts(
     stop=1,
@@ -60,6 +60,8 @@ def happen(step: int) -> None:
         raise FlyteRecoverableException("try me again")
     if how == "kill" or (how == "kill once" and me.round == 0):
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "fill scratch":
         with open(os.path.join(me.scratch, "too much"), "wb") as file:
             while True:
@@ -169,6 +171,32 @@ def horovod_2x2(steps: int) -> str:
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def torch_2x2(steps: int) -> str:
     return with_torch(steps)
+
+
+HANGS = Hangs(action="fail", floor=4, ceiling=60)
+
+
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, hangs=HANGS))
+def horovod_watched(steps: int) -> str:
+    return with_horovod(steps)
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, hangs=HANGS))
+def torch_watched(steps: int) -> str:
+    return with_torch(steps)
+
+
+@task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS, hangs=HANGS))
+def torch_watched_3x1(steps: int) -> str:
+    """Large enough that each rank sends a part at once, and is sent one."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    stand("in the function")
+    dist.all_reduce(torch.ones(1 << 20))
+    return ""
 
 
 @task(task_config=SafeHorovod(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS))

@@ -117,7 +117,7 @@ def test_ranks_that_wait_in_different_groups_or_all_in_one_are_told_apart() -> N
 
 def on(rank: int, own: str, *others: str) -> Standing:
     """It waits, and what it sends to *others* does not arrive."""
-    process = Process(rank, "S", cut=tuple((own, other) for other in others))
+    process = Process(rank, "S", cut=tuple((own, other) for other in others), addresses=(own,))
     return Standing(rank, process, record=recorded(4, pending=REDUCE))
 
 
@@ -135,9 +135,9 @@ def on(rank: int, own: str, *others: str) -> Standing:
             ": 10.0.0.3 (rank 2) is cut off; nothing arrives between 10.0.0.1 (rank 0) and 10.0.0.3 (rank 2); 10.0.0.2",
         ),
         (
-            [on(0, "10.0.0.1", "10.0.0.2"), waits(1), on(2, "10.0.0.3", "10.0.0.4")],
+            [on(0, "10.0.0.1", "10.0.0.2"), on(1, "10.0.0.2"), on(2, "10.0.0.3", "10.0.0.4")],
             (),
-            ": nothing arrives between 10.0.0.1 (rank 0) and 10.0.0.2; 10.0.0.3 (rank 2) and 10.0.0.4",
+            ": nothing arrives between 10.0.0.1 (rank 0) and 10.0.0.2 (rank 1); 10.0.0.3 (rank 2) and 10.0.0.4",
         ),
     ],
     ids=["two machines", "one of three", "two pairs"],

@@ -123,6 +123,7 @@ def test_a_connection_on_which_nothing_arrives_is_told_by_its_two_addresses() ->
         until(lambda: here().cut, "it is sent again, in vain")
         assert set(here().cut) <= {(f"127.0.0.{number}", "127.0.0.2") for number in range(3, 7)}
     assert here().cut == ()
+    assert here().addresses == (), "of this machine alone"
 
 
 LISTENS = """
