@@ -1,0 +1,112 @@
+"""What it costs to be watched for hangs: the time of a step, the agent's share of a core; and how long it takes to look
+at many ranks at once.
+
+The first two are medians of interleaved runs of one function: as by default, with torch's flight recorder on and the
+agent asking it each 30 seconds, which most runs are too short for; asking it each second; and with the recorder off.
+
+    python benchmarks/hangs.py --ranks 4 8 --runs 5 --stand 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from flytekitplugins_safedist.diagnosis import evidence, records
+
+PROJECT = Path(__file__).parent / "hangs_project"
+NOT = "not watched"
+VARIANTS: dict[str, dict[str, str]] = {
+    "watched": {},
+    "watched each second": {"HANGS_LOOKS": "1"},
+    NOT: {"TORCH_FR_BUFFER_SIZE": "0"},
+}
+CALL = "import os; os.environ['HANGS_AGENT'] = str(os.getpid()); import hangs_measure; "
+STARTS = 300.0
+"""Seconds for many ranks to start on few cores."""
+
+
+def environment(ranks: int, scratch: str, **more: str) -> dict[str, str]:
+    given = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "TMPDIR": scratch, "HANGS_RANKS": str(ranks)}
+    return {**os.environ, **given, **more}
+
+
+def run(ranks: int, steps: int, variant: str) -> dict[str, float]:
+    """One job."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-c", f"{CALL}print(hangs_measure.measured(steps={steps}))"]
+        variables = environment(ranks, scratch, **VARIANTS[variant])
+        done = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def compare(ranks: int, runs: int, steps: int) -> None:
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    for number in range(runs):
+        for variant in list(VARIANTS)[:: 1 if number % 2 else -1]:  # neither is always the second
+            found[variant].append(run(ranks, steps, variant))
+    for variant, its in found.items():
+        step = [each["step"] * 1e3 for each in its]
+        agent = statistics.median(each["agent"] for each in its)
+        shown = f"step {statistics.median(step):.3f} ms ({min(step):.3f} to {max(step):.3f})"
+        print(f"{ranks} ranks, {variant:19} {shown}; agent {agent:.2%} of a core; medians of {runs}", flush=True)
+    for variant in VARIANTS.keys() - {NOT}:
+        pairs = [one["step"] / other["step"] for one, other in zip(found[variant], found[NOT], strict=True)]
+        print(f"{ranks} ranks, {variant} / {NOT}: {statistics.median(pairs):.4f} (of pairs)", flush=True)
+
+
+def look_at(ranks: int, times: int = 5) -> None:
+    """All that a node's agent asks for at a suspicion, of ranks that are connected and sleep."""
+    with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as scratch, tempfile.TemporaryDirectory() as there:
+        command = [sys.executable, "-c", f"{CALL}hangs_measure.stands()"]
+        job = subprocess.Popen(command, env=environment(ranks, scratch, HANGS_THERE=there), stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + STARTS
+            while len(list(Path(there).iterdir())) < ranks and time.monotonic() < deadline:
+                time.sleep(1)
+            took = [_look(Path(scratch), ranks) for _ in range(times)]
+        finally:
+            job.send_signal(signal.SIGINT)
+            job.wait(60)
+    print(f"{ranks} ranks looked at in {statistics.median(took):.2f} s (at most {max(took):.2f}; {times} times)")
+
+
+def _look(scratch: Path, ranks: int) -> float:
+    [asked] = evidence.running_below(scratch).values()
+    began = time.monotonic()
+    found = evidence.gather(asked, evidence.by_ourselves)
+    sockets = {rank: path.with_suffix(".fr") for rank, (_, path) in asked.items()}
+    recorded = records.read(sockets)
+    records.holding_the_interpreter(sockets)
+    took = time.monotonic() - began
+    answered = sum(bool(each.threads) for each in found), len(recorded)
+    if answered != (ranks, ranks):
+        print(f"of {ranks} ranks {answered[0]} have shown their stacks, {answered[1]} their collectives")
+    return took
+
+
+def main() -> None:
+    """Run all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--stand", type=int, nargs="*", default=[64], help="ranks to look at")
+    options = parser.parse_args()
+    for ranks in options.ranks:
+        compare(ranks, options.runs, options.steps)
+    for ranks in options.stand:
+        look_at(ranks)
+
+
+if __name__ == "__main__":
+    main()
