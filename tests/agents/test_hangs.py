@@ -102,6 +102,8 @@ CASES = [
         "USER:PeersLost",
     ),
 ]
+SCREEN = 45
+"""Lines of an error that still fits one."""
 TRIED = [(library, case) for case in CASES for library in ("torch", "horovod") if getattr(case, library)]
 
 
@@ -117,6 +119,7 @@ def test_the_error_names_the_rank_that_holds_up_the_others(warm, tmp_path: Path,
     if ":" not in end:
         assert "the job does not move: " in str(error)
         assert f"[kind={end}]" in str(error)
+        assert len(str(error).splitlines()) <= SCREEN
 
 
 def test_the_docs_have_what_is_tried() -> None:
