@@ -33,16 +33,17 @@ RUN apt-get update \
 ENV PATH=/opt/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_FIND_LINKS=/wheels
 WORKDIR /build
 ARG PIP_EXTRA_INDEX_URL=
-ARG TORCH=torch==2.15.0
+# Empty: the one of requirements/torch.txt.
+ARG TORCH=
 # "nccl": Horovod for GPUs. With CUDA 13's torch the compiler comes from pip; else BASE_IMAGE must have a CUDA toolkit.
 ARG HOROVOD_GPU=none
 # What rarely changes comes first: torch, what Horovod's build needs, Horovod itself, flytekit; the package is last.
-COPY requirements/constraints.txt requirements/build.txt requirements/
+COPY requirements/constraints.txt requirements/torch.txt requirements/build.txt requirements/
 RUN --mount=type=bind,from=wheels,target=/wheels \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
     python3 -m venv /opt/venv \
  && pip install -q -c requirements/constraints.txt pip setuptools wheel \
- && pip install -q -c requirements/constraints.txt "${TORCH}" \
+ && pip install -q -c requirements/constraints.txt "${TORCH:--rrequirements/torch.txt}" \
  && grep -v '^cmake' requirements/build.txt > build.txt \
  && pip install -q -c requirements/constraints.txt -r build.txt
 COPY horovod_build/*.py horovod_build/

@@ -9,14 +9,13 @@
 
 PYTHON ?= python3
 ifndef TORCH
-# The newest that docs/versions.md's table has proven; torch 2.15 has no wheel for Python 3.10.
-TORCH := $(shell $(PYTHON) -c 'import sys; print("torch==2.15.0" if sys.version_info >= (3, 11) else "torch==2.14.1")' 2>/dev/null)
+TORCH := $(shell $(PYTHON) -c 'import sys; print([line.split(";")[0] for line in open("requirements/torch.txt") if line.startswith("torch==")][sys.version_info < (3, 11)])' 2>/dev/null)
 endif
 # For scripts/build_image.py, which make calls and the container tests do.
 export TORCH
 VENV ?= .venv
 # Further options for pip, e.g. PIP_OPTIONS="--extra-index-url ..." for a CPU build of torch: the default index's is a
-# CUDA build with its libraries, 2.6 GB to download and 5.5 GB in .venv (torch 2.15.0).
+# CUDA build with its libraries, 2.6 GB to download and 5.5 GB in .venv.
 PIP_OPTIONS ?=
 # "nccl" builds Horovod for GPUs; needs a CUDA build of torch. For CUDA 13 the compiler comes from pip where no CUDA
 # toolkit is there; for CUDA 12 a toolkit must be (HOROVOD_CUDA_HOME). No GPU is needed to build.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,13 +20,14 @@ from pathlib import Path
 import nox
 
 PYTHONS = ("3.10", "3.11", "3.12")
-TORCHES = ("2.5.0", "2.8.0", "2.13.0", "2.15.0")
-NEWEST_FOR = {"3.10": "2.14.1"}
+ROOT = Path(__file__).parent
+NEWEST, NEWEST_OF_3_10 = re.findall(r"^torch==([\d.]+)", (ROOT / "requirements/torch.txt").read_text(), re.MULTILINE)
+TORCHES = ("2.5.0", "2.8.0", "2.13.0", NEWEST)
+NEWEST_FOR = {"3.10": NEWEST_OF_3_10}
 """A Python for which the newest torch is not made (no wheel for it), and the newest that is."""
 FLYTEKITS = ("1.16.0", "1.16.31")
 """The oldest that is promised, and the newest that constraints.txt pins."""
 
-ROOT = Path(__file__).parent
 RESULTS = ROOT / ".nox" / "results.jsonl"
 TORCHS_OWN = ("torch==", "sympy==", "triton==", "cuda-", "nvidia-")
 """What `make TORCH=...` chooses, and torch then names exactly: not pinned."""

@@ -31,7 +31,7 @@ from toolchain import default_cache  # noqa: E402
 
 TAG = "flytekitplugins-safedist:dev"
 BASE_IMAGE = "python:3.11-slim-bookworm"
-TORCH = "torch==2.15.0"
+TORCH = re.findall(r"^torch==[\d.]+", (ROOT / "requirements" / "torch.txt").read_text(), re.MULTILINE)[0]
 WHEELS_TAG = "flytekitplugins-safedist-wheels:local"
 DEBIANS_CLIENT = "/usr/bin/docker"  # where another client comes first on PATH
 CA_IN_BUILD = "/run/secrets/ca.pem"

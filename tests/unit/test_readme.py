@@ -1,21 +1,17 @@
-"""What the README and the docs have people type, and what the README says shorter than the docs."""
+"""What the README has people install, and what it says shorter than the docs."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from flytekit.image_spec.default_builder import create_docker_context
 from packaging.requirements import Requirement
 
 from flytekitplugins_safedist import SafeTorch
 from tests.harness.procs import ROOT
-from tests.harness.product import main
 
 README = (ROOT / "README.md").read_text()
 
@@ -52,9 +48,6 @@ def test_the_extras_of_the_install_line_are_there() -> None:
 
 
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PROGRAMS = {"make", "pip", "python", "pyflyte", "safedist", "kubectl", "flytectl", "torchrun"}
 
 
 def cells(text: str) -> list[list[str]]:
@@ -62,16 +55,6 @@ def cells(text: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
     ]
-
-
-def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks without a language, and its code spans, that call a program; without comments."""
-    text = page.read_text()
-    blocks = [block for language, block in BLOCKS.findall(text) if not language]
-    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
-    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", BLOCKS.sub("", text))
-    called = [part.strip() for line in [*lines, *spans] for part in re.split(r"&&|[|>]", line)]
-    return [line for line in called if line.partition(" ")[0] in PROGRAMS and " " in line]
 
 
 def test_a_newcomer_reads_the_readme_in_ten_minutes() -> None:
@@ -87,46 +70,11 @@ def test_what_a_failure_costs_is_what_the_table_of_failures_says() -> None:
     assert [row[0] for row in short[1:] if whole.get(row[0]) != (row[1], row[2])] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_command_of_a_page_is_there_with_its_options(page: Path) -> None:
-    assert [command for command in commands(page) if not is_there(command)] == []
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["make nowhere", "python scripts/nowhere.py", "python benchmarks/restart.py --nowhere", "safedist nowhere"],
-)
-def test_a_command_that_is_not_there_is_seen(command: str) -> None:
-    assert not is_there(command)
-
-
-def is_there(command: str) -> bool:
-    """Whether the target of make, or the script or subcommand of ours with these options, is there."""
-    program, first, *others = command.replace("`", "").split()
-    options = {word.partition("=")[0] for word in others if word.startswith("--")}
-    if program == "make":
-        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        return first in targets or "=" in first
-    if program == "python" and first.startswith(("scripts/", "benchmarks/", "examples/", "horovod_build/")):
-        if not (ROOT / first).is_file():
-            return False
-        sources = [*(ROOT / first).parent.glob("*.py")]
-        return all(any(f'"{option}"' in source.read_text() for source in sources) for option in options)
-    if program == "safedist":
-        said = io.StringIO()
-        with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            main([first, "--help"])
-        return ended.value.code == 0 and all(option in said.getvalue() for option in options - {"--help"})
-    return True
-
-
-def test_all_places_name_one_newest_torch() -> None:
-    """noxfile.py's newest is the one that is tried; what people install by default is that one."""
-    newest = re.findall(r'^TORCHES = .*"([\d.]+)"\)$', (ROOT / "noxfile.py").read_text(), re.MULTILINE)
-    places = ("Makefile", "Dockerfile", "scripts/build_image.py", "README.md")
-    found = {place: set(re.findall(r"torch==([\d.]+)", (ROOT / place).read_text())) for place in places}
-    found["Makefile"] -= set(re.findall(r'"3.10": "([\d.]+)"', (ROOT / "noxfile.py").read_text()))
-    assert found == {place: set(newest) for place in places}
+def test_the_image_of_the_readme_has_the_torch_that_is_named_in_one_place() -> None:
+    newest = re.findall(r"^torch==([\d.]+)", (ROOT / "requirements" / "torch.txt").read_text(), re.MULTILINE)
+    assert re.findall(r"torch==([\d.]+)", README) == newest[:1]
+    for place in ("Makefile", "Dockerfile", "noxfile.py", "scripts/build_image.py"):
+        assert not re.findall(r"\b2\.1[45]\.\d", (ROOT / place).read_text()), place
 
 
 def test_the_tables_of_the_configuration_have_every_field() -> None:

@@ -1,0 +1,214 @@
+"""Each command line of the README and the docs is run: here, in a directory with a user's files; or where the table
+below says, by another test or by CI itself. What a machine of CI cannot do is named with its reason."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.moto_s3 import S3
+from tests.harness.procs import DEADLINE, ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "horovod_build" / "README.md"]
+PROGRAMS = {"make", "nox", "pip", "python", "pyflyte", "safedist", "kubectl", "flytectl", "torchrun"}
+
+HERE = {
+    "pyflyte run workflow.py main": (0, ""),
+    "python -m flytekitplugins_safedist.run --nproc-per-node 4 train.py": (0, "[rank 3] trained with 1.0"),
+    "python -m flytekitplugins_safedist.run --nproc-per-node 4 --max-restarts 1 train.py --lr 3": (
+        0,
+        "[rank 3] trained with 3.0",
+    ),
+    "pyflyte run examples/failures/bad_data.py train": (1, "ValueError: sample 13 is cut short"),
+    "pyflyte run examples/failures/hang.py train": (1, "rank 1 is at hang.py"),
+    "pyflyte run examples/failures/lost_rank.py train --where /tmp/run-1": (0, "succeeded"),
+    "safedist render workflow.py train": (0, "kind: PyTorchJob"),
+    "safedist render workflow.py train --pods": (0, "kind: Pod\n"),
+    "safedist render train.py train": (0, "kind: PyTorchJob"),
+    "safedist render train.py train --pods": (0, "kind: Pod\n"),
+    "safedist render train.py train --pod-template gpu-template.yaml": (0, "dedicated: gpu"),
+    "safedist doctor": (None, "ok       torch: "),
+    "safedist doctor --store s3://bucket/prefix/": (None, "s3://code/prefix/"),
+    "safedist doctor --path /mnt/shared --store s3://bucket/prefix/": (None, "/shared"),
+    "python -m tests.unit.job.simulation 200000": (0, "'done': "),
+    "python examples/fs_races.py": (0, ""),
+}
+"""What is run as it is written but for the names of :func:`here`, in a directory of a user's; the exit status, where it
+does not depend on the machine, and what the command must say."""
+
+ELSEWHERE = {
+    "make demo": (".ci/run", "make demo examples"),
+    "make docs": (".ci/run", "make docs"),
+    "make lint": (".ci/run", "make lint"),
+    "make corners": (".ci/run", "make corners"),
+    "make test": (".ci/run", "make test "),
+    "make test-container": (".ci/run", "make test-container"),
+    "python scripts/build_image.py": (".ci/run", "scripts/build_image.py --extra"),
+    "python horovod_build/build.py": ("Makefile", "python horovod_build/build.py"),
+    "pyflyte run examples/digits_ddp.py digits": ("Makefile", "pyflyte run examples/digits_ddp.py digits"),
+    "pip install .": ("Makefile", "--editable"),
+    "pip wheel --no-deps --wheel-dir dist .": ("tests/contracts/cli/test_wheel_alone.py", '"wheel", "--no-deps"'),
+    "pyflyte run --remote --image IMAGE workflow.py main": (
+        "tests/contracts/cli/test_real_clis.py",
+        '"run", "--remote"',
+    ),
+    "safedist stacks": ("tests/agents/test_stacks.py", '"stacks"'),
+}
+"""What is run elsewhere: where, and the words there that do it."""
+
+NOT_HERE = {
+    "kubectl apply --dry-run=server -f job.yaml": "a cluster",
+    "kubectl exec": "a cluster",
+    "flytectl register files": "a cluster; tests/harness/flytectl.py does what it was seen to do",
+    "make help": "prints the lines of the Makefile",
+    "nox -s matrix": "hours",
+    "python horovod_build/build.py --gpu nccl": "gigabytes of CUDA; docs/versions.md says where it was built",
+    "python horovod_build/build.py --verify-only": "verifying is what make demo's build ends with",
+    "make check": "lint, types and a part of the tests: each is run by .ci/run",
+    "make demo-torch": "the example alone, which `make examples` runs",
+    "make bench": "measures, for half an hour",
+    "make matrix": "hours; its oldest and newest are make corners, which .ci/run runs",
+    "make mutants": "hours",
+    'make mutants MUTANTS="job ranks --sample 40 --seed 7"': "hours",
+    "pip install '.[torch,kubeflow]'": "a CUDA build of torch is gigabytes; make's pip installs the same",
+    "pip install --ignore-requires-python --no-deps": "a Python that flytekit refuses",
+    "python horovod_build/build.py --no-install --wheel-dir dist": "compiles for minutes what make demo has compiled",
+}
+"""Why not."""
+
+WORKFLOW = """
+from flytekit import Resources, task, workflow
+from flytekitplugins_safedist import SafeTorch, current_rank
+
+@task(
+    task_config=SafeTorch(nnodes=NNODES, nproc_per_node=2, max_restarts=1),
+    requests=Resources(cpu="8", mem="16Gi"), limits=Resources(cpu="8", mem="16Gi"),
+    container_image="registry.example/train:1", pod_template_name=TEMPLATE,
+)
+def train(epochs: int) -> float:
+    return float(epochs * current_rank().world_size)
+
+@workflow
+def main(epochs: int = 20) -> float:
+    return train(epochs=epochs)
+"""
+SCRIPT = """
+if __name__ == "__main__":
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=1.0)
+    print("trained with", parser.parse_args().lr)
+"""
+TEMPLATE = """
+apiVersion: v1
+kind: PodTemplate
+metadata: {name: gpu-template}
+template:
+  spec:
+    nodeSelector: {dedicated: gpu}
+    containers: [{name: default, image: none}]
+"""
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    running = S3(tmp_path_factory.mktemp("s3"))
+    running.put("there", b"")
+    yield running
+    running.close()
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's blocks without a language, and its code spans, that call a program; without comments."""
+    text = page.read_text()
+    blocks = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    lines = [
+        line.split("#")[0] for language, block in blocks.findall(text) if not language for line in block.split("\n")
+    ]
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", blocks.sub("", text))
+    called = [part.strip() for line in [*lines, *spans] for part in re.split(r"&&|[|>]", line)]
+    return [line for line in called if line.partition(" ")[0] in PROGRAMS and " " in line]
+
+
+def asked(command: str) -> tuple[str, set[str]]:
+    """Program and what it is to do; and its further words, less values of options."""
+    words = shlex.split(command)
+    what = " ".join(words[:3] if words[1] == "-m" else words[:2])
+    return what, {word.partition("=")[0] for word in words if word.startswith("-")}
+
+
+def is_in(command: str, table: dict[str, object]) -> bool:
+    """Whether the table has it, or the same with more options: a page may name a part in a sentence."""
+    what, options = asked(command)
+    return command in table or any(what == asked(one)[0] and options <= asked(one)[1] for one in table)
+
+
+def documented() -> dict[str, set[str]]:
+    """Each command, and the pages that have it. Benchmarks have a test of their own."""
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        for command in commands(page):
+            found.setdefault(command, set()).add(page.name)
+    return found
+
+
+def test_no_command_of_a_page_is_without_one_who_runs_it() -> None:
+    tables: dict[str, object] = {**HERE, **ELSEWHERE, **NOT_HERE}
+    without = {command: pages for command, pages in documented().items() if not is_in(command, tables)}
+    assert {command: pages for command, pages in without.items() if "benchmarks/" not in command} == {}
+    assert [command for command in tables if command not in documented()] == [], "these are on no page any more"
+
+
+@pytest.mark.parametrize(("place", "words"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_is_run_elsewhere_is_there(place: str, words: str) -> None:
+    assert words in (ROOT / place).read_text()
+
+
+@pytest.mark.parametrize("command", sorted(one for one in documented() if "benchmarks/" in one))
+def test_a_benchmark_takes_the_options_of_the_pages(command: str) -> None:
+    """It begins, with all that it imports. What it measures takes minutes, and is nobody's business in a test."""
+    words = shlex.split(command)
+    done = run([*words[:2], "--help"], ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [word for word in words if word.startswith("--") and word not in done.stdout] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", HERE)
+def test_a_command_of_the_pages_does_what_they_say(command: str, tmp_path: Path, s3: S3) -> None:
+    code, says = HERE[command]
+    done = run(here(command, tmp_path), tmp_path, s3.environment)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    assert says in done.stdout + done.stderr
+
+
+def here(command: str, place: Path) -> list[str]:
+    """The command's words, with places of the test's own, in a directory with the files that the pages name."""
+    nnodes = "1" if command.startswith("pyflyte") else "2"
+    template = repr("gpu-template" if "--pod-template" in command else None)
+    for name, text in {"workflow.py": WORKFLOW, "train.py": WORKFLOW + SCRIPT, "gpu-template.yaml": TEMPLATE}.items():
+        (place / name).write_text(text.replace("NNODES", nnodes).replace("TEMPLATE", template))
+    (place / "shared").mkdir()
+    swapped = {"/tmp/run-1": f"{place}/run-1", "/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/"}
+    swapped |= {"200000": "200", " examples/": f" {ROOT}/examples/"}
+    for name, mine in swapped.items():
+        command = command.replace(name, mine)
+    return shlex.split(command)
+
+
+def run(words: list[str], place: Path, more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """As a user types it, with the environment's own programs first."""
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, **(more or {}), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        words, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE
+    )
