@@ -73,7 +73,8 @@ def main() -> None:
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts in place (default: 0)")
     parser.add_argument("--horovod", action="store_true", help="ranks meet by Horovod, not by torch.distributed")
     parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own")
+    others = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own")
+    others.required = False  # before Python 3.12 argparse names them as missing where there is no script
     options = parser.parse_args()
     path = Path(options.script).absolute()
     if not path.is_file():

@@ -94,7 +94,8 @@ Seconds = Annotated[
     ),
 ]
 Nodes = Annotated[
-    int | str, Must(parse_nodes, "is not a number of nodes", 'use 1, a number N, or a range such as "2:4"')
+    int | str,
+    Must(parse_nodes, "is not a number of nodes", 'use 1, a number N of up to 999999, or a range such as "2:4"'),
 ]
 Directory = Annotated[
     str,

@@ -19,6 +19,8 @@ _NAMED = 16
 
 _COLLECTIVES = ("/torch/distributed/", "/horovod/", "/flytekitplugins_safedist/fs/")
 _OURS = "/flytekitplugins_safedist/"
+_BETWEEN = ("/torch/autograd/", "/torch/nn/", "/torch/optim/", "/torch/utils/")
+"""What calls a collective on behalf of the user: no place to look for a mistake."""
 _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
 
 
@@ -73,7 +75,8 @@ class Standing:
             return f"{self.process}; it has not answered"
         if not self.waits_in:
             return f"at {self.stack[0].short}"
-        caller = next((frame for frame in self.stack if not _is_librarys(frame)), None)
+        users = (frame for frame in self.stack if not _is_librarys(frame) and not _is_between(frame))
+        caller = next(users, None)
         return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "")
 
 
@@ -93,6 +96,10 @@ def line_of(frame: Frame) -> str:
 
 def _is_collectives(frame: Frame) -> bool:
     return any(part in frame.file for part in _COLLECTIVES)
+
+
+def _is_between(frame: Frame) -> bool:
+    return any(part in frame.file for part in _BETWEEN)
 
 
 def _is_librarys(frame: Frame) -> bool:

@@ -250,6 +250,7 @@ class RankServer:
             self._reply = message
 
     def _lost(self) -> LaunchError:
+        began = bool(self._started or self._ended)
         # The kernel ends the ranks with their server, but not what they started; each leads a group of its own.
         for pid in self._started:
             with contextlib.suppress(ProcessLookupError):
@@ -258,13 +259,17 @@ class RankServer:
         self._reap(1.0)
         code = self._exit_code
         seen = "it left" if code is None else signal_reason(-code) if code < 0 else f"exit code {code}"
+        hint = "give the pod more memory if it was killed"
+        if not began:
+            hint += (
+                "; a task module that ends its process at import needs start_method='spawn'; and a PYTHONHOME of "
+                "another interpreter keeps Python from starting (its words are in this pod's log): unset it"
+            )
         return LaunchError(
             "the process that starts and watches this node's ranks is gone, and its ranks with it",
             where={"pid": self._pid, "host": socket.gethostname()},
             seen=seen,
-            hint="give the pod more memory if it was killed; a task module that ends its process at import "
-            "needs start_method='spawn'; and a PYTHONHOME of another interpreter keeps Python from starting (its "
-            "words are in this pod's log): unset it",
+            hint=hint,
         )
 
     def _reap(self, patience: float) -> None:

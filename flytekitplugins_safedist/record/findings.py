@@ -86,7 +86,7 @@ def found_in(parts: Sequence[NodePart]) -> Findings:
             since, until, why = rounds.get(every.round, (every.since, every.until, ""))
             rounds[every.round] = (min(since, every.since), max(until, every.until), why or every.why)
             by_round.setdefault(every.round, []).extend(every.ranks)
-    steps = {number: sum(_cycles(rank) for rank in ranks) for number, ranks in by_round.items() if ranks}
+    steps = {number: sum(steps_of(rank) for rank in ranks) for number, ranks in by_round.items() if ranks}
     chosen = max(steps, key=lambda number: (steps[number], number), default=-1)
     ranks = sorted(by_round.get(chosen, []), key=lambda rank: rank.rank)
     return Findings(
@@ -113,7 +113,7 @@ def _spent(phases: Sequence[tuple[str, float, float]]) -> dict[str, float]:
     return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
 
-def _cycles(rank: RankPart) -> int:
+def steps_of(rank: RankPart) -> int:
     """Its steps: as the user told them, all but the first of which are counted; else as often as a stage came."""
     if rank.step >= 0:
         return rank.steps + 1
@@ -123,11 +123,11 @@ def _cycles(rank: RankPart) -> int:
 def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
     """Who held the others back, and in which stage; the worst first, and none where no one stands out."""
     names = dict.fromkeys(name for rank in ranks for name in rank.stages)
-    cycles = max((_cycles(rank) for rank in ranks), default=0)
+    cycles = max((steps_of(rank) for rank in ranks), default=0)
     if len(ranks) < 2 or not cycles:
         return []
     step = sum(stage.seconds for rank in ranks for name, stage in rank.stages.items() if "/" not in name)
-    step /= sum(map(_cycles, ranks)) or 1
+    step /= sum(map(steps_of, ranks)) or 1
     least = max(_LEAST_SECONDS, _LEAST_PART * step, _NOISE_SECONDS / cycles)
     found: list[HeldBack] = []
     for name in names:
@@ -138,10 +138,10 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
         usual = _middle(own.values())
         late = _late(there, name, step)
         for rank in there:
-            per_step = rank.stages[name].times / _cycles(rank)
+            per_step = rank.stages[name].times / steps_of(rank)
             cost = min(own[rank.rank] - usual, late[rank.rank]) * per_step
             if cost > least:
-                held = HeldBack(rank.rank, name, cost, usual, cost / step, cost * _cycles(rank))
+                held = HeldBack(rank.rank, name, cost, usual, cost / step, cost * steps_of(rank))
                 found.append(held)
     found = [held for held in found if not any(_is_within(other, held) for other in found)]
     found.sort(key=lambda held: -held.seconds)

@@ -103,7 +103,7 @@ def _summary(found: Findings, told: JobEnd) -> str:
     ]
     if durations:
         middle = sorted(percentile(each, 0.5) for each in durations)[len(durations) // 2]
-        words.append(f"{max(rank.steps for rank in ranks)} steps, half of them within {shown_seconds(middle)}")
+        words.append(f"{max(map(findings.steps_of, ranks))} steps, half of them within {shown_seconds(middle)}")
     values = next((rank.values for rank in ranks if rank.values), {})
     words += [f"{name} {value:.6g}" for name, value in values.items()]
     kind = "bad" if told.code else "good"
@@ -164,9 +164,15 @@ def _stages(found: Findings, ranks: Sequence[RankPart]) -> str:
         return f"{'▶ ' if (rank.rank, name) in held else ''}{shown_seconds(stage.seconds / stage.times)}"
 
     rows = [(rank.rank, *(cell(rank, name) for name in names)) for rank in ranks]
-    line = "" if found.held else "<p>No rank stands out: none made the others wait.</p>"
+    line = "" if found.held else f"<p>{_NO_ONE}</p>"
     each = table("|".join(["rank", *names]), rows, "Average of each stage and rank; ▶ held the others back")
     return f"<h3>Stages</h3>{line}{each}"
+
+
+_NO_ONE = (
+    "No rank stands out: none was later than the others at the end of a stage. (A stage that has a collective in it "
+)
+_NO_ONE += "ends on all ranks at once: who makes them wait there shows where the collective is a stage of its own.)"
 
 
 def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
@@ -177,7 +183,7 @@ def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
     rows = []
     for rank in ranks:
         parts = [shown_seconds(percentile(rank.durations, part)) for part in (0.05, 0.5, 0.95, 1.0)]
-        rows.append((rank.rank, rank.steps, *parts, "slow" if rank.rank in late else ""))
+        rows.append((rank.rank, findings.steps_of(rank), *parts, "slow" if rank.rank in late else ""))
     return _figure("Step times", pictures.steps(found, ranks), table("rank|steps|5%|50%|95%|longest|", rows))
 
 

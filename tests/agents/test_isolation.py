@@ -85,6 +85,16 @@ def test_a_full_disk_is_one_error_with_directory_limit_and_who_filled_it(
     assert list(small_disk.iterdir()) == []
 
 
+@pytest.mark.end(
+    "the disk is full, or `Scratch(size_limit=…)` is exceeded "
+    "(by default: most of the pod's limit of ephemeral storage)",
+    "USER:ScratchError",
+)
+def test_over_the_limit_a_pod_fails_as_the_docs_say(warm, tmp_path, ranks_gate, as_promised):
+    environment = {"TEST_SCRATCH": str(tmp_path), "TEST_LIMIT": "1Mi", **ranks_gate.environment}
+    as_promised(warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment, kind="execute"))
+
+
 def test_a_rank_over_the_limit_ends_the_job_with_who_holds_how_much(warm, tmp_path, ranks_gate):
     (tmp_path / "scratch").mkdir()
     environment = {"TEST_SCRATCH": str(tmp_path / "scratch"), "TEST_LIMIT": "1Mi", **ranks_gate.environment}

@@ -45,6 +45,12 @@ def test_another_status_than_0_is_a_failure(warm, tmp_path, arguments, seen):
     assert seen in ended.err
 
 
+def test_without_a_script_the_script_alone_is_what_is_missing(warm, tmp_path):
+    ended = on_two_ranks(warm, tmp_path)
+    assert ended.code == 2
+    assert "the following arguments are required: script\n" in ended.err
+
+
 def test_wrong_usage_starts_nothing(warm, tmp_path):
     ended = on_two_ranks(warm, tmp_path, "no_such_script.py")
     assert ended.code == 2

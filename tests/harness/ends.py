@@ -31,6 +31,7 @@ BEGINS = {
     "USER:SIGSEGV": RANK_1 + "was killed by SIGSEG",
     "USER:Exit3": RANK_1 + "ended with exit code",
     "USER:OSError": "rank 1 ran out of disk space. Scratch is ",
+    "USER:ScratchError": RANK_1 + "raised ScratchError:",
     "USER:PeersLost": "every rank that failed had only lost its connection to others: none failed by itself",
     "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
     "USER:HangError": "rank 3 (local_rank 1) on node 1 (" + HOST + ") raised HangError: t",

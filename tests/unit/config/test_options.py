@@ -117,7 +117,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for value in (0, -1, "eight", "8", 2.0, True, [1])
     ),
     *(
-        ({"nnodes": value}, f'nnodes={value!r} is not a number of nodes (use 1, a number N, or a range such as "2:4")')
+        (
+            {"nnodes": value},
+            f'nnodes={value!r} is not a number of nodes (use 1, a number N of up to 999999, or a range such as "2:4")',
+        )
         for value in (0, -2, "0", "4:2", "2:", ":2", "two", "1:2:3", "", " 1", 1.0, True, None, (1, 2), "٣")
     ),
     *(

@@ -57,6 +57,16 @@ def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None
     assert picture.collective((user, *barrier)) == "", "a function of the user's that barrier calls"
 
 
+def test_the_line_that_is_named_is_the_users_and_not_of_what_calls_the_collective_for_them() -> None:
+    lib = "/lib/site-packages/"
+    inner = [
+        Frame(f"{lib}horovod/torch/mpi_ops.py", 1300, "synchronize"),
+        Frame(f"{lib}torch/autograd/function.py", 625, "apply"),
+    ]
+    inner += [Frame(f"{lib}horovod/torch/mpi_ops.py", 240, "allreduce"), Frame("/app/train.py", 8, "f")]
+    assert Standing(0, Process(7, "S"), (tuple(inner),)).where == "in synchronize, called at train.py:8 in f"
+
+
 def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> None:
     many = [Standing(rank, Process(rank, "S", "futex_wait"), stacks.parse(DUMP)[:1]) for rank in (1, 2, 3, 6)]
     few = Standing(0, Process(9, "T", children=(77,)), cpu=0.5)

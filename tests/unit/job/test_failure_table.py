@@ -45,6 +45,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "USER:SIGSEGV": (killed(signal.SIGSEGV), "was killed by SIGSEGV: invalid memory access in native code"),
     "USER:Exit3": (outcome(0, Status.EXITED, exit_code=3), "ended with exit code 3 and no result"),
     "USER:OSError": (failed(of=raised("OSError", errnos=(errno.ENOSPC,))), "rank 0 ran out of disk space"),
+    "USER:ScratchError": (
+        failed(of=raised("flytekitplugins_safedist.errors.ScratchError")),
+        "raised ScratchError",
+    ),
     "USER:PeersLost": (
         failed(of=raised("RuntimeError", consequence=True)),
         "none failed by itself, and no node was lost",

@@ -194,6 +194,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     with pytest.raises(LaunchError, match="is gone, and its ranks with it") as caught:
         server.signal([pid], signal.SIGKILL, whole_group=True)
     assert "did not answer 'signal' in time" in str(caught.value.__cause__)
+    assert "PYTHONHOME" not in str(caught.value), "Python had started: ranks ran"
     until(lambda: not alive(pid), "the rank ends")
     os.close(writer)
 
