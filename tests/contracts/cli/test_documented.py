@@ -75,6 +75,7 @@ NOT_HERE = {
     "make check": "lint, types and a part of the tests: each is run by .ci/run",
     "make demo-torch": "the example alone, which `make examples` runs",
     "make bench": "measures, for half an hour",
+    "make coverage": "the tests once more, twice as slowly",
     "make matrix": "hours; its oldest and newest are make corners, which .ci/run runs",
     "make mutants": "hours",
     'make mutants MUTANTS="job ranks --sample 40 --seed 7"': "hours",
