@@ -1,6 +1,7 @@
 """Put a small object where none is: of two who would, the store lets one, and what is there stays whole.
 
-S3 has ``If-None-Match: *`` for it, GCS ``ifGenerationMatch=0``; a file system has link(2).
+S3 has ``If-None-Match: *`` for it, GCS ``ifGenerationMatch=0``; a file system has link(2). On one without hard links
+the last of two that come at once stays; it is whole there, too.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _NO_CONDITION = {"NotImplemented", "501"}
 
 
 class NoConditionError(Exception):
-    """This store has nothing that arbitrates; nothing was put."""
+    """This object store has nothing that arbitrates; nothing was put."""
 
 
 def put_new(filesystem: Any, address: str, data: bytes) -> bool:
-    """Put an object; False, and nothing is changed, where one is there already.
+    """Put an object, whole; False, and nothing is changed, where one is there already.
 
     One try. A try whose reply was lost may have put it: then the next one finds it there.
 
@@ -43,8 +44,9 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
         NoConditionError: see above.
         Exception: whatever else the store's client raises.
     """
-    if "://" not in address or address.startswith("file://"):
-        return _link_new(Path(address.removeprefix("file://")), data)
+    path = path_of(address)
+    if path is not None:
+        return _link_new(path, data)
     condition = _condition(filesystem)
     try:
         filesystem.pipe_file(address, data, **condition)
@@ -58,6 +60,12 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
             raise NoConditionError(one_line(error)) from error
         raise
     return True
+
+
+def path_of(address: str) -> Path | None:
+    """Of an address that is on a file system of this machine; None for an object store's."""
+    path = address.removeprefix("file://")
+    return None if "://" in path else Path(path)
 
 
 def _condition(filesystem: Any) -> dict[str, Any]:
@@ -81,9 +89,9 @@ def _link_new(path: Path, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno in _NO_LINKS:
-                raise NoConditionError(one_line(error)) from error
-            raise
+            if error.errno not in _NO_LINKS:
+                raise
+            draft.replace(path)  # the last of two stays, but whole
     finally:
         draft.unlink(missing_ok=True)
     fsync_dir(path.parent)

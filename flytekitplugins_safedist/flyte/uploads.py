@@ -23,7 +23,7 @@ from ..compat import flytekit as flytekit_inside
 from ..handoff import HERE
 from ..texts import chain
 from . import task_context
-from .put_new import NoConditionError, put_new
+from .put_new import NoConditionError, path_of, put_new
 from .storage_errors import Retry, one_line
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def patient_access() -> type[FileAccessProvider]:
         if to_path == HERE.verdict_prefix:
             if _is_decided(access, to_path):
                 return to_path
-            once = _only_one(access, from_path, to_path, once)
+            once = _one_and_whole(access, Path(from_path), to_path, once)
         return await tried_again(once, to_path, seconds=_seconds())
 
     return flytekit_inside.file_access(patiently)
@@ -85,24 +85,29 @@ def _is_decided(access: Any, prefix: str) -> bool:
     return decided
 
 
-def _only_one(access: Any, directory: str, prefix: str, once: Callable[[], Awaitable[Any]]) -> Callable[..., Any]:
-    """The upload of an error, where the store arbitrates; of outputs, which are several objects, *once* as it is."""
+def _one_and_whole(access: Any, directory: Path, prefix: str, once: Callable[[], Awaitable[Any]]) -> Callable[..., Any]:
+    """The upload of a verdict, which flytekit leaves as one file in a directory. Of an error the store arbitrates.
+
+    On a file system it does of outputs as well: flytekit's copy is there before it has its content, and what a pod that
+    is killed then leaves would be the verdict. In an object store an object is there whole or not at all: outputs go
+    there as flytekit puts them (*once*), for there are servers that refuse what they are not asked for every day.
+    """
     from flytekit.core.constants import ERROR_FILE_NAME
 
-    error = Path(directory) / ERROR_FILE_NAME
-    if not error.exists():
+    files = list(directory.iterdir())
+    target = f"{prefix.rstrip('/')}/{files[0].name}" if len(files) == 1 else ""
+    if not target or (path_of(target) is None and files[0].name != ERROR_FILE_NAME):
         return once
 
-    async def put_error() -> str:
-        filesystem = access.get_filesystem_for_path(prefix)
+    async def put() -> str:
         try:
-            if not put_new(filesystem, f"{prefix.rstrip('/')}/{ERROR_FILE_NAME}", error.read_bytes()):
+            if not put_new(access.get_filesystem_for_path(prefix), target, files[0].read_bytes()):
                 logger.info(THERE)
         except NoConditionError:
             await once()
         return prefix
 
-    return put_error
+    return put
 
 
 async def tried_again(

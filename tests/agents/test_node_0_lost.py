@@ -33,7 +33,8 @@ class OnePrefix(Job):
 
     @property
     def uploaded(self) -> list[str]:
-        return sorted(path.name for path in self.outputs.iterdir())
+        """What is a verdict: the draft that a pod was killed over is hidden."""
+        return sorted(path.name for path in self.outputs.iterdir() if not path.name.startswith("."))
 
     def says(self, pod: Running, text: str) -> None:
         """Wait until a pod's log has a text."""

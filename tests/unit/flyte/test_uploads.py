@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +147,7 @@ def upload(prefix: Path, name: str, content: str) -> dict[str, str]:
     (directory / name).write_text(content)
     access = uploads.patient_access()(str(prefix.parent / "sandbox"), str(prefix.parent / "raw"))
     access.put_data(str(directory), str(prefix), is_multipart=True)
-    return {path.name: path.read_text() for path in prefix.iterdir()}
+    return {path.name: path.read_text() for path in prefix.iterdir() if not path.name.startswith(".")}
 
 
 @pytest.mark.parametrize("second", ["outputs.pb", "error.pb"])
@@ -166,6 +169,32 @@ def test_of_two_errors_the_first_stays_also_where_both_pods_had_found_none(
     assert upload(prefix, "error.pb", "first") == {"error.pb": "first"}
     assert upload(prefix, "error.pb", "second") == {"error.pb": "first"}
     assert caplog.text.count("nothing replaces it") == 1
+
+
+KILLED_WHILE_IT_WRITES = """
+import resource, signal, sys
+from flytekitplugins_safedist.flyte import uploads
+outputs, engine, sandbox = sys.argv[1:]
+uploads.first_stays(outputs)
+access = uploads.patient_access()(sandbox, sandbox)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # the kernel kills this process at the first byte of a file
+access.put_data(engine, outputs, is_multipart=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["outputs.pb", "error.pb"])
+def test_a_pod_that_is_killed_while_it_writes_a_verdict_leaves_none(prefix: Path, tmp_path: Path, name: str) -> None:
+    """On a store that is a file system, where a file is there before it has its content."""
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    (engine / name).write_text("cut")
+    words = [sys.executable, "-c", KILLED_WHILE_IT_WRITES, prefix, engine, tmp_path / "sandbox"]
+    killed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGXFSZ, killed.stderr
+    assert upload(prefix, "outputs.pb", "whole") == {"outputs.pb": "whole"}
 
 
 def test_an_error_goes_flytekits_way_where_the_store_cannot_arbitrate(
