@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness import needs
+from tests.harness.moto_s3 import S3
 from tests.harness.procs import TO_TRAIN, Gate, Warm, gate, listening_for_workers
 from tests.harness.shared import directory_of_all_workers, shared
 
@@ -92,6 +93,15 @@ def warm_to_train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     """Another one, for ranks that train and save; a module whose jobs do makes this its ``warm``."""
     with warmed(tmp_path_factory, "warm-to-train", TO_TRAIN) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """An S3 API with a bucket, for one module."""
+    server = S3(tmp_path_factory.mktemp("s3"))
+    server.put("there", b"")
+    yield server
+    server.close()
 
 
 @pytest.fixture

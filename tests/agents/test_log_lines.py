@@ -10,25 +10,15 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from tests.harness.moto_s3 import BUCKET, S3
 from tests.harness.procs import Ended, Warm
 from tests.harness.registered import registered
 from tests.harness.tarballs import project
-from tests.unit.container.test_staging_s3 import BUCKET, S3
 
 JOBS = Path(__file__).parents[1] / "jobs"
 COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.container.entrypoint import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    server = S3(tmp_path_factory.mktemp("s3"))
-    yield server
-    server.close()
 
 
 def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:

@@ -13,16 +13,8 @@ import s3fs  # noqa: F401
 from flytekitplugins_safedist.errors import WorkFailedError
 from flytekitplugins_safedist.fs import download_once
 from tests.fs.ranks import corner, processes, rank_env
-from tests.unit.container.test_staging_s3 import S3
 
 RANKS, PER_NODE = 4, 2
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    server = S3(tmp_path_factory.mktemp("s3"))
-    yield server
-    server.close()
 
 
 def _in_ranks(s3, tmp_path, work):

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -66,47 +68,22 @@ def one_waits() -> None:
 
 
 class Stuck(Dataset):  # type: ignore[type-arg]
-    """Its second item comes from a pipe that nobody writes to."""
+    """Something happens to the worker that reads its second item."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens = happens
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> int:
         if index == 1:
-            wait_for_word()
+            self._happens()
         return index
 
 
-def loads() -> None:
-    for _ in DataLoader(Stuck(), num_workers=1, batch_size=1):
-        pass
-
-
-class Stops(Stuck):
-    """Its worker is stopped."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 1:
-            stops()
-        return index
-
-
-def loads_from_a_stopped_worker() -> None:
-    for _ in DataLoader(Stops(), num_workers=1, batch_size=1):
-        pass
-
-
-class Dies(Stuck):
-    """Its worker is killed."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 1:
-            dies()
-        return index
-
-
-def loads_from_a_killed_worker() -> None:
-    for _ in DataLoader(Dies(), num_workers=1, batch_size=1):
+def loads(happens: Callable[[], None]) -> None:
+    for _ in DataLoader(Stuck(happens), num_workers=1, batch_size=1):
         pass
 
 
@@ -165,9 +142,9 @@ def mixes(how: str) -> None:
         dist.all_reduce(tensor)
 
 
-ALONE = {"asleep": sleeps, "loop": loops, "gil": holds_the_interpreter, "stopped": stops, "input": loads}
-ALONE["worker stopped"] = loads_from_a_stopped_worker
-ALONE["worker killed"] = loads_from_a_killed_worker
+ALONE = {"asleep": sleeps, "loop": loops, "gil": holds_the_interpreter, "stopped": stops}
+ALONE["input"] = partial(loads, wait_for_word)  # from a pipe that nobody writes to
+ALONE["worker stopped"], ALONE["worker killed"] = partial(loads, stops), partial(loads, dies)
 ALONE["process killed"] = reads_from_a_killed_process
 
 

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,14 +116,6 @@ template:
     nodeSelector: {dedicated: gpu}
     containers: [{name: default, image: none}]
 """
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    running = S3(tmp_path_factory.mktemp("s3"))
-    running.put("there", b"")
-    yield running
-    running.close()
 
 
 def commands(page: Path) -> list[str]:

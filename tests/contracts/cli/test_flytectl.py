@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ("package", "--fast", "--image", IMAGE, "--source", ".", "-o", str(made))
     pyflyte("--pkgs", "acme", *arguments, cwd=root / "project")
     return made
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    server = S3(tmp_path_factory.mktemp("s3"))
-    yield server
-    server.close()
 
 
 def recorded(path: Path) -> dict[str, Any]:

@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.moto_s3 import BUCKET, S3
+from tests.harness.moto_s3 import BUCKET
 from tests.harness.objectstore import ObjectStore
 from tests.harness.staging_actors import actors_fixture, place_fixture  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    server = S3(tmp_path_factory.mktemp("s3"))
-    yield server
-    server.close()
 
 
 def test_an_archive_comes_from_s3_in_one_request(place, actors, s3):

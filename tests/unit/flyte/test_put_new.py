@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +61,6 @@ def test_on_a_file_system_without_links_the_object_is_whole_and_nothing_else_is_
     assert put_new(None, f"{tmp_path}/error.pb", b"data")
     assert (tmp_path / "error.pb").read_bytes() == b"data"
     assert os.listdir(tmp_path) == ["error.pb"]
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    made = S3(tmp_path_factory.mktemp("s3"))
-    yield made
-    made.close()
 
 
 def test_an_object_that_is_there_stays_as_it_is(s3: S3) -> None:
