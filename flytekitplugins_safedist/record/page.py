@@ -20,6 +20,10 @@ _TEXT_CHARACTERS = 24_000
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
+_NO_ONE = (
+    "No rank stands out: none was later than the others at the end of a stage. (One with a collective in it ends on all "
+    "ranks at once: give the collective a stage of its own.)"
+)
 _KINDS = {f"p-{phase}": phase for phase in findings.PHASES}
 _KINDS |= {"low": "few steps", "mid": "more", "high": "most steps", "stall": "stall", "save": "save"}
 
@@ -167,12 +171,6 @@ def _stages(found: Findings, ranks: Sequence[RankPart]) -> str:
     line = "" if found.held else f"<p>{_NO_ONE}</p>"
     each = table("|".join(["rank", *names]), rows, "Average of each stage and rank; ▶ held the others back")
     return f"<h3>Stages</h3>{line}{each}"
-
-
-_NO_ONE = (
-    "No rank stands out: none was later than the others at the end of a stage. (A stage that has a collective in it "
-)
-_NO_ONE += "ends on all ranks at once: who makes them wait there shows where the collective is a stage of its own.)"
 
 
 def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
