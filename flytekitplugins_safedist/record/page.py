@@ -21,8 +21,8 @@ _TEXT_CHARACTERS = 24_000
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 _NO_ONE = (
-    "No rank stands out: none was later than the others at the end of a stage. (One with a collective in it ends on all "
-    "ranks at once: give the collective a stage of its own.)"
+    "No rank stands out: none was later than the others at the end of a stage. (One with a collective in it ends "
+    "on all ranks at once: give the collective a stage of its own.)"
 )
 _KINDS = {f"p-{phase}": phase for phase in findings.PHASES}
 _KINDS |= {"low": "few steps", "mid": "more", "high": "most steps", "stall": "stall", "save": "save"}

@@ -6,15 +6,13 @@ Real agents and ranks, two nodes over loopback, as in test_nodes.
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.agents import test_elastic
 from tests.harness.job import Job
-from tests.harness.procs import DEADLINE, TERM, Gate, Running, uploaded_output
+from tests.harness.procs import TERM, Gate, Running, until, uploaded_output
 from tests.harness.product import preemption
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
@@ -120,13 +118,6 @@ class Overlapping:
         return self.kept / preemption.MARK
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves_as_it_leaves(
     warm, tmp_path, ranks_gate: Gate
 ):
@@ -134,9 +125,9 @@ def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves
     first = job.start(0)
     assert ranks_gate.heard(2) == ["attempt 0 begins with 0", "in a long step"]
     first.signal(TERM)
-    until(job.mark.exists)  # in the middle of the step: nothing is saved yet
+    until(job.mark.exists, "a rank is in the middle of a step")  # in the middle of the step: nothing is saved yet
     second = job.start(1)
-    until(lambda: "waiting for the pod of the attempt before" in (second.files / "out").read_text())
+    until(lambda: "waiting for the pod of the attempt before" in (second.files / "out").read_text(), "it waits")
     ranks_gate.let_go(1)
     assert "outputs.pb" not in first.wait().uploaded
     (said,) = ranks_gate.heard(1)
@@ -160,7 +151,7 @@ def test_a_single_pod_that_is_killed_before_it_has_saved_is_waited_for_once(warm
     first = job.start(0)
     ranks_gate.heard(2)
     first.signal(TERM)
-    until(job.mark.exists)
+    until(job.mark.exists, "a rank is in the middle of a step")
     first.signal(signal.SIGKILL)
     first.wait()
     second = job.start(1)
@@ -179,7 +170,7 @@ def test_a_single_pod_whose_function_fails_when_told_to_stop_lets_the_next_attem
     pod = job.start(0)
     ranks_gate.heard(2)
     pod.signal(TERM)
-    until(job.mark.exists)
+    until(job.mark.exists, "a rank is in the middle of a step")
     ranks_gate.let_go(1)
     pod.wait()
     assert not job.mark.exists()
