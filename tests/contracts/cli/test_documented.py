@@ -27,8 +27,6 @@ HERE = {
         "[rank 3] trained with 3.0",
     ),
     "pyflyte run examples/failures/bad_data.py train": (1, "ValueError: sample 13 is cut short"),
-    "pyflyte run examples/failures/hang.py train": (1, "rank 1 is at hang.py"),
-    "pyflyte run examples/failures/lost_rank.py train --where /tmp/run-1": (0, "succeeded"),
     "safedist render workflow.py train": (0, "kind: PyTorchJob"),
     "safedist render workflow.py train --pods": (0, "kind: Pod\n"),
     "safedist render train.py train": (0, "kind: PyTorchJob"),
@@ -38,7 +36,6 @@ HERE = {
     "safedist doctor --store s3://bucket/prefix/": (None, "s3://code/prefix/"),
     "safedist doctor --path /mnt/shared --store s3://bucket/prefix/": (None, "/shared"),
     "python -m tests.unit.job.simulation 200000": (0, "'done': "),
-    "python examples/fs_races.py": (0, ""),
 }
 """What is run as it is written but for the names of :func:`here`, in a directory of a user's; the exit status, where it
 does not depend on the machine, and what the command must say."""
@@ -59,6 +56,12 @@ ELSEWHERE = {
         "tests/contracts/cli/test_real_clis.py",
         '"run", "--remote"',
     ),
+    "pyflyte run examples/failures/hang.py train": ("tests/agents/test_failing_examples.py", '"job_failures:hang"'),
+    "pyflyte run examples/failures/lost_rank.py train --where /tmp/run-1": (
+        "tests/agents/test_failing_examples.py",
+        '"job_failures:lost_rank"',
+    ),
+    "python examples/fs_races.py": ("Makefile", "python examples/fs_races.py"),
     "safedist stacks": ("tests/agents/test_stacks.py", '"stacks"'),
 }
 """What is run elsewhere: where, and the words there that do it."""
@@ -189,7 +192,7 @@ def here(command: str, place: Path) -> list[str]:
     for name, text in {"workflow.py": WORKFLOW, "train.py": WORKFLOW + SCRIPT, "gpu-template.yaml": TEMPLATE}.items():
         (place / name).write_text(text.replace("NNODES", nnodes).replace("TEMPLATE", template))
     (place / "shared").mkdir()
-    swapped = {"/tmp/run-1": f"{place}/run-1", "/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/"}
+    swapped = {"/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/"}
     swapped |= {"200000": "200", " examples/": f" {ROOT}/examples/"}
     for name, mine in swapped.items():
         command = command.replace(name, mine)

@@ -233,7 +233,9 @@ def test_steps_that_are_told_are_counted_and_not_the_stages(tmp_path: Path, monk
     nodes.over([RankEnd(0, tmp_path / "events", "returned", clock[0])])
     [rank] = nodes.part.rounds[0].ranks
     assert (rank.steps, rank.step) == (4, 104)
-    assert findings.steps_of(rank) == 5, "the first one has no known beginning, and was a step"
+    shown = page.fragment(findings.found_in([nodes.part]), page.JobEnd("train"))
+    assert "5 steps, " in shown, "the first one has no known beginning, and was a step"
+    assert "<tr><td>0</td><td>5</td>" in shown
     assert rank.values == pytest.approx({"loss": 0.2}), "and what is no number is left out"
     assert percentile(rank.durations, 0.5) == pytest.approx(0.3, rel=0.05)
 
