@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.harness import needs
+from tests.harness import needs, nvml
 from tests.harness.moto_s3 import S3
 from tests.harness.procs import TO_TRAIN, Gate, Warm, gate, listening_for_workers
 from tests.harness.shared import directory_of_all_workers, shared
@@ -70,6 +70,12 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for line in needs.in_one_line_each(terminalreporter.stats.get(LEFT_OUT, [])):
         terminalreporter.write_line(line, yellow=True)
+
+
+@pytest.fixture(scope="session")
+def nvml_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stand-in for NVIDIA's driver library."""
+    return nvml.build(tmp_path_factory.mktemp("driver"))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import envvars, topology
 from ..config.options import SCRATCH_MOUNT, Scratch
 from ..config.plan import Plan
+from ..diagnosis.gpus import GpuWatch
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..flyte.output_limits import limits_from
@@ -119,6 +120,7 @@ class NodePlan:
         scratched: the job's directory on this node.
         fork: whether ranks may be forked from the server.
         limit: how much they may write to disk.
+        gpus: of this node.
         seconds: that preparing took.
     """
 
@@ -127,6 +129,7 @@ class NodePlan:
     scratched: Scratched
     fork: bool
     limit: DiskLimit | None
+    gpus: GpuWatch
     seconds: float
 
     @property
@@ -177,7 +180,8 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     if not fork:
         job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
     limit = disk.limit_of(settings, job.environment)
-    return NodePlan(job, running, scratched, fork, limit, time.monotonic() - started)
+    gpus = held.enter_context(GpuWatch(logger.warning))
+    return NodePlan(job, running, scratched, fork, limit, gpus, time.monotonic() - started)
 
 
 def _prepared(server: RankServer, job: Job, told: JobOrder, guard: Sequence[Path], caches: Mapping[str, str]) -> bool:

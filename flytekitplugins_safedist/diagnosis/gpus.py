@@ -1,0 +1,309 @@
+"""The GPUs of a node, as NVIDIA's library tells of them (NVML, by the package ``nvidia-ml-py``): how they are used, and
+what has failed in them. Any user of a pod may ask it; where the package or the driver is not there, there are none.
+
+A thread asks it: a driver whose GPU is lost may take its time to answer, and nobody waits for that for long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Between two looks; one that is asked for is made at once."""
+
+ANSWER_SECONDS = 1.0
+"""For a look that is asked for."""
+
+_MOST_FAULTS, _MOST_EVENTS = 64, 256
+
+T = TypeVar("T")
+
+# Numbers and names: NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog").
+# Whose they are: as Flyte 2 has it (flyte#7879, the package gpufault; typed in flyte#7878 and flyte-sdk#1524). What is
+# in neither table (most are the driver's notes on others, or want decoding) changes nothing, and is only told.
+USERS = {
+    13: "graphics engine exception (an illegal instruction or address)",
+    31: "GPU memory page fault (an illegal address)",
+    43: "GPU stopped processing, after an error of the program's",
+    45: "clean-up after an earlier error",
+}
+_BUS, _ECC, _NVLINK, _OTHER = (f"SYSTEM:Gpu{name}" for name in ("FallenOffBus", "EccError", "NvlinkError", "XidError"))
+HARDWARE = {
+    46: (_OTHER, "GPU stopped processing"),
+    48: (_ECC, "double-bit ECC error"),
+    54: (_OTHER, "auxiliary power is not connected"),
+    62: (_OTHER, "internal micro-controller halt"),
+    63: (_ECC, "memory row was remapped, or a page retired"),
+    64: (_ECC, "memory row could not be remapped, or a page not retired"),
+    74: (_NVLINK, "NVLink error"),
+    79: (_BUS, "GPU has fallen off the bus"),
+    94: (_ECC, "contained memory error"),
+    95: (_ECC, "uncontained memory error"),
+    109: (_OTHER, "context switch timeout"),
+    110: (_OTHER, "security fault"),
+    119: (_OTHER, "GSP RPC timeout"),
+    120: (_OTHER, "GSP error"),
+    136: (_NVLINK, "link training failed"),
+    140: (_ECC, "unrecovered ECC error"),
+    143: (_OTHER, "GPU initialization error"),
+    158: (_OTHER, "GPU fatal timeout"),
+}
+_MENDED_BY_A_RESTART = (63, 94)
+"""All other hardware's need a reset of the GPU, or more: no restart in place helps."""
+
+_SLOWED = {0x20: "its temperature", 0x40: "its temperature (hardware)", 0x80: "its power supply"}
+"""nvmlClocksEventReason...: SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
+
+_COUNTERS = {4: "uncorrectable ECC errors", 52: "NVLink replays", 59: "NVLink recoveries"}
+"""Fields of NVML: NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL and ..._RECOVERY_... ."""
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """One GPU at one moment. None for what it does not tell.
+
+    Attributes:
+        index: as nvidia-smi shows it in this pod.
+        uuid: as nvidia-smi shows it on any.
+        busy: percent of the last second or so in which a kernel ran.
+        memory, memory_total: bytes, of all processes.
+        temperature: in degrees Celsius.
+        slowed: why its clocks are lowered; "" where they are not.
+        grown: errors that were counted since this node's first look.
+    """
+
+    index: int
+    uuid: str
+    busy: int | None = None
+    memory: int | None = None
+    memory_total: int | None = None
+    temperature: int | None = None
+    slowed: str = ""
+    grown: dict[str, int] | None = None
+
+    def __str__(self) -> str:
+        """For people."""
+        told = [] if self.busy is None else [f"{self.busy}% busy"]
+        if self.memory is not None and self.memory_total is not None:
+            told.append(f"{self.memory / 2**30:.1f} of {self.memory_total / 2**30:.1f} GiB in use")
+        told += [] if self.temperature is None else [f"{self.temperature} °C"]
+        told += [f"slowed for {self.slowed}"] if self.slowed else []
+        told += [f"{count} {name}" for name, count in (self.grown or {}).items() if count]
+        return f"GPU {self.index} ({self.uuid}): {', '.join(told) or 'it tells nothing'}"
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """Something that a GPU has reported.
+
+    Attributes:
+        index, uuid: which GPU, as in :class:`GpuUse`; -1 and "" where nobody knows.
+        what: in words, with the Xid's number.
+        code: of a failure that comes with it; "" where it says nothing of that.
+        time_ns: when it was seen, in nanoseconds since the epoch.
+        stays: until the GPU is reset, at least.
+    """
+
+    index: int
+    uuid: str
+    what: str
+    code: str
+    time_ns: int
+    stays: bool = False
+
+    @property
+    def is_hardware(self) -> bool:
+        """No program causes it."""
+        return self.code.startswith("SYSTEM:")
+
+    @property
+    def gpu(self) -> str:
+        """Which one, for a sentence."""
+        return f"GPU {self.index} ({self.uuid})" if self.index >= 0 else "a GPU"
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.gpu} reported {self.what}"
+
+
+def fault_of(xid: int, gpu: GpuUse, time_ns: int) -> GpuFault:
+    """What an Xid of a GPU means."""
+    code, name = HARDWARE.get(xid, ("USER:GpuXidError" if xid in USERS else "", USERS.get(xid, "")))
+    stays = xid in HARDWARE and xid not in _MENDED_BY_A_RESTART
+    return GpuFault(gpu.index, gpu.uuid, f"Xid {xid}" + (f": {name}" if name else ""), code, time_ns, stays)
+
+
+def indices_of(local_rank: int, ranks: int, gpus: Sequence[GpuUse], visible: str) -> set[int]:
+    """The GPUs of a rank, as everybody hands them out: in turn, by its local_rank; a node's only rank has them all.
+
+    Args:
+        local_rank, ranks: which of how many of its node.
+        gpus: of the node, by index.
+        visible: its CUDA_VISIBLE_DEVICES; "" for all. Numbers count by bus here, which is CUDA's order where a node's
+            GPUs are all alike.
+    """
+    named = [name.strip() for name in visible.split(",") if name.strip()]
+    found = [gpu.index for name in named for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(name)]
+    if len(found) != len(named):
+        return {gpu.index for gpu in gpus}  # parts of GPUs (MIG), or of another node
+    found = found or [gpu.index for gpu in gpus]
+    return {found[local_rank % len(found)]} if ranks > 1 and found else set(found)
+
+
+def to_blame(faults: Sequence[GpuFault], indices: Collection[int], since_ns: int) -> GpuFault | None:
+    """The fault that a failure comes of, if one does: the first of the hardware's, else of the program's.
+
+    Args:
+        faults: of the node, the oldest first.
+        indices: the GPUs of the rank that has failed.
+        since_ns: no older one.
+    """
+    own = [each for each in faults if each.code and each.time_ns >= since_ns and each.index in (*indices, -1)]
+    return min(own, key=lambda each: not each.is_hardware, default=None)
+
+
+class GpuWatch:
+    """Looks at a node's GPUs while it is open, from now on.
+
+    Args:
+        warn: takes a sentence about each new fault.
+    """
+
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        self._warn = warn
+        self._uses: tuple[GpuUse, ...] = ()
+        self._faults: tuple[GpuFault, ...] = ()
+        self._gpus: dict[Any, tuple[GpuUse, Any]] = {}
+        self._first: dict[int, dict[str, int]] = {}
+        self._changed = threading.Condition()
+        self._asked = self._made = 0
+        self._open = True
+        threading.Thread(target=self._run, name="safedist-gpus", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+    def __enter__(self) -> GpuWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def usage(self) -> tuple[GpuUse, ...]:
+        """Each GPU at the latest look, at most :data:`LOOK_SECONDS` ago, by index; () where there are none."""
+        return self._uses
+
+    def faults(self) -> tuple[GpuFault, ...]:
+        """What was reported until the latest look, the oldest first."""
+        return self._faults
+
+    def look(self) -> None:
+        """Now; waits at most :data:`ANSWER_SECONDS`, and for no driver that has not answered the last time."""
+        with self._changed:
+            if self._asked <= self._made:
+                self._asked = wanted = self._asked + 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._made >= wanted, ANSWER_SECONDS)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            import pynvml as nvml
+
+            nvml.nvmlInit()
+            try:
+                self._watch(nvml)
+            finally:
+                nvml.nvmlShutdown()
+        except Exception as error:  # not installed, no driver, or one at its end: the job goes on
+            logger.debug(f"no GPUs are watched: {type(error).__name__}: {error}")
+        finally:
+            self._done(sys.maxsize)
+
+    def _watch(self, nvml: Any) -> None:
+        events = _or(None, nvml, nvml.nvmlEventSetCreate)
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                self._gpus[_address(handle)] = GpuUse(index, nvml.nvmlDeviceGetUUID(handle)), handle
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        while self._open:
+            asked = self._asked
+            self._look(nvml, events)
+            self._done(asked)
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked > self._made or not self._open, LOOK_SECONDS)
+
+    def _done(self, asked: int) -> None:
+        with self._changed:
+            self._made = asked
+            self._changed.notify_all()
+
+    def _look(self, nvml: Any, events: Any) -> None:
+        with suppress(nvml.NVMLError):  # none is left; or a GPU is lost, which each says below
+            for _ in range(_MOST_EVENTS):
+                event = nvml.nvmlEventSetWait_v2(events, 0)
+                # By its handle, as NVIDIA's DCGM does: a GPU that is lost does not tell its UUID.
+                gpu, _handle = self._gpus.get(_address(event.device), (GpuUse(-1, ""), None))
+                self._note(fault_of(int(event.eventData), gpu, time.time_ns()))
+        self._uses = tuple(self._use(nvml, handle, gpu) for gpu, handle in self._gpus.values())
+
+    def _use(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
+        try:
+            return self._told(nvml, handle, gpu)
+        except nvml.NVMLError_GpuIsLost:
+            self._note(fault_of(79, gpu, time.time_ns()))
+            return gpu
+
+    def _told(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
+        busy = _or(None, nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+        memory = _or(None, nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        degrees = _or(None, nvml, lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
+        reasons = _or(0, nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+        fields: Sequence[Any] = _or((), nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS)))
+        counted = {_COUNTERS[each.fieldId]: int(each.value.ullVal) for each in fields if not each.nvmlReturn}
+        first = self._first.setdefault(gpu.index, counted)
+        return replace(
+            gpu,
+            busy=busy,
+            memory=memory and int(memory.used),
+            memory_total=memory and int(memory.total),
+            temperature=degrees,
+            slowed=", ".join(why for mask, why in _SLOWED.items() if reasons & mask),
+            grown={name: count - first.get(name, count) for name, count in counted.items()},
+        )
+
+    def _note(self, fault: GpuFault) -> None:
+        """Once, where it stays or comes again."""
+        before = [each for each in self._faults if (each.index, each.what) == (fault.index, fault.what)]
+        if not before:
+            self._warn(f"{fault}")
+        if not (before and fault.stays):
+            self._faults = (*(each for each in self._faults if each not in before), fault)[-_MOST_FAULTS:]
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _or(default: T, nvml: Any, ask: Callable[[], T]) -> T:
+    """What a GPU says; the default where it does not tell that."""
+    try:
+        return ask()
+    except nvml.NVMLError_GpuIsLost:
+        raise
+    except nvml.NVMLError:
+        return default
