@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from .gpus import GpuFault, GpuUse
 from .processes import Process
 from .progress import Steps
 from .records import Recorded
@@ -41,6 +42,7 @@ class Standing:
         holds_gil: native code in it holds Python's lock.
         returned: it has left the task's function, successfully.
         debugged: a person is asked in its debugger.
+        gpus, faults: its own ones, and what they have reported.
     """
 
     rank: int
@@ -55,6 +57,8 @@ class Standing:
     holds_gil: bool = False
     returned: bool = False
     debugged: bool = False
+    gpus: tuple[GpuUse, ...] = ()
+    faults: tuple[GpuFault, ...] = ()
 
     @property
     def stack(self) -> Stack:
@@ -149,7 +153,12 @@ def _group(group: Sequence[Standing], of: int, *, whole: bool) -> list[str]:
     if steps:
         lines.append(f"    in step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else ""))
     lines.append(f"    CPU: {_cores(min(used))}" + (f" to {_cores(max(used))}" if len(used) > 1 else ""))
+    busy = sorted({gpu.busy for each in group for gpu in each.gpus if gpu.busy is not None})
+    if busy:
+        lines.append(f"    GPU: {busy[0]}%" + (f" to {busy[-1]}%" if len(busy) > 1 else "") + " busy")
     for each in group:
+        lines += [f"    rank {each.rank}: {fault}" for fault in each.faults]
+        lines += [f"    rank {each.rank}: {gpu}" for gpu in each.gpus if whole]
         lines += [
             f"    rank {each.rank}'s child process {pid} has ended or is stopped" for pid in each.process.children
         ]

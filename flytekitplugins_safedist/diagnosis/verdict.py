@@ -12,7 +12,7 @@ from typing import Literal
 
 from .picture import Standing, listed
 
-Kind = Literal["frozen", "gil", "input", "returned", "missing", "slow", "mismatch", "symmetric"]
+Kind = Literal["gpu", "frozen", "gil", "input", "returned", "missing", "slow", "mismatch", "symmetric"]
 
 _BUSY = 0.1
 """Cores that a rank uses which computes, with all that it has started, rather than waits."""
@@ -28,10 +28,11 @@ class Hang:
     """Who holds up the others.
 
     Attributes:
-        kind: ``frozen``: stopped, or in the kernel for a device; ``gil``: native code holds Python's lock; ``input``:
-            it waits for data; ``returned``: it has left the function; ``missing``: it stands elsewhere, and is idle;
-            ``slow``: it stands elsewhere, and computes or moves: it may come yet; ``mismatch``: all wait, in different
-            collectives; ``symmetric``: all wait in the same one.
+        kind: ``gpu``: its GPU has reported a fault of the hardware; ``frozen``: stopped, or in the kernel for a device;
+            ``gil``: native code holds Python's lock; ``input``: it waits for data; ``returned``: it has left the
+            function; ``missing``: it stands elsewhere, and is idle; ``slow``: it stands elsewhere, and computes or
+            moves: it may come yet; ``mismatch``: all wait, in different collectives; ``symmetric``: all wait in the
+            same one.
         culprits: ranks; of ``symmetric``, those whose machine is known to be cut off.
         waiting: ranks that wait for them.
         why: what was seen of the first culprit, as a sentence.
@@ -64,8 +65,23 @@ def judge(standing: Sequence[Standing]) -> Hang | None:
         return None
     hang = _by_collectives(standing)
     if hang is None:
-        return _by_steps(standing)
-    return replace(hang, step=min((each.steps.step for each in standing if each.steps.step >= 0), default=-1))
+        hang = _by_steps(standing)
+    else:
+        hang = replace(hang, step=min((each.steps.step for each in standing if each.steps.step >= 0), default=-1))
+    return hang and _by_gpus(standing, hang)
+
+
+def _by_gpus(standing: Sequence[Standing], hang: Hang) -> Hang:
+    """The same; for the ranks whose GPU has failed, where one has, whatever they do."""
+    sick = [each for each in standing if any(fault.is_hardware for fault in each.faults)]
+    if not sick:
+        return hang
+    fault = next(fault for fault in sick[0].faults if fault.is_hardware)
+    others = tuple(rank for rank in hang.waiting if rank not in _ranks(sick))
+    why = f"rank {sick[0].rank} has a GPU that has failed: {fault}; {hang.why}"
+    return replace(
+        hang, kind="gpu", culprits=_ranks(sick), waiting=others, why=why, key=("gpu", _ranks(sick), hang.step)
+    )
 
 
 def _by_collectives(standing: Sequence[Standing]) -> Hang | None:
@@ -105,14 +121,17 @@ def _kind(one: Standing) -> Kind:
 
 def _seen(one: Standing, kind: Kind) -> str:
     who, used = f"rank {one.rank}", f"{one.cpu:.1f} core(s) in use"
+    busy = [gpu.busy for gpu in one.gpus if gpu.busy is not None]
+    gpu = f"; its GPU is {max(busy)}% busy" if busy else ""
     child = "".join(f"; its child process {pid} has ended or is stopped" for pid in one.process.children[:1])
-    return {
+    seen = {
         "frozen": f"{who} is {one.process}",
         "gil": f"{who} is {one.where}, in native code that holds Python's lock ({one.process})",
         "input": f"{who} waits for input {one.where} ({one.process}){child}",
         "returned": f"{who} has returned from the task's function",
         "slow": f"{who} is {one.where}, and {_works(one)} ({used}): slow, or an endless loop",
-    }.get(kind, f"{who} is {one.where}, and does nothing ({one.process}){child}")
+    }
+    return seen.get(kind, f"{who} is {one.where}, and does nothing ({one.process}){child}") + gpu
 
 
 def _works(one: Standing) -> str:

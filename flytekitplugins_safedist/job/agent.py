@@ -204,7 +204,8 @@ class NodeAgent:
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
         self.seen.begins(go)
-        ranks = Ranks(plan.server, orders(go, plan), plan.settings, show=self._show, warn=logger.warning)
+        settings, output = plan.settings, {"show": self._show, "warn": logger.warning}
+        ranks = Ranks(plan.server, orders(go, plan), settings, gpus=plan.gpus, **output)
         self._ranks = ranks
         ranks.start(fork=plan.fork)
         self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)

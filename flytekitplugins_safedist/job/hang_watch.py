@@ -27,6 +27,7 @@ _THREADS, _THREADS_OF_ALL = 8, 2048
 """Beside the main thread: of one rank, and of all ranks of the job, at most."""
 
 _HINTS = {
+    "gpu": "drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced",
     "frozen": "look at who stops it (a debugger, SIGSTOP), or at its node's disk, file server or device",
     "gil": "look at the native call that does not come back, and have it release Python's lock while it waits",
     "input": "look at where its data come from (a file server, a DataLoader's worker), and give reads a deadline",
@@ -102,6 +103,8 @@ class HangWatch:
         held = records.holding_the_interpreter(self._sockets())
         steps = self._steps()
         still = self._progress.still(steps, time.monotonic())
+        self._ranks.gpus.look()
+        gpus = {rank: self._ranks.gpus.of(order.context.local_rank) for rank, (_, order, _) in running.items()}
         standing = [
             replace(
                 each,
@@ -112,6 +115,8 @@ class HangWatch:
                 is_late=still.get(each.rank, 0.0) >= self._progress.step_threshold,
                 holds_gil=each.rank in held,
                 debugged=running[each.rank][2].debugs,
+                gpus=gpus[each.rank][0],
+                faults=gpus[each.rank][1],
             )
             for each in found
         ]
@@ -138,7 +143,9 @@ class HangWatch:
         facts = {"fault": Fault.RECOVERABLE, "code": error.error_code, "repeats": self._hangs.action == "fail"}
         kept = self._leave(f"hang-round-{self._round}.txt", f"{error}\n\n{hung.evidence}\n")
         others = f"{hung.picture}\n\nAll stacks and connections of all ranks: {kept}"
-        return replace(self._ranks.blame(hung.rank, error, **facts), others=others)
+        blamed = self._ranks.blame(hung.rank, error, **facts)
+        fault = self._ranks.gpus.behind(blamed.local_rank) if hung.hang == "gpu" else None
+        return replace(blamed, others=others, gpu=fault)
 
     def _recorded(self, stacks: Mapping[int, Stack]) -> dict[int, records.Recorded]:
         """Each rank's collectives: torch's, or Horovod's where it has waited for any."""

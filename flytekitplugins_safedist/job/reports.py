@@ -49,17 +49,24 @@ def cause_of(outcome: RankOutcome) -> Cause:
         consequence=is_consequence(outcome),
         time_ns=outcome.time_ns,
         rank=outcome.rank,
-        name=(outcome.raised.type if outcome.raised is not None else outcome.status.value)[:_NAME_CHARACTERS],
-        repeats=outcome.raised is not None and outcome.raised.repeats,
+        name=_name(outcome)[:_NAME_CHARACTERS],
+        repeats=(outcome.raised is not None and outcome.raised.repeats)
+        or (outcome.gpu is not None and outcome.gpu.stays),
         timed_out=outcome.timed_out,
         step=outcome.step if _is_the_codes(outcome) else -1,
     )
 
 
+def _name(outcome: RankOutcome) -> str:
+    if outcome.gpu is not None:
+        return outcome.gpu.what
+    return outcome.raised.type if outcome.raised is not None else outcome.status.value
+
+
 def _is_the_codes(outcome: RankOutcome) -> bool:
     """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
     raised = outcome.raised
-    if raised is None or speaks_of_gpu_hardware(raised):
+    if raised is None or speaks_of_gpu_hardware(raised) or (outcome.gpu is not None and outcome.gpu.is_hardware):
         return False
     return raised.type == HangError.__name__ or (raised.fault is Fault.USER and not raised.errnos)
 

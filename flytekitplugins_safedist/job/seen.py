@@ -13,7 +13,8 @@ from ..flyte.storage_errors import one_line
 from ..fs.store import bounded
 from ..handoff import HERE
 from ..ranks.order import EVENTS, order_file
-from ..ranks.outcome import RankOutcome, how
+from ..ranks.outcome import RankOutcome
+from ..ranks.outcome_text import how
 from ..record import findings, node, page, trace
 from ..record.node import NodeRecorder, RankEnd
 from ..record.scrub import scrubber

@@ -24,12 +24,11 @@ from ..ranks.outcome import (
     Raised,
     RankOutcome,
     Status,
-    describe,
-    error_code,
     is_consequence,
     speaks_of_full_shared_memory,
     speaks_of_gpu_hardware,
 )
+from ..ranks.outcome_text import describe, error_code
 from ..ranks.scratch import FULL_ERRNOS
 
 
@@ -73,7 +72,8 @@ class Code(str, Enum):
     DISK = "SYSTEM:NodeDisk"
     """The disk of a node failed; a full one is the task's own doing."""
     GPU = "SYSTEM:GpuHardware"
-    """A GPU's memory, or a link between GPUs, failed."""
+    """A GPU's memory, or a link between GPUs, failed, by CUDA's word. What the driver has reported has codes of its own
+    (:mod:`..diagnosis.gpus`)."""
 
 
 BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
@@ -150,15 +150,26 @@ def judge(
         error = RankFailedError(f"{_echo(returned)}\n\n{text}", hint=_ECHO_HINT[bool(returned)]).with_code(code)
     elif code == Code.COLLECTIVE_TIMEOUT.value:
         error = RankFailedError(f"{_TIMED_OUT}. {text}", hint=_TIMED_OUT_HINT).with_code(code)
+    elif cause.gpu is not None and not cause.gpu.is_hardware:
+        error = RankFailedError(text, hint=_USERS_XID_HINT).with_code(code)
     elif origin is Origin.SYSTEM:
-        error = RankKilledError(text)
+        error = RankKilledError(text, hint=_HARDWARE_HINT if cause.gpu is not None else "")
     else:
         error = RankFailedError(text).with_code(code)
     return Verdict(kind, origin, code, error, cause.time_ns)
 
 
+_USERS_XID_HINT = (
+    "run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel does it; "
+    "where one GPU alone reports this with every program, it is the hardware's after all"
+)
+_HARDWARE_HINT = (
+    "drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there says more"
+)
+
+
 def _judged(cause: RankOutcome, returned: Sequence[int]) -> tuple[Kind, Origin, str]:
-    if cause.timed_out and not returned:
+    if cause.timed_out and not returned and cause.gpu is None:
         return Kind.RECOVERABLE, Origin.USER, Code.COLLECTIVE_TIMEOUT.value
     # SIGABRT is an echo where somebody was gone; else native code of this rank's may have given up by itself.
     if is_consequence(cause) and (cause.raised is not None or returned):
@@ -178,6 +189,8 @@ def _platforms(cause: RankOutcome) -> str | None:
     """The code of a failure that is the platform's; None for the program's own. The user's word wins: an error that
     the user calls recoverable is the user's, and a disk that is full stays full."""
     number = _signal_of(cause)
+    if cause.gpu is not None:
+        return cause.gpu.code if cause.gpu.is_hardware else None  # a kernel at fault fails again: no retry for that
     if cause.raised is not None:
         is_the_users = cause.raised.fault is Fault.RECOVERABLE or _is_full(cause)
         return None if is_the_users else _platforms_exception(cause.raised)

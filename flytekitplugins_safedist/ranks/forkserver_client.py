@@ -34,7 +34,7 @@ from ..diagnosis import stacks
 from ..errors import LaunchError, LaunchTimeoutError
 from ..handoff import HERE
 from . import backends, forkserver, known, memory, preload, process_tree
-from .outcome import signal_reason
+from .outcome_text import signal_reason
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from ..diagnosis.gpus import GpuFault
 from ..texts import encodable
 from .context import RankContext
 from .order import Record
@@ -93,6 +94,7 @@ class RankOutcome(Record):
         timed_out: whether a collective operation of it waited in vain for ranks that were there.
         others: where the other ranks of its node stood when it had failed for that; as text.
         step: at which it was, by what it saves; -1 where it saves nothing by steps.
+        gpu: what its GPU has reported, of which this comes.
         seconds: how long each phase took, by name ("start", "inputs", "function", "outputs").
     """
 
@@ -112,6 +114,7 @@ class RankOutcome(Record):
     timed_out: bool = False
     others: str = ""
     step: int = -1
+    gpu: GpuFault | None = None
     seconds: dict[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -199,6 +202,8 @@ def echo(outcome: RankOutcome) -> int:
 
 def is_consequence(outcome: RankOutcome) -> bool:
     """Whether this failure may be only the echo of another rank's."""
+    if outcome.gpu is not None:
+        return False
     if outcome.raised is not None:
         return outcome.raised.consequence
     # Gloo and NCCL abort the process when a peer vanishes during set-up; nothing else of ours ends in SIGABRT.
@@ -261,85 +266,3 @@ _OF_CUDA = ("RuntimeError", "AcceleratorError")
 def speaks_of_gpu_hardware(raised: Raised) -> bool:
     """Whether an exception of torch's says that a GPU's memory, or a link between GPUs, failed by itself."""
     return raised.type.rpartition(".")[2] in _OF_CUDA and _GPU_HARDWARE.match(raised.message) is not None
-
-
-_SIGNAL_REASONS = {
-    signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
-    signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",
-    signal.SIGINT: "interrupted from outside (Ctrl-C)",
-    signal.SIGSEGV: "invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)",
-    signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise @task(shared_memory=...))",
-    signal.SIGABRT: "native code aborted (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
-    signal.SIGFPE: "arithmetic error in native code (an integer division by zero)",
-    signal.SIGILL: "an instruction that this processor lacks: the wheel was built for another one",
-    signal.SIGXCPU: "the CPU time limit was reached",
-    signal.SIGXFSZ: "the file size limit was reached",
-}
-
-
-_OUT_OF_MEMORY = "SIGKILL: the kernel's out-of-memory killer"
-
-
-def signal_reason(number: int) -> str:
-    """The signal's name and its likely reason, as ``SIGKILL: most often …``."""
-    try:
-        name = signal.Signals(number)
-    except ValueError:
-        return f"signal {number}"
-    reason = _SIGNAL_REASONS.get(name)
-    return f"{name.name}: {reason}" if reason else name.name
-
-
-def error_code(outcome: RankOutcome) -> str:
-    """What a failure is called in Flyte's console and in its metrics, as ``USER:ValueError`` or ``USER:SIGSEGV``."""
-    if outcome.raised is not None:
-        return outcome.raised.code or f"USER:{outcome.raised.type.rpartition('.')[2]}"
-    if outcome.status is Status.KILLED:
-        return f"USER:{signal_reason(-(outcome.exit_code or 0)).partition(':')[0].replace(' ', '')}"
-    return f"USER:Exit{outcome.exit_code}"
-
-
-def how(outcome: RankOutcome) -> str:
-    """How a rank ended, in two words, for the record of the run."""
-    if outcome.raised is not None and outcome.status is Status.RAISED:
-        return f"raised {_class(outcome.raised)}"
-    if outcome.status is Status.KILLED:
-        return signal_reason(-(outcome.exit_code or 0)).partition(":")[0]
-    words = {Status.SUCCEEDED: "returned", Status.STOPPED: "ended with the others"}
-    return words.get(outcome.status, f"exit code {outcome.exit_code}")
-
-
-def _class(raised: Raised) -> str:
-    """Its class: of flytekit's and ours, whose modules would take what a list of executions shows, without them."""
-    return raised.type.rpartition(".")[2] if raised.type.startswith("flytekit") else raised.type
-
-
-def _frames(raised: Raised) -> str:
-    """Its traceback; of ours, whose messages are long, without the message that has just been told."""
-    trace, said = raised.traceback.rstrip(), f": {raised.message}"
-    return trace.removesuffix(said) if raised.type.startswith("flytekitplugins_safedist.") else trace
-
-
-def describe(outcome: RankOutcome) -> str:
-    """The failure as the user should read it: who, what, traceback, last log lines."""
-    place = f"rank {outcome.rank} (local_rank {outcome.local_rank}) on node {outcome.node_rank} ({outcome.host})"
-    if outcome.rank == NO_RANK:
-        node = "a node" if outcome.node_rank < 0 else f"node {outcome.node_rank}"
-        place = f"{node} ({outcome.host}) cannot begin: it"
-    if outcome.raised is not None:
-        text = f"{place} raised {_class(outcome.raised)}: {outcome.raised.message}\n\n{_frames(outcome.raised)}"
-    elif outcome.status is Status.KILLED:
-        reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
-        text = f"{place} was killed by {reason}"
-    else:
-        text = f"{place} ended with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
-    if outcome.others:
-        text += f"\n\n{outcome.others}"
-    if outcome.memory:
-        text += f"\n\n{outcome.memory}"
-    if outcome.round > 0:
-        text += f"\n\nThis was round {outcome.round}: the ranks had been started before (rounds count from 0)."
-    if outcome.log_tail:
-        text += f"\n\nLast {len(outcome.log_tail)} line(s) that rank {outcome.rank} printed:\n"
-        text += "\n".join(f"    {line}" for line in outcome.log_tail)
-    return text

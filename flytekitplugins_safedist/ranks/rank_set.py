@@ -11,12 +11,14 @@ from typing import Any
 
 from ..config.plan import Plan
 from ..diagnosis import picture, stacks
+from ..diagnosis.gpus import GpuWatch
 from ..errors import LaunchError, SafedistError, ScratchError
 from ..texts import human
 from . import disk, literals, log_lines, memory, scratch, shared_page
 from .forkserver_client import EndedRank, RankServer
 from .order import RankOrder
 from .outcome import Fault, Raised, RankOutcome, Status, is_consequence, speaks_of_timeout
+from .rank_gpus import RankGpus
 from .scratch import JobScratch
 from .shared_page import AgentPage
 
@@ -56,6 +58,7 @@ class Ranks:
         server: starts and signals processes.
         orders: one for each rank of this node, by local rank.
         settings: timeouts and log settings.
+        gpus: of this node.
         show: takes blocks of whole lines of the ranks' output.
         warn: takes one sentence for the node's log.
     """
@@ -66,9 +69,11 @@ class Ranks:
         orders: Sequence[RankOrder],
         settings: Plan,
         *,
+        gpus: GpuWatch,
         show: Callable[[str], object],
         warn: Callable[[str], object],
     ) -> None:
+        self.gpus = RankGpus(gpus, orders)
         self._server = server
         self._orders = orders
         self._members: list[_Member] = []
@@ -325,7 +330,8 @@ class Ranks:
         lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
         if is_consequence(outcome):
             outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
-        return replace(outcome, log_tail=log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ())
+        tail = log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ()
+        return self.gpus.named(replace(outcome, log_tail=tail))
 
     def usage(self, job: JobScratch) -> disk.Usage:
         """How much the ranks of this round hold in scratch."""

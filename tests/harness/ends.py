@@ -38,6 +38,11 @@ BEGINS = {
     "USER:RanksNotReady": RANK_0 + "raised LaunchError:",
     "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",
     "SYSTEM:GpuHardware": RANK_1 + "raised RuntimeError:",
+    "SYSTEM:GpuFallenOffBus": "Xid 79: GPU has fallen off the bus, reported by GPU 1 (GPU-",
+    "SYSTEM:GpuEccError": "Xid 48: double-bit ECC error, reported by GPU 1 (GPU-",
+    "SYSTEM:GpuNvlinkError": "Xid 74: NVLink error, reported by GPU 1 (GPU-",
+    "SYSTEM:GpuXidError": "Xid 119: GSP RPC timeout, reported by GPU 1 (GPU-",
+    "USER:GpuXidError": "Xid 31: GPU memory page fault (an illegal address), reported by GPU 1 (GPU-",
     "USER:OutputTooLargeError": RANK_0 + "raised OutputTooLarg",
     "SYSTEM:Storage": (
         RANK_1 + "raised FlyteUploadD",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flytekitplugins_safedist.diagnosis.gpus import GpuFault, GpuUse, fault_of
 from flytekitplugins_safedist.diagnosis.picture import Standing
 from flytekitplugins_safedist.diagnosis.processes import Process
 from flytekitplugins_safedist.diagnosis.progress import Progress, Steps
@@ -362,3 +363,36 @@ def test_a_save_and_a_pause_of_the_machine_are_no_part_of_a_step() -> None:
     late = [progress.look({}, at(21), float(now)) for now in range(5040, 5100, 10)]
     assert late[:-2] == [None] * 4
     assert late[-1] == 70.0
+
+
+def of_gpu(xid: int) -> tuple[GpuFault, ...]:
+    return (fault_of(xid, GpuUse(1, "GPU-b"), 0),)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [[waits(1, faults=of_gpu(79)), waits(2)], [elsewhere(1, cpu=1.0, faults=of_gpu(79)), waits(2)]],
+    ids=["all wait", "it spins"],
+)
+def test_a_hang_is_of_the_gpu_that_has_failed_whatever_its_rank_does(others: list[Standing]) -> None:
+    hang = judge([waits(0), *others])
+    assert hang is not None
+    assert (hang.kind, hang.culprits, hang.waiting, hang.may_end) == ("gpu", (1,), (0, 2), False)
+    assert hang.why.startswith("rank 1 has a GPU that has failed: GPU 1 (GPU-b) reported Xid 79: GPU has fallen off")
+
+
+def test_what_the_program_has_done_to_its_gpu_is_no_fault_of_the_hardware() -> None:
+    hang = judge([waits(0), elsewhere(1, faults=of_gpu(31))])
+    assert hang is not None
+    assert hang.kind == "missing"
+
+
+def test_nobody_hangs_for_a_fault_alone() -> None:
+    assert judge([elsewhere(0), elsewhere(1, faults=of_gpu(79))]) is None
+
+
+@pytest.mark.parametrize(("busy", "says"), [(100, "; its GPU is 100% busy;"), (None, "does nothing (sleeping);")])
+def test_how_busy_the_gpu_is_is_told(busy: int | None, says: str) -> None:
+    hang = judge([waits(0), elsewhere(1, gpus=(GpuUse(1, "GPU-b", busy=busy),))])
+    assert hang is not None
+    assert says in hang.why

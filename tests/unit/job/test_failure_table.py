@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flytekitplugins_safedist.diagnosis.gpus import GpuUse, fault_of
 from flytekitplugins_safedist.errors import (
     JobInterruptedError,
     LaunchError,
@@ -70,6 +71,19 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
         failed(of=raised("RuntimeError", "CUDA error: uncorrectable ECC error encountered")),
         "raised RuntimeError: CUDA error: uncorrectable ECC error",
     ),
+    **{
+        code: (
+            failed(of=raised("RuntimeError", "CUDA error"), gpu=fault_of(xid, GpuUse(1, "GPU-a"), 0)),
+            f"Xid {xid}: ",
+        )
+        for xid, code in [
+            (79, "SYSTEM:GpuFallenOffBus"),
+            (48, "SYSTEM:GpuEccError"),
+            (74, "SYSTEM:GpuNvlinkError"),
+            (119, "SYSTEM:GpuXidError"),
+            (31, "USER:GpuXidError"),
+        ]
+    },
     "USER:OutputTooLargeError": (failed(of=raised("OutputTooLargeError", repeats=True)), "raised OutputTooLargeError"),
     "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
     "SYSTEM:RanksNotStarted": (LaunchError("the rank server died"), "the rank server died"),

@@ -33,7 +33,8 @@ from flytekitplugins_safedist.errors import (
 from flytekitplugins_safedist.job.reports import cause_of
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
 from flytekitplugins_safedist.ranks.disk import DiskLimit, Usage
-from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status, describe
+from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.ranks.outcome_text import describe
 from tests.harness.outcomes import failed, outcome, raised
 
 OVER = "max_restarts=0"

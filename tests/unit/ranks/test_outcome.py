@@ -16,14 +16,12 @@ from flytekitplugins_safedist.ranks.outcome import (
     Fault,
     RankOutcome,
     Status,
-    describe,
-    error_code,
     is_consequence,
     root_cause,
-    signal_reason,
     speaks_of_lost_peer,
     speaks_of_timeout,
 )
+from flytekitplugins_safedist.ranks.outcome_text import describe, error_code, signal_reason
 from tests.harness.outcomes import OUTCOMES, failed, outcome, raised
 
 

@@ -12,19 +12,22 @@ import pytest
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
 from flytekitplugins_safedist.diagnosis import stacks
+from flytekitplugins_safedist.diagnosis.gpus import GpuWatch
 from flytekitplugins_safedist.errors import ScratchError
 from flytekitplugins_safedist.ranks import memory, shared_page, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.forkserver_client import EndedRank
 from flytekitplugins_safedist.ranks.order import RankOrder
-from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, describe, is_consequence, root_cause
+from flytekitplugins_safedist.ranks.outcome import Raised, RankOutcome, Status, is_consequence, root_cause
+from flytekitplugins_safedist.ranks.outcome_text import describe
 from flytekitplugins_safedist.ranks.rank_set import Ranks
 from flytekitplugins_safedist.ranks.scratch import JobScratch, make_job, make_rank
 from flytekitplugins_safedist.ranks.shared_page import open_page
 from tests.harness.procs import until
 from tests.unit.config.plans import planned
 
+NO_GPUS = GpuWatch(print)
 LATER_NS = 8_000_000_000_000_000_000
 """After anything that a test does."""
 
@@ -90,7 +93,7 @@ def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str
     settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)))
     orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
     processes, warnings = Processes(), []
-    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=warnings.append)  # type: ignore[arg-type]
+    ranks = Ranks(processes, orders, settings, gpus=NO_GPUS, show=lambda text: None, warn=warnings.append)  # type: ignore[arg-type]
     ranks.start(fork=True)
     yield ranks, processes, orders, warnings
     ranks.stop()
@@ -179,7 +182,7 @@ def test_other_ends_say_nothing_of_memory(round_, code):
 def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeypatch):
     settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
     orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
-    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
+    ranks = Ranks(processes, orders, settings, gpus=NO_GPUS, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     open_page(orders[0].page).begin()
     asked = answering(monkeypatch, {5: '  File "users.py", line 7 in <module>\n'})
@@ -198,7 +201,7 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeyp
 def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
     settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
     orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
-    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
+    ranks = Ranks(processes, orders, settings, gpus=NO_GPUS, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     for order in orders:
         open_page(order.page).begin()
@@ -210,7 +213,7 @@ def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
 def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(job):
     settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
     orders, processes = [RankOrder.of(context, {}, job) for context in contexts(job)], Processes()
-    ranks = Ranks(processes, orders, settings, show=lambda text: None, warn=print)  # type: ignore[arg-type]
+    ranks = Ranks(processes, orders, settings, gpus=NO_GPUS, show=lambda text: None, warn=print)  # type: ignore[arg-type]
     ranks.start(fork=False)
     with open_page(orders[0].page).debugging():
         assert ranks.late() is None
@@ -346,7 +349,7 @@ def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
     monkeypatch.setattr(shared_page, "make", full)
     settings = planned(SafeTorch(nproc_per_node=2))
     orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
-    ranks = Ranks(Processes(), orders, settings, show=print, warn=print)  # type: ignore[arg-type]
+    ranks = Ranks(Processes(), orders, settings, gpus=NO_GPUS, show=print, warn=print)  # type: ignore[arg-type]
     with pytest.raises(ScratchError, match="No space left on device") as caught:
         ranks.start(fork=True)
     assert "rank=4" in str(caught.value)
@@ -362,7 +365,7 @@ def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monk
 
     settings = planned(SafeTorch(nproc_per_node=2))
     orders = [RankOrder.of(context, {}, job) for context in contexts(job)]
-    ranks = Ranks(Processes(), orders, settings, show=lambda text: None, warn=lambda text: None)  # type: ignore[arg-type]
+    ranks = Ranks(Processes(), orders, settings, gpus=NO_GPUS, show=lambda text: None, warn=lambda text: None)  # type: ignore[arg-type]
     monkeypatch.setattr(shared_page, "make", fail)
     with pytest.raises(ScratchError, match=remedy):
         ranks.start(fork=True)

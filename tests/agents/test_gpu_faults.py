@@ -1,0 +1,136 @@
+"""Failures of ranks whose GPU reports a fault: who pays follows from that. Real agents and ranks, the real
+nvidia-ml-py, and a stand-in for the driver: no GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from flyteidl.core import errors_pb2
+
+from tests.harness.nvml import Gpus
+from tests.harness.procs import Ended, Warm, uploaded_error
+
+UUID = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
+
+
+@pytest.fixture
+def environment(nvml_driver: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a job on a node with two GPUs."""
+    Gpus(tmp_path / "gpus", 2)
+    return {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
+
+
+def failed(warm: Warm, files: Path, how: str, environment: dict[str, str], task: str = "one_fails") -> Ended:
+    return warm.run(f"job_gpus:{task}", files, environment={"TEST_HOW": how, **environment}, kind="execute")
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        pytest.param(
+            "xid 79",
+            "Xid 79: GPU has fallen off the bus",
+            marks=pytest.mark.end(
+                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
+                "SYSTEM:GpuFallenOffBus",
+            ),
+        ),
+        pytest.param(
+            "lost",
+            "Xid 79: GPU has fallen off the bus",
+            marks=pytest.mark.end(
+                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
+                "SYSTEM:GpuFallenOffBus",
+            ),
+        ),
+        pytest.param(
+            "xid 48",
+            "Xid 48: double-bit ECC error",
+            marks=pytest.mark.end(
+                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
+                "SYSTEM:GpuEccError",
+            ),
+        ),
+        pytest.param(
+            "xid 74",
+            "Xid 74: NVLink error",
+            marks=pytest.mark.end(
+                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
+                "SYSTEM:GpuNvlinkError",
+            ),
+        ),
+        pytest.param(
+            "xid 119, aborts",
+            "Xid 119: GSP RPC timeout",
+            marks=pytest.mark.end(
+                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
+                "SYSTEM:GpuXidError",
+            ),
+        ),
+        pytest.param(
+            "xid 31",
+            "Xid 31: GPU memory page fault (an illegal address)",
+            marks=pytest.mark.end(
+                "a rank fails as its GPU reports an error of the program (Xid 13, 31, 43, 45)",
+                "USER:GpuXidError",
+            ),
+        ),
+    ],
+)
+def test_the_error_names_the_gpu_and_what_it_has_reported(
+    warm, tmp_path: Path, how: str, what: str, environment, as_promised
+) -> None:
+    ended = failed(warm, tmp_path / "job", how, environment)
+    as_promised(ended)
+    message = uploaded_error(ended).message
+    assert message.startswith(f"{what}, reported by GPU 1 ({UUID}): rank 1 (local_rank 1) on node 0 (")
+    assert ("raised RuntimeError: CUDA error: unspecified launch failure" in message) == ("aborts" not in how)
+    step = "compute-sanitizer" if "Xid 31" in what else "drain that node"
+    assert re.search(f"Next step: .*{step}", message)
+    assert f"GPU 1 ({UUID}) reported {what}" in ended.err, "told at once, as a warning"
+
+
+@pytest.mark.parametrize("how", ["xid 79, for another reason", "xid 8", ""])
+def test_what_does_not_come_of_a_gpu_is_what_it_is(warm, tmp_path: Path, how: str, environment) -> None:
+    """An error of the program's own beside a fault; one of CUDA's beside an Xid that says nothing of it, or without."""
+    error = uploaded_error(failed(warm, tmp_path / "job", how, environment))
+    assert error.code == ("USER:ValueError" if "reason" in how else "USER:RuntimeError")
+    assert error.message.startswith("rank 1 (local_rank 1) on node 0 (")
+
+
+def test_whose_gpu_has_failed_is_no_echo(warm, tmp_path: Path, environment) -> None:
+    environment = {**environment, "CUDA_VISIBLE_DEVICES": "1,0"}
+    error = uploaded_error(failed(warm, tmp_path / "job", "", environment, "both_lose_each_other"))
+    assert (error.code, error.kind) == ("SYSTEM:GpuFallenOffBus", errors_pb2.ContainerError.RECOVERABLE)
+    assert f"GPU 1 ({UUID}): rank 0 (" in error.message, "the first of those that CUDA shows it"
+
+
+@pytest.mark.parametrize("xid", [94, 13])
+def test_ranks_start_again_where_that_may_help(warm, tmp_path: Path, environment, xid: int) -> None:
+    environment = {"TEST_HOW": f"xid {xid}", **environment}
+    ended = warm.run("job_gpus:one_fails_at_first", tmp_path / "job", environment=environment)
+    assert ended.value == 1
+    assert f"rank 1 failed (Xid {xid}: " in ended.err
+
+
+def test_ranks_are_not_started_again_on_a_gpu_that_needs_a_reset(warm, tmp_path: Path, environment) -> None:
+    error = uploaded_error(failed(warm, tmp_path / "job", "xid 95", environment, "one_fails_at_first"))
+    assert error.code == "SYSTEM:GpuEccError"
+    assert (
+        "Not restarted in place: Xid 95: uncontained memory error would repeat: a restart cannot help" in error.message
+    )
+
+
+def test_a_hang_is_the_gpus_that_has_failed_whatever_its_rank_does(warm, tmp_path: Path, environment) -> None:
+    error = uploaded_error(failed(warm, tmp_path / "job", "", environment, "one_waits_for_its_gpu"))
+    assert error.code == "SYSTEM:GpuXidError"
+    assert error.message.startswith(f"Xid 119: GSP RPC timeout, reported by GPU 1 ({UUID}): rank 1 ")
+    assert "raised HangError: the job does not move: rank 1 has a GPU that has failed" in error.message
+    assert "[kind=gpu]" in error.message
+    assert re.search(r"rank 0 \(1 of 2\) stands .*\n(    .*\n)*    GPU: 100% busy\n", error.message)
+    [address] = re.findall(r"All stacks and connections of all ranks: (\S+)", error.message)
+    evidence = Path(address).read_text()
+    assert f"rank 1: GPU 1 ({UUID}) reported Xid 119: GSP RPC timeout" in evidence
+    assert f"rank 1: GPU 1 ({UUID}): 0% busy" in evidence
