@@ -14,6 +14,7 @@ from .lazy import names_of
 if TYPE_CHECKING:
     from .config.options import Hangs as Hangs
     from .config.options import Logs as Logs
+    from .config.options import Metrics as Metrics
     from .config.options import SafeHorovod as SafeHorovod
     from .config.options import SafeTorch as SafeTorch
     from .config.options import Scratch as Scratch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Hangs": "config.options",
     "Logs": "config.options",
+    "Metrics": "config.options",
     "Problem": "errors",
     "RankContext": "ranks.context",
     "RecoverableRankFailedError": "plugin.task",

@@ -109,6 +109,9 @@ Size = Annotated[int | str, Must(size_in_bytes, "is not a size", 'use bytes or a
 Ranks = Annotated[
     tuple[int, ...], Must(_are_ranks, "is not a list of ranks", "use ranks such as (0,), or None for all")
 ]
+Port = Annotated[
+    int, Must(lambda port: is_count(port, least=1) and port < 1 << 16, "is not a port", "use 1 to 65535, e.g. 9400")
+]
 CacheNames = Annotated[
     tuple[str, ...],
     Must(lambda names: isinstance(names, (tuple, list, set, frozenset)), "is not a list of names", 'use ("triton",)'),
@@ -222,6 +225,19 @@ class Hangs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Where each node tells of the run while it goes on (docs/metrics.md).
+
+    Attributes:
+        prometheus: port of the pod, of every address, at which Prometheus may ask; None: at none.
+        otlp: whether they are sent to an OpenTelemetry collector. The ``OTEL_*`` variables of the pod say which.
+    """
+
+    prometheus: Port | None = None
+    otlp: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SafeDistributed:
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
@@ -242,6 +258,7 @@ class SafeDistributed:
         timeouts: see :class:`Timeouts`.
         logs: see :class:`Logs`.
         hangs: see :class:`Hangs`.
+        metrics: see :class:`Metrics`.
         operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
         master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
             every role is OnFailure unless it names another: a pod that is lost comes back.
@@ -262,6 +279,7 @@ class SafeDistributed:
     timeouts: Timeouts = field(default_factory=Timeouts)
     logs: Logs = field(default_factory=Logs)
     hangs: Hangs = field(default_factory=Hangs)
+    metrics: Metrics = field(default_factory=Metrics)
     operator: Operator = "pytorch"
     master: Master | None = None
     worker: Worker | None = None

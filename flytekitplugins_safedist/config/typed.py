@@ -141,6 +141,7 @@ RESOURCES = (
 """flytekit's, of a task or a role."""
 _PLAIN = {
     NoneType: Must(lambda value: value is None, "is not None", "leave it out"),
+    bool: Must(lambda value: isinstance(value, bool), "is neither True nor False", "use one of them"),
     int: Must(lambda value: is_count(value, least=-MOST_COUNTED), "is not a whole number", "use an int of 32 bits"),
     str: Must(can_be_given, "is not text", "use a str without NUL and lone surrogates"),
 }

@@ -139,6 +139,7 @@ class NodeAgent:
             item = self._job.heard(0)
         if self._ranks is not None:
             self._watch(self._ranks)
+        self.seen.live.look(self._ranks)
         return None
 
     def _take(self, item: object) -> None:
@@ -208,7 +209,7 @@ class NodeAgent:
         ranks = Ranks(plan.server, orders(go, plan), settings, gpus=plan.gpus, **output)
         self._ranks = ranks
         ranks.start(fork=plan.fork)
-        self._saving = RoundSaving(go.round, ranks.pages, self._job.tell, self._say)
+        self._saving = RoundSaving(go.round, list(ranks.pages.values()), self._job.tell, self._say)
         fail = partial(self._ended, ranks)
         self._hangs = HangWatch(
             go.round,
@@ -265,7 +266,7 @@ class NodeAgent:
 
     # --- what becomes of the ranks -----------------------------------------------------------------------------------
     def _done(self, ranks: Ranks) -> None:
-        self.seen.over(ranks.outcomes())
+        self.seen.over(ranks)
         for phase in ("import", "inputs", "function", "outputs"):
             seconds = [outcome.seconds.get(phase, 0.0) for outcome in ranks.outcomes()]
             self.report.seconds[phase] = max(seconds, default=0.0)
@@ -292,7 +293,7 @@ class NodeAgent:
         if found is not None:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
         summary = None if found is None else reports.cause_of(found)
-        self.seen.over(ranks.outcomes(), found)
+        self.seen.over(ranks, found)
         self._end_round(signal.SIGTERM)
         self._becomes("ended", m.Ended(round_no, summary, returned, cut))
         if self._leaves is not None:

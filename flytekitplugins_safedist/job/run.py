@@ -100,7 +100,7 @@ def run(
         short = plan.shortage()
         if short is not None:
             logger.warning(short)
-        report, is_ours = _attend(plan)
+        report, is_ours = _attend(plan, held)
         plan.scratched.succeeded = report.verdict is None
         result = _result(report) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
@@ -110,7 +110,7 @@ def run(
     return result
 
 
-def _attend(plan: NodePlan) -> tuple[Report, bool]:
+def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
     """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
     one to upload that."""
     job, attempt, place = plan.job, plan.job.attempt, plan.job.attempt.topology
@@ -123,6 +123,7 @@ def _attend(plan: NodePlan) -> tuple[Report, bool]:
         say=say,
     )
     agent = NodeAgent(plan, joined, show=to_stdout, say=say)
+    held.callback(agent.seen.live.close)
 
     def has_begun() -> bool:
         return place.max_nodes == 1 or (agent.report.rounds > 0 and not joined.is_searching)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..errors import FsTimeoutError
 from ..flyte import run_page
@@ -15,9 +15,11 @@ from ..handoff import HERE
 from ..ranks.order import EVENTS, order_file
 from ..ranks.outcome import RankOutcome
 from ..ranks.outcome_text import how
+from ..ranks.rank_set import Ranks
 from ..record import findings, node, page, trace
 from ..record.node import NodeRecorder, RankEnd
 from ..record.scrub import scrubber
+from .live import RunLive
 from .membership import Membership
 from .messages import Go
 from .prepare import NodePlan
@@ -47,28 +49,30 @@ class RunSeen:
         if HERE.staged is not None:
             self._record.phase("staging", *HERE.staged)
         self._record.phase("prepare", time.monotonic() - plan.seconds, plan.seconds)
+        self.live = RunLive(plan, job, self._scrub)
 
     def begins(self, go: Go) -> None:
         """A round begins."""
         least, most = _NODE_BYTES
         self._limit = min(most, max(least, _JOB_BYTES // go.nnodes))
-        self._record.begins(go.round, go.node_rank)
+        self.live.begins(go.node_rank, self._record.begins(go.round, go.node_rank))
 
     def why(self, text: str) -> None:
         """Why the latest round ended, as the coordinator says."""
         self._record.why(text)
 
-    def over(self, outcomes: Sequence[RankOutcome], found: RankOutcome | None = None) -> None:
+    def over(self, ranks: Ranks, found: RankOutcome | None = None) -> None:
         """The ranks of the round have ended, for what this node has *found*: node 0 is to know, before it hears of the
         end itself."""
         since_boot = time.monotonic() - time.time()
         if found is not None:
             self._record.why(f"rank {found.rank}: {how(found)}")
         ends = []
-        for each in outcomes:
+        for each in ranks.outcomes():
             file = order_file(self._plan.scratch, each.round, each.rank).with_suffix(EVENTS)
             ends.append(RankEnd(each.rank, file, how(each), each.time_ns / 1e9 + since_boot))
         self._record.over(ends)
+        self.live.over(ranks)
         self._job.note(lambda: self._record.text(self._limit))
 
     def leave(self, name: str, text: str) -> str:

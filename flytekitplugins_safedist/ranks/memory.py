@@ -101,6 +101,11 @@ def anonymous(pid: int | str = "self") -> int:
     return _table(Path(f"/proc/{pid}/status")).get("RssAnon:", 0) * 1024
 
 
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory, pages shared with others included. 0 when it is gone."""
+    return _table(Path(f"/proc/{pid}/status")).get("VmRSS:", 0) * 1024
+
+
 def high_water(pid: int) -> int:
     """The most bytes that a process has had in memory, pages shared with others included. 0 when it is gone."""
     return _table(Path(f"/proc/{pid}/status")).get("VmHWM:", 0) * 1024

@@ -130,9 +130,9 @@ class Ranks:
                 member.outcome = self._outcome(member)
 
     @property
-    def pages(self) -> list[AgentPage]:
-        """What the agent shares with each rank, by local rank, once they are started."""
-        return [member.page for member in self._members]
+    def pages(self) -> dict[int, AgentPage]:
+        """What the agent shares with each rank, by rank, once they are started."""
+        return {member.order.context.rank: member.page for member in self._members}
 
     @property
     def failed(self) -> bool:
@@ -179,7 +179,7 @@ class Ranks:
         """
         if self._start_deadline is None or time.monotonic() < self._start_deadline:
             return None
-        if any(page.debugs for page in self.pages):  # and once more when the person has gone on
+        if any(page.debugs for page in self.pages.values()):  # and once more when the person has gone on
             self._start_deadline = time.monotonic() + self._settings.timeouts.start
             return None
         self._start_deadline = None

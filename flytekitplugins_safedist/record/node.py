@@ -35,7 +35,7 @@ _MOST_ROUNDS = 100
 _MOST_STALLS = 12
 _MOST_SAVES = 64
 _FILE_BYTES = 8 << 20
-_STALL_TIMES, _STALL_SECONDS = 10.0, 1.0
+STALL_TIMES, STALL_SECONDS = 10.0, 1.0
 """A step is a stall that took ten times as long as most, and a second."""
 
 
@@ -75,14 +75,16 @@ class NodeRecorder:
         self.part.phases.append((name, round(since, 4), round(seconds, 4)))
         del self.part.phases[: -2 * _MOST_ROUNDS]
 
-    def begins(self, round_no: int, node_rank: int) -> None:
-        """Every node is there: a round begins."""
+    def begins(self, round_no: int, node_rank: int) -> float:
+        """Every node is there: a round begins. How long this one has waited for it, in seconds."""
         now = time.monotonic()
-        self.phase("rendezvous", self._waiting_since, now - self._waiting_since)
+        waited = now - self._waiting_since
+        self.phase("rendezvous", self._waiting_since, waited)
         self.part.node = node_rank
         self.part.rounds.append(RoundPart(round_no, round(now, 4), round(now, 4)))
         del self.part.rounds[:-_MOST_ROUNDS]
         self._is_open = True
+        return waited
 
     def over(self, ends: Sequence[RankEnd]) -> None:
         """The ranks of the round have ended. Said twice, nothing."""
@@ -215,7 +217,7 @@ def _stalls(part: RankPart, intervals: Sequence[Interval]) -> list[tuple[float, 
     usual = percentile(part.durations, 0.5)
     if not usual:
         return []
-    limit = max(_STALL_SECONDS, _STALL_TIMES * usual)
+    limit = max(STALL_SECONDS, STALL_TIMES * usual)
     found = [interval.slowest for interval in intervals if interval.slowest[1] > limit]
     last = intervals[-1].since + intervals[-1].seconds
     if part.how != "returned" and part.until - last > limit:
