@@ -19,6 +19,8 @@ JOB = "SAFEDIST_JOB"
 EPHEMERAL_STORAGE = "SAFEDIST_EPHEMERAL_STORAGE"
 """Bytes of its node's disk that the container may use before the kubelet evicts its pod; without a limit of its own,
 what the node has. Filled in by Kubernetes (a ``resourceFieldRef``), so that it holds whatever changed the limit."""
+KUBERNETES_NODE = "SAFEDIST_KUBERNETES_NODE"
+"""The machine that Kubernetes has put the pod on (``spec.nodeName``), which a pod is not told otherwise."""
 GRACE = "SAFEDIST_GRACE_SECONDS"
 """The pod's ``terminationGracePeriodSeconds``, which a pod is not told otherwise. Beside it in the pod template."""
 

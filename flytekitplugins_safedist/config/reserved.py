@@ -10,7 +10,7 @@ from ..errors import Problem
 INTERNAL = frozenset(
     {
         *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.MPI_NODE_0),
-        *(names.MEETING, names.ROUND, names.EPHEMERAL_STORAGE),
+        *(names.MEETING, names.ROUND, names.EPHEMERAL_STORAGE, names.KUBERNETES_NODE),
     }
 )
 """What a launcher or agent of ours tells its own, or Kubernetes tells them."""

@@ -17,7 +17,7 @@ from .facts import End, Rules, Spent
 from .hang_messages import Hung, Seen, Stalled
 from .inquiry import Found, Inquiry
 from .nodes import Key, Node
-from .rounds import Rounds
+from .rounds import EXCLUDED, Rounds
 
 _HAS_LEFT = "it has said that it leaves"
 _WAIT_LINE_SECONDS = 30.0
@@ -148,9 +148,11 @@ class Coordinator(Rounds):
             self._tell(node.process, m.Stop(hello.round, "the job's coordinator was lost", self.history))
         elif hello.state == "cannot":
             node.state = "cannot"
+        elif self._nodes.is_excluded(node):
+            self._tell(node.process, m.Waits(EXCLUDED))
         elif self._phase == "running":
             self._tell(node.process, m.Waits(f"round {self.history.round} runs: this node takes part in the next one"))
-            self._make_room(now)
+            self._make_room(node, now)
 
     def _learn(self, hello: m.Hello) -> None:
         """Take over what a survivor brings: one process wrote it, so the highest version is the truth.
@@ -185,8 +187,8 @@ class Coordinator(Rounds):
         if rules.fixed or hello.process in came or len(came) < rules.most_processes:
             return None
         most = f"it may have {rules.most_processes}, replacements included"
-        if self._phase == "forming" and len(self._nodes) < rules.min_nodes:
-            left = f"{len(self._nodes)} of at least {rules.min_nodes} nodes are left"
+        if self._phase == "forming" and (count := len(self._nodes.take_part())) < rules.min_nodes:
+            left = f"{count} of at least {rules.min_nodes} nodes are left"
             self._finish(End("replacements", f"{left}, and {len(came)} processes have joined this job: {most}"))
         return m.Refused("too many", f"{len(came) + 1} processes have joined this job; {most}")
 
@@ -273,7 +275,7 @@ class Coordinator(Rounds):
     def _ended(self, node: Node, ended: m.Ended, now: float) -> None:
         if node.state == "absent":
             node.state = "ready"  # its ranks were of a round that is counted no more
-            self._make_room(now)
+            self._make_room(node, now)
             return
         if ended.round != self.history.round or node.state not in ("running", "done"):
             return  # said twice

@@ -37,7 +37,7 @@ class Spent(DataClassDictMixin):
             which it was; of a coordinator that is gone its id alone. Each is counted once, whoever says so. That of
             nodes which could not hear node 0, or all could not be heard by it, is node 0's: one for all of them.
         why: for logs and errors.
-        node: a loss: whose place it was; a restart: on which node the rank was, and its host.
+        node: a loss: whose place it was; a restart: the machine on which the rank was, as in :attr:`History.excluded`.
         lived: a loss: seconds from the process's hello to its loss; negative where nobody knows.
         error, step: a restart: the error that it was for, and where, as in :class:`Cause`.
     """
@@ -68,6 +68,7 @@ class Cause(DataClassDictMixin):
         repeats: it would come again: no restart is spent on it.
         timed_out: a collective timed out.
         step: at which the rank was, where it saves by steps; -1 where nobody knows.
+        broken: its machine is known to be: the next start of ranks there fails as well.
     """
 
     echo: int
@@ -78,6 +79,7 @@ class Cause(DataClassDictMixin):
     repeats: bool = False
     timed_out: bool = False
     step: int = -1
+    broken: bool = False
 
     @property
     def place(self) -> str:
@@ -121,6 +123,8 @@ class History(DataClassDictMixin):
         round: the last round that began; -1 before the first.
         nodes: how many took part in it.
         restarts, losses: what was taken from ``max_restarts`` and ``max_replacements``.
+        excluded: machines that take no part any more: the Kubernetes node's name; of a node that does not know it, its
+            host's name and its place.
         end: how the job has ended, while that is not known to be uploaded.
     """
 
@@ -129,6 +133,7 @@ class History(DataClassDictMixin):
     nodes: int = 0
     restarts: tuple[Spent, ...] = ()
     losses: tuple[Spent, ...] = ()
+    excluded: tuple[str, ...] = ()
     end: End | None = None
 
 
@@ -176,17 +181,29 @@ class Rules:
         return self.max_nodes * (1 + self.max_replacements)
 
 
-def why_no_restart(restarts: tuple[Spent, ...], rules: Rules, cause: Cause, node: str) -> str:
+def is_machines(history: History, rules: Rules, cause: Cause, machine: str) -> bool:
+    """Whether the machine is most likely at fault: it is known to be; or every failure so far, of several nodes, was
+    there, with different errors. What was on machines that take no part any more does not count."""
+    others = [each for each in history.restarts if each.node not in history.excluded]
+    differ = rules.max_nodes > 1 and any(each.error != cause.name for each in others)
+    return cause.broken or (differ and all(each.node == machine for each in others))
+
+
+def why_no_restart(
+    history: History, rules: Rules, cause: Cause, where: tuple[str, str], *, goes_on: bool = False
+) -> str:
     """Why no restart is spent on a failure; "" where one is.
 
     Args:
-        restarts: that were spent, the latest last.
+        history: the restarts that were spent.
         rules: of the job.
         cause: the failure.
-        node: on which node it was, and its host.
+        where: its machine, and the same with its node, for people.
+        goes_on: the next round would be on other machines.
     """
+    restarts = history.restarts
     steps = [*(each.step for each in restarts), cause.step][-STANDSTILL:]
-    if cause.repeats:
+    if cause.repeats and not (goes_on and cause.broken):
         why = f"{cause.name} would repeat: a restart cannot help"
     elif rules.max_restarts == 0:
         why = "max_restarts=0"
@@ -194,14 +211,18 @@ def why_no_restart(restarts: tuple[Spent, ...], rules: Rules, cause: Cause, node
         why = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
     elif cause.place and any(each.place == cause.place for each in restarts):
         why = f"{cause.place} has failed before: it is the code or the data, and a restart cannot help"
-    elif len(steps) == STANDSTILL and min(steps) >= 0 and max(steps) == steps[0]:
+    elif len(steps) == STANDSTILL and min(steps) >= 0 and max(steps) == steps[0] and not goes_on:
         why = f"{STANDSTILL} rounds in a row have failed at or before step {steps[0]}: restarts bring no progress"
     else:
         return ""
-    errors = list(dict.fromkeys([*(each.error for each in restarts), cause.name]))
-    if rules.max_nodes > 1 and len(errors) > 1 and all(each.node == node for each in restarts):
-        why += f". Every failure so far was on {node}, with different errors ({', '.join(errors[:_WHYS])}): the machine"
-        why += " may be at fault; keep the next attempt off it (kubectl cordon) if they make no sense for the code"
+    if cause.broken:
+        why += f". It was on {where[1]}: keep the next attempt off that machine (kubectl cordon)"
+    elif is_machines(history, rules, cause, where[0]):
+        errors = list(dict.fromkeys([*(each.error for each in restarts), cause.name]))
+        why += f". Every failure so far was on {where[1]}, with different errors ({', '.join(errors[:_WHYS])}): the"
+        why += (
+            " machine may be at fault; keep the next attempt off it (kubectl cordon) if they make no sense for the code"
+        )
     return why
 
 

@@ -64,6 +64,7 @@ class Membership:
             started_ns=_started_ns(),
             host=socket.gethostname(),
             state=state,
+            machine=place.machine,
         )
         self.inbox: Inbox = queue.SimpleQueue()
         self._place = place

@@ -64,6 +64,7 @@ class Hello(Message):
         node: its node_rank where the job's size is fixed; None in a range.
         started_ns: when the process started, by its own clock.
         host: its host name, for messages.
+        machine: the Kubernetes node that it is on; "" where it has not been told.
         history: its copy.
         lost: ids of coordinators that it has left, as they were lost.
         round: the round that its ranks run in, or have ended in; -1 for none.
@@ -85,6 +86,7 @@ class Hello(Message):
     state: Literal["new", "running", "done", "ended", "cannot", "looks"] = "new"
     protocol: int = PROTOCOL
     clock: float = 0.0
+    machine: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,8 @@ class Node:
         place: its node_rank in that.
         is_new: whether it had been in none before it came.
         linked: whether it is connected.
+        machine: what it is on, as in :attr:`.facts.History.excluded`.
+        where: the same, for people.
         state: ``ready`` for a round; ``running``; ``done``; ``stands in``: its part of the round is done, and it has no
             ranks: it took the place of a process whose ranks had returned, or its own had, and are ended; ``absent``:
             its ranks run or end, but not in the round that is counted; ``cannot``: it can start none.
@@ -43,6 +45,8 @@ class Node:
     is_new: bool
     place: int = -1
     linked: bool = True
+    machine: str = ""
+    where: str = ""
     state: Literal["ready", "running", "done", "stands in", "absent", "cannot"] = "ready"
 
 
@@ -52,11 +56,13 @@ class Nodes:
     Args:
         rules: of the job.
         host: the process of node 0.
+        excluded: machines whose nodes take no part.
     """
 
-    def __init__(self, rules: Rules, host: str) -> None:
+    def __init__(self, rules: Rules, host: str, excluded: Callable[[], Collection[str]]) -> None:
         self._rules = rules
         self._host = host
+        self._excluded = excluded
         self._places: dict[Key, Node] = {}
         self._processes: dict[str, Node] = {}
         self.came: set[str] = set()
@@ -79,6 +85,9 @@ class Nodes:
     def add(self, key: Key, hello: Hello, now: float) -> Node:
         """Give a free place to a process."""
         node = Node(key, hello.process, hello.host, hello.started_ns, now, now, hello.round, is_new=hello.round < 0)
+        # Without a name for it, each is as good as alone on its machine.
+        node.machine = hello.machine or f"{hello.host}/{key}"
+        node.where = f"host {hello.host}" + (f", Kubernetes node {hello.machine}" if hello.machine else "")
         self._places[key] = self._processes[hello.process] = node
         self.came.add(hello.process)
         return node
@@ -87,9 +96,17 @@ class Nodes:
         """Free its place."""
         del self._places[node.key], self._processes[node.process]
 
+    def is_excluded(self, node: Node) -> bool:
+        """Whether it takes no part, for its machine; node 0 always does."""
+        return node.machine in self._excluded() and node.process != self._host
+
+    def take_part(self) -> list[Node]:
+        """All others."""
+        return [node for node in self if not self.is_excluded(node)]
+
     def ready(self) -> list[Node]:
         """Who can take part in a round, in order, node 0 first; nobody while that cannot."""
-        found = [node for node in self._places.values() if node.state == "ready" and node.linked]
+        found = [node for node in self.take_part() if node.state == "ready" and node.linked]
         found.sort(key=lambda node: node.key if self._rules.fixed else node.process != self._host)
         return found[: self._rules.max_nodes] if found and found[0].process == self._host else []
 
@@ -105,7 +122,7 @@ class Nodes:
         rules = self._rules
         if not max(1, rules.min_nodes) <= len(ready) < rules.max_nodes:
             return len(ready) == rules.max_nodes
-        come = sum(node.state in ("ready", "absent") for node in self)
+        come = sum(node.state in ("ready", "absent") for node in self.take_part())
         if 0 < hoped <= come == len(ready):
             return True  # those of the round before are all there again
         were_enough = sorted(node.since for node in ready)[rules.min_nodes - 1]
@@ -113,7 +130,8 @@ class Nodes:
 
     def missing(self) -> list[str]:
         """The names of those who are waited for; of a range, how many."""
-        rules, ready = self._rules, {node.key for node in self if node.state == "ready" and node.linked}
+        rules = self._rules
+        ready = {node.key for node in self.take_part() if node.state == "ready" and node.linked}
         if rules.fixed:
             return [str(key) for key in range(rules.max_nodes) if key not in ready]
         return [f"{max(1, rules.min_nodes - len(ready))} of {rules.min_nodes}"]

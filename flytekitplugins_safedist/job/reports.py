@@ -54,6 +54,7 @@ def cause_of(outcome: RankOutcome) -> Cause:
         or (outcome.gpu is not None and outcome.gpu.stays),
         timed_out=outcome.timed_out,
         step=outcome.step if _is_the_codes(outcome) else -1,
+        broken=outcome.gpu is not None and outcome.gpu.stays,
     )
 
 

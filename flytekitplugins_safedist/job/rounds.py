@@ -10,22 +10,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import messages as m
-from .facts import Cause, End, History, Rules, Spent, why_no_restart, with_loss, with_one_more
+from .facts import Cause, End, History, Rules, Spent, is_machines, why_no_restart, with_loss, with_one_more
 from .inquiry import Inquiry
 from .nodes import Key, Node, Nodes, listed, wait_line
 from .saving import SavePoint
 
 _DONE_LOST = "lost after its ranks had returned"
 
+EXCLUDED = "this node takes no part any more: its machine is most likely at fault, and the job goes on without it"
+
 
 @dataclass(frozen=True)
 class Failing:
-    """The first failure on one node; which process, how the node is called, and its host."""
+    """The first failure on one node; which process, how the node is called, and its machine, as in :class:`Node`."""
 
     cause: Cause
     process: str
     node: str
-    host: str
+    machine: str
+    where: str
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -86,7 +89,7 @@ class Round:
         self.waits_for.discard(node.key)
         self.returned.update(ended.returned)
         if ended.cause is not None:
-            self.failures.append(Failing(ended.cause, node.process, name, node.host))
+            self.failures.append(Failing(ended.cause, node.process, name, node.machine, node.where))
 
 
 class Rounds:
@@ -103,7 +106,7 @@ class Rounds:
         self.process = process
         self.history = History()
         self.end: End | None = None
-        self._nodes = Nodes(rules, process)
+        self._nodes = Nodes(rules, process, lambda: self.history.excluded)
         self._round = Round()
         self._phase: Literal["forming", "running", "stopping", "asking", "over"] = "forming"
         self._since = self._told = now
@@ -127,10 +130,12 @@ class Rounds:
             if self._nodes.are_enough(ready, hoped=self.history.nodes - len(gone), since=self._since, now=now):
                 self._start(ready)
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, node: Node, now: float) -> None:
         """A process waits for a place: in a range that has room, and where nobody is done, the next round has it."""
         members = self._round.members
         if self._phase != "running" or self.rules.fixed or len(members) >= self.rules.max_nodes:
+            return
+        if self._nodes.is_excluded(node):
             return
         if len(self._round.waits_for) == len(members):
             self._round.is_joined = True
@@ -192,16 +197,28 @@ class Rounds:
             lost = "; ".join(f"{self._name_of(key)}: {why}" for key, why in over.absent.items())
             self._again(f"the round is over ({lost or over.why}); the next begins when every node is there", now)
             return
-        cause, where = root.cause, f"{root.node} (host {root.host})" if rules.fixed else root.node
-        self._reason = why_no_restart(spent, rules, cause, where)
+        cause, excluded = root.cause, self.history.excluded
+        where = root.machine, f"{root.node} ({root.where})"
+        goes_on = is_machines(self.history, rules, cause, root.machine) and self._can_do_without(root)
+        self._reason = why_no_restart(self.history, rules, cause, where, goes_on=goes_on)
         if self._reason:
             self._ask(over.who_may_say, now)
             return
         which = f"restart {len(spent) + 1} of {rules.max_restarts}"
         why = f"rank {cause.rank} failed ({cause.name}); all ranks start again: {which}"
-        unit = Spent(self.history.round, str(cause.rank), why, where, error=cause.name, step=cause.step)
-        self._note(restarts=with_one_more(spent, unit))
+        if goes_on:
+            excluded = (*excluded, root.machine)
+            over.absent.update((node.key, "excluded") for node in self._nodes if node.machine == root.machine)
+            why += f", without {where[1]}, whose machine is most likely at fault"
+        unit = Spent(self.history.round, str(cause.rank), why, root.machine, error=cause.name, step=cause.step)
+        self._note(restarts=with_one_more(spent, unit), excluded=excluded)
         self._again(why, now)
+
+    def _can_do_without(self, root: Failing) -> bool:
+        """Whether a range has nodes enough on other machines, node 0 among them."""
+        others = [node for node in self._nodes.take_part() if node.machine != root.machine]
+        leads = any(node.process == self.process for node in others)
+        return not self.rules.fixed and leads and len(others) >= self.rules.min_nodes
 
     def _again(self, why: str, now: float) -> None:
         self._phase, self._since, self._told = "forming", now, now
@@ -224,7 +241,7 @@ class Rounds:
     def _gone(self, node: Node, why: str, now: float, *, is_cut: bool = False) -> None:
         """A process is lost, or leaves; ``is_cut``: most likely it is node 0 that nobody can reach."""
         self._nodes.remove(node)
-        if self.end is not None:
+        if self.end is not None or self._nodes.is_excluded(node):
             return
         if self._phase == "asking":  # the job has failed, and ends for that alone
             if self._asked[0].process == node.process:

@@ -43,8 +43,9 @@ def merged_template(arguments: TaskArguments, plan: Plan) -> Any:
             # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
             where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=SCRATCH_MOUNT)
             primary.env = [*(primary.env or ()), where]
+    primary.env = [*(primary.env or ()), _kubernetes_node()]
     if _is_limited_by_pod(plan.scratch):
-        primary.env = [*(primary.env or ()), _ephemeral_storage()]
+        primary.env = [*primary.env, _ephemeral_storage()]
     _set_grace(template.pod_spec, primary, plan)
     if plan.max_nodes > 1:
         _be_replaced_soon(template.pod_spec)
@@ -106,6 +107,14 @@ def _ephemeral_storage() -> Any:
 
     limit = V1ResourceFieldSelector(resource="limits.ephemeral-storage")
     return V1EnvVar(name=envvars.EPHEMERAL_STORAGE, value_from=V1EnvVarSource(resource_field_ref=limit))
+
+
+def _kubernetes_node() -> Any:
+    """Tell the container which machine it is on: errors name one that is at fault, and a range goes on without it."""
+    from kubernetes.client import V1EnvVar, V1EnvVarSource, V1ObjectFieldSelector
+
+    field = V1ObjectFieldSelector(field_path="spec.nodeName")
+    return V1EnvVar(name=envvars.KUBERNETES_NODE, value_from=V1EnvVarSource(field_ref=field))
 
 
 def _name_ports(container: Any) -> None:

@@ -170,6 +170,7 @@ def from_env(env: Mapping[str, str], asked: Registered, devices: Collection[str]
             hint="remove those that the task's environment, pod template or image sets itself",
         )
     topology = speaking[0].read(Words(env, speaking[0].source), asked) if speaking else _alone(env, asked)
+    topology = replace(topology, machine=env.get(envvars.KUBERNETES_NODE, ""))
     if registered is not None:
         ranks, why = ranks_here(env, registered, asked, devices)
         slow = sockets_despite_rdma(env, devices) if asked.max_nodes > 1 else None

@@ -60,6 +60,7 @@ class Topology:
         endpoint: where node 0 is met; None where there is nobody else to meet.
         source: who said so ("PyTorchJob", "local run", ...), for start lines and errors.
         alone: no operator knows this process, and so nobody replaces it: a local run, or the one pod of ``nnodes=1``.
+        machine: the Kubernetes node that this is on; "" where nobody says.
         notes: what the user should know about how this was decided; one sentence each, to be logged as warnings.
     """
 
@@ -70,6 +71,7 @@ class Topology:
     endpoint: Endpoint | None
     source: str
     alone: bool = False
+    machine: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2
 
+from tests.harness.job import Job
 from tests.harness.nvml import Gpus
-from tests.harness.procs import Ended, Warm, uploaded_error
+from tests.harness.procs import Ended, Running, Warm, until, uploaded_error, uploaded_output
 
 UUID = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
 
@@ -19,7 +20,8 @@ UUID = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
 def environment(nvml_driver: Path, tmp_path: Path) -> dict[str, str]:
     """Of a job on a node with two GPUs."""
     Gpus(tmp_path / "gpus", 2)
-    return {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
+    driver = {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
+    return {**driver, "SAFEDIST_KUBERNETES_NODE": "gpu-17"}
 
 
 def failed(warm: Warm, files: Path, how: str, environment: dict[str, str], task: str = "one_fails") -> Ended:
@@ -134,3 +136,32 @@ def test_a_hang_is_the_gpus_that_has_failed_whatever_its_rank_does(warm, tmp_pat
     evidence = Path(address).read_text()
     assert f"rank 1: GPU 1 ({UUID}) reported Xid 119: GSP RPC timeout" in evidence
     assert f"rank 1: GPU 1 ({UUID}): 0% busy" in evidence
+
+
+class Range(Job):
+    """Three pods of a range, each on a machine of its own with one GPU."""
+
+    module = "job_gpus"
+    nodes = "2:3"
+    nproc_per_node = 1
+
+    def start_on_a_machine(self, pod: int, directory: Path, driver: Path) -> Running:
+        Gpus(directory / f"gpus-{pod}", 1)
+        driver_of = {"TEST_NVML": str(directory / f"gpus-{pod}"), "TEST_NVML_LIBRARY": str(driver)}
+        return self.start(pod, {**driver_of, "SAFEDIST_KUBERNETES_NODE": f"machine-{pod}"})
+
+
+@pytest.mark.end('in a range (`nnodes="2:4"`), one machine is most likely at fault')
+def test_a_range_goes_on_without_the_machine_whose_gpu_needs_a_reset(warm, tmp_path: Path, nvml_driver: Path) -> None:
+    job = Range(warm, tmp_path, "a_range")
+    host = job.start_on_a_machine(0, tmp_path, nvml_driver)
+    until(job.listening, "the first pod listens")
+    others = [job.start_on_a_machine(pod, tmp_path, nvml_driver) for pod in (1, 2)]
+    first, second, sick = (pod.wait() for pod in (host, *others))
+    assert uploaded_output(first) == "2 ranks in round 1, pod 0 is rank 0"
+    assert (first.code, second.code, sick.code) == (0, 0, 0), sick.err
+    assert re.search(
+        r"restart 1 of 1, without the node on .*, Kubernetes node machine-2\), whose machine is most", first.err
+    )
+    assert "waiting until node 0 has uploaded" in sick.err, "nobody exits 0 before"
+    assert "start again" in sick.err

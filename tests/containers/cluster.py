@@ -147,7 +147,8 @@ class Pod:
         if "resourceFieldRef" in variable.get("valueFrom", {}):
             return "0"  # nobody limits a container's disk here, nor evicts it
         if "valueFrom" in variable:
-            return {"metadata.name": self.name}[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+            fields = {"metadata.name": self.name, "spec.nodeName": f"machine-of-{self.name}"}
+            return fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         return str(variable.get("value", ""))  # Go leaves an empty value out
 
     def _mounts(self) -> tuple[Mount, ...]:

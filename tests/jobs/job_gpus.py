@@ -75,3 +75,15 @@ def one_waits_for_its_gpu() -> None:
         reports(1, xid=119)
         time.sleep(3600)
     dist.all_reduce(torch.ones(3))
+
+
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=QUICK, max_restarts=1))
+def a_range() -> str:
+    """In round 0 the only GPU of pod 2 needs a reset; then the others have all of their ranks."""
+    me = current_rank()
+    if me.round == 0:
+        if os.environ["TEST_POD"] == "2":
+            reports(0, xid=79)
+            raise RuntimeError(CUDAS)
+        signal.pause()
+    return f"{me.world_size} ranks in round {me.round}, pod {os.environ['TEST_POD']} is rank {me.rank}"

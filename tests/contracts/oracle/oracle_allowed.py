@@ -56,6 +56,12 @@ MEANT = (
         )
     ),
     Allowed(
+        rf"{_CONTAINER}\.env\[SAFEDIST_KUBERNETES_NODE\]",
+        "Kubernetes tells the container which machine it is on: errors name one that is at fault, and a range goes on "
+        "without it",
+        recorded="None",
+    ),
+    Allowed(
         rf"{_CONTAINER}\.env\[SAFEDIST_EPHEMERAL_STORAGE\]",
         "Kubernetes tells the container its limit of ephemeral storage, from which its ranks' own follows",
         recorded="None",

@@ -121,6 +121,7 @@ class World:
             short_life=1,
         )
         self.saves = pick.random() < 0.5
+        self.machines = pick.choice([self.size, self.size, self.size - 1])
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count(1)
@@ -203,6 +204,8 @@ class World:
             self.deliver((link, False), process, lambda p=process, m=message, n=link: self.told(p, m, n))  # type: ignore[misc]
         assert host.coordinator is not None
         history = host.coordinator.history
+        if history.excluded and not self.is_range:
+            raise Broken("a node of a job of a fixed size is excluded")
         lost = replacements(history.losses)
         if len(history.restarts) > self.rules.max_restarts or lost > self.rules.max_replacements:
             raise Broken("a budget is passed")
@@ -238,6 +241,9 @@ class World:
                 raise Broken(f"places of round {message.round}: {places}, and {message.node_rank} to {name}")
             if (host.name, name) in self.heard_leaving:
                 raise Broken(f"{name} has left, and was counted in round {message.round}")
+            process = self.all[name]
+            if process.hello.machine in message.history.excluded and process is not host:
+                raise Broken(f"{name} takes part in round {message.round}, and its machine is excluded")
             for spent in message.history.restarts:
                 if not any((process, spent.round) in self.real for process in self.all):
                     raise Broken(f"a restart was spent on round {spent.round}, where only echoes were reported")
@@ -274,7 +280,8 @@ class World:
         name = f"p{place}-{number}"
         started = number if self.random.random() < 0.9 else 0  # a wrong clock
         node = None if self.is_range else place
-        process = Process(place, Hello("job", name, node, started, f"host{place}"))
+        machine = f"machine-{place % self.machines}"
+        process = Process(place, Hello("job", name, node, started, f"host{place}", machine=machine))
         self.pods[place] = self.all[name] = process
         if not started:
             self.disturbed.add(name)
@@ -380,7 +387,8 @@ class World:
         cause = None
         if self.random.random() < 0.12:
             repeats = self.random.random() < 0.2
-            cause = Cause(0, False, int(self.now * 1e9), go.node_rank, "ValueError", repeats=repeats)
+            name, broken = self.random.choice(["ValueError", "OSError"]), self.random.random() < 0.1
+            cause = Cause(0, False, int(self.now * 1e9), go.node_rank, name, repeats=repeats or broken, broken=broken)
         self.after(self.random.uniform(0.2, 6), lambda: self.runs_out(process, go.round, cause))
 
     def says_of(self, process: Process, message: Asks | Preempted) -> None:

@@ -945,7 +945,7 @@ def test_a_survivor_that_comes_when_the_others_have_begun_anew_knows_of_higher_r
 
 def fails_on(job: Job, process: str, failure: Cause) -> None:
     """A round ends with this failure of one node."""
-    number, others = job.it.history.round, set("abc") - {process}
+    number, others = job.it.history.round, set(job.connected) - {process}
     job.say(process, Ended(number, failure))
     job.all_end(*sorted(others), round_no=number)
 
@@ -1020,3 +1020,85 @@ def test_a_failure_that_comes_again_at_the_same_step_is_the_codes_or_the_datas(a
     job.all_end("b", "c", round_no=1)
     assert (job.heard(Tell).keys() == {"a"}) == ends
     assert job.budgets == ((1, 0) if ends else (2, 0))
+
+
+# --- a machine at fault ---------------------------------------------------------------------------------------------
+BROKEN = {"name": "Xid 79", "repeats": True, "broken": True}
+
+
+def on_machines(rules=RANGE, **of: str) -> Job:
+    """A job in its first round, its nodes on machines of a cluster."""
+    job = Job(replace(rules, max_restarts=3))
+    for process, machine in of.items():
+        job.hello(process, machine=machine)
+    job.wait(rules.last_call + STEP)
+    assert job.heard(Go).keys() == set(of)
+    return job
+
+
+@pytest.mark.parametrize("errors", [[{"name": "KeyError"}, {"name": "OSError"}], [BROKEN]], ids=["errors", "a GPU"])
+def test_a_range_goes_on_without_a_machine_that_is_most_likely_at_fault(errors):
+    job = on_machines(a="m0", b="m1", c="m2")
+    for error in errors:
+        job.sent.clear()
+        fails_on(job, "c", replace(cause(2), **error))
+    assert job.heard(Go).keys() == {"a", "b"}, "at once: nobody else is waited for"
+    assert job.it.history.excluded == ("m2",)
+    why = job.it.history.restarts[-1].why
+    assert why.endswith(
+        ", without the node on host-c (host host-c, Kubernetes node m2), whose machine is most likely at fault"
+    )
+    job.lose("c")
+    job.wait(RANGE.grace + 2 * STEP)
+    assert job.budgets == (len(errors), 0), "its end costs nothing"
+    job.hello("c2", machine="m2")
+    assert "its machine is most likely at fault" in job.heard(Waits)["c2"].why
+    job.hello("d", machine="m3")
+    assert stopped(job) == {"a", "b"}, "one on another machine is welcome"
+    job.all_end("a", "b")
+    assert job.heard(Go).keys() == {"a", "b", "d"}
+
+
+def test_all_nodes_of_such_a_machine_stay_out():
+    job = on_machines(a="m0", b="m1", c="m2", d="m2")
+    fails_on(job, "c", replace(cause(2), **BROKEN))
+    assert job.heard(Go).keys() == {"a", "b"}
+
+
+def test_what_failed_on_a_machine_that_is_left_out_says_nothing_of_others():
+    job = on_machines(a="m0", b="m1", c="m2", d="m3")
+    for process, name in (("c", "A"), ("c", "B"), ("b", "C")):
+        job.sent.clear()
+        fails_on(job, process, replace(cause(1), name=name))
+    assert job.it.history.excluded == ("m2",), "one failure alone is no pattern"
+    assert job.heard(Go).keys() == {"a", "b", "d"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "of", "who"),
+    [
+        (RANGE, {"a": "m0", "b": "m1"}, "b"),
+        (RANGE, {"a": "m0", "b": "m1", "c": "m2"}, "a"),
+        (FIXED, {"a": "m0", "b": "m1", "c": "m2"}, "c"),
+    ],
+    ids=["too few are left", "node 0's", "a fixed size"],
+)
+def test_where_nobody_can_go_on_without_it_the_error_names_the_machine(rules, of, who):
+    job = on_machines(rules, **of)
+    fails_on(job, who, replace(cause(1), **BROKEN))
+    job.say(who, Told(0, "the record"))
+    assert job.it.end.reason.startswith("Xid 79 would repeat: a restart cannot help. It was on ")
+    assert f"(host host-{who}, Kubernetes node {of[who]}): keep the next attempt off that machine" in job.it.end.reason
+    assert job.it.history.excluded == ()
+
+
+def test_the_next_coordinator_keeps_to_what_was_excluded():
+    first = on_machines(a="m0", b="m1", c="m2", d="m3")
+    fails_on(first, "c", replace(cause(2), **BROKEN))
+    history = first.it.history
+    job = Job(replace(RANGE, max_restarts=3), host="a2")
+    job.hello("a2", machine="m2")  # node 0's pod has come to that machine: there is no other
+    for process, machine in (("b", "m1"), ("c", "m2"), ("d", "m3")):
+        job.hello(process, machine=machine, history=history, lost=("a",))
+    job.wait(RANGE.last_call + STEP)
+    assert job.heard(Go).keys() == {"a2", "b", "d"}
