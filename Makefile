@@ -79,11 +79,12 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/nox -s containers -- $(PYTEST_OPTIONS)
 
-## make coverage        the same as `make test`, and which lines and branches are run, in ranks and agents as well
+## make coverage        the same as `make test`, and which lines and branches are run for which test, in ranks as well
 coverage: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/nox -s coverage -- $(PYTEST_OPTIONS)
 
-## make mutants         a hundred small changes by chance, and what the tests notice of them (hours; MUTANTS="job --seed 2")
+## make mutants         a hundred small changes by chance, and what the tests notice of them (MUTANTS="job --seed 2");
+##                      after `make coverage`, by which it knows what to run for each
 mutants: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/nox -s mutants -- --python $(abspath $(BIN)/python) $(MUTANTS)
 

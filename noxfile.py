@@ -133,12 +133,13 @@ def containers(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False)
 def coverage(session: nox.Session) -> None:
-    """The same as `tests`, and which lines and branches they run: in agents, servers and ranks as well."""
+    """The same as `tests`, and which lines and branches they run, and for which test: in agents and ranks as well."""
     measured = ROOT / "build" / "coverage"
     shutil.rmtree(measured, ignore_errors=True)
     measured.mkdir(parents=True)
-    run = ("-m", "coverage", "run")
-    session.run(sys.executable, *run, *side_by_side(), "-m", "not container", *session.posargs, external=True)
+    session.env.update(PYTHONPATH=str(ROOT / "scripts" / "contexts"))
+    run = ("-m", "coverage", "run", *side_by_side(), "-p", "sitecustomize")
+    session.run(sys.executable, *run, "-m", "not container", *session.posargs, external=True)
     # A process that is killed while it writes leaves a file that is none.
     session.run(sys.executable, "-m", "coverage", "combine", "--quiet", external=True)
     session.run(sys.executable, "-m", "coverage", "report", external=True)
@@ -285,5 +286,5 @@ def use(session: nox.Session) -> None:
 @nox.session(python=max(FOUND, default=False), default=False)
 def mutants(session: nox.Session) -> None:
     """Whether the tests notice what they are for: scripts/mutants.py, beside what makes the changes."""
-    session.install("cosmic-ray==8.7.0")
+    session.install("cosmic-ray==8.7.0", "coverage")
     session.run("python", "scripts/mutants.py", *session.posargs)

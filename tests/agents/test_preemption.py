@@ -99,6 +99,17 @@ def test_a_single_pod_saves_before_it_leaves(warm, tmp_path, ranks_gate: Gate):
     assert ended.scratch == []
 
 
+def test_who_presses_ctrl_c_waits_for_no_save(warm, tmp_path, ranks_gate: Gate):
+    (tmp_path / "kept").mkdir()
+    environment = {**ranks_gate.environment, "TEST_KEPT": str(tmp_path / "kept")}
+    pod = warm.start("job_preempted:torch_alone", tmp_path / "pod", environment=environment, kind="execute")
+    ranks_gate.heard(2)
+    pod.signal(signal.SIGINT)
+    pod.wait()
+    assert ranks_gate.pending() == b""
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
 class Overlapping:
     """Two attempts of one pod: Flyte starts the second as soon as the first is being deleted."""
 

@@ -144,6 +144,8 @@ def _be_the_case(case: dict[str, Any]) -> NoReturn:
         os.environ.clear()
         os.environ.update(case["environment"])
         tempfile.tempdir = None  # computed under the warm process's TMPDIR
+        if belong := getattr(sys.modules.get("sitecustomize"), "belong", None):
+            belong()  # scripts/contexts: to the test that asked, as its environment says
         if "exec" in case:
             os.execvpe(case["exec"][0], case["exec"], dict(os.environ))
         code = _call(case)

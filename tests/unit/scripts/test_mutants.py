@@ -1,8 +1,12 @@
-"""Which mutants are drawn, and how they are counted."""
+"""Which mutants are drawn, which tests judge them, and how they are counted."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +14,21 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutants.py"
+SOURCE = """
+import logging
+SECONDS: float = 3 - 1
+LIMIT = 30
+def pick(
+    one: int | None,
+    two=7,
+) -> int | str:
+    if one is None and (
+        two > 4
+    ):
+        log.warning("few", two - 1)
+        raise ValueError(f"{two + 1} is one more")
+    return two * 2
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +54,56 @@ def test_a_sample_larger_than_there_is_takes_each_place_once(mutants: ModuleType
 
 
 def test_what_no_test_noticed_counts_against_the_room(mutants: ModuleType) -> None:
-    fates = ["noticed"] * 6 + ["late", "survived", "survived", "survived"]
-    assert mutants.summary("fs", fates) == "fs: 70.0 % of 10 noticed (1 by the time limit)"
+    fates = ["noticed"] * 6 + ["unseen", "survived", "survived", "survived"]
+    assert mutants.summary("fs", fates) == "fs: 6 of 10 noticed (60.0 %)"
 
 
-def test_every_room_and_its_tests_are_there(mutants: ModuleType) -> None:
-    for room, tests in mutants.ROOMS.items():
-        assert (mutants.ROOT / mutants.PACKAGE / room).is_dir(), room
-        for test in tests:
-            assert (mutants.ROOT / "tests" / test).exists(), test
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        *(("3 - 1", True), ("two > 4", True), ("two * 2", True), ("7", True), ("one is None", True)),
+        *(("30", False), ("int | None", False), ("int | str", False), ("two - 1", False), ("two + 1", False)),
+    ],
+)
+def test_nothing_is_drawn_that_no_test_should_see(mutants: ModuleType, text: str, drawn: bool) -> None:
+    before = SOURCE[: SOURCE.index(text)]
+    place = (before.count("\n") + 1, len(before) - before.rfind("\n") - 1)
+    idle = mutants.does_nothing(ast.parse(SOURCE))
+    assert any(begin <= place < end for begin, end in idle) is not drawn
 
 
-def test_the_tests_that_are_named_as_the_changed_module_come_first_and_all_come_once(mutants: ModuleType) -> None:
-    module = f"{mutants.PACKAGE}/ranks/rank_set.py"
-    assert mutants.tests_of("ranks", module, mutants.ROOT) == ["unit/ranks/test_rank_set.py", *mutants.ROOMS["ranks"]]
+@pytest.mark.parametrize(("line", "lines"), [(3, [3]), (9, [9, 10, 11]), (10, [9, 10, 11]), (14, [14])])
+def test_a_statement_is_run_where_its_lines_are_and_not_where_its_body_is(
+    mutants: ModuleType, line: int, lines: list[int]
+) -> None:
+    assert list(mutants.statement(ast.parse(SOURCE), line)) == lines
 
 
-def test_a_change_is_judged_by_the_copy_that_has_it(mutants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mutants.ROOMS, "topology", ["unit/topology/test_operators_words.py"])
+def test_the_cheap_tests_of_a_statement_judge_first_and_then_one_of_each_file(mutants: ModuleType) -> None:
+    module = "room/module.py"
+    dear = [f"tests/agents/test_{file}.py::test_{number}" for file in "ab" for number in (1, 2)]
+    cheap, other = "tests/unit/test_c.py::test_3", "tests/unit/test_c.py::test_of_another_line"
+    seconds = {cheap: 9.0, other: 1.0, **dict(zip(dear, (1.0, 2.0, 3.0, 4.0), strict=True))}
+    everywhere = {"", cheap, *dear}
+    known = mutants.Known({module: {7: everywhere, 8: {""}, 9: {other}, 11: everywhere, 12: {dear[3]}}}, seconds)
+
+    def judges(line: int) -> list[str]:
+        judging: list[str] = known.judges(mutants.Mutant("room", module, "", 0, line, range(line, line + 1)))
+        return judging
+
+    assert judges(7) == [cheap, dear[0], dear[2], dear[1], dear[3]]
+    assert judges(8)[:2] == [other, cheap], "runs at import: whoever runs the module"
+    assert judges(10) == [], "no test runs it"
+    assert judges(11)[1] == dear[3], "the one that goes another way than most"
+
+
+def test_a_change_is_judged_by_the_copy_that_has_it_and_nothing_of_it_goes_on(mutants: ModuleType) -> None:
+    test = "tests/unit/scripts/test_sum_tests.py::test_all_passed"
+    known = mutants.Known({}, {test: 30.0})
     with mutants.copy() as where:
-        assert mutants.tested("topology", where, sys.executable, 120, module=None)[0] == 0
-        (where / mutants.PACKAGE / "topology" / "__init__.py").write_text("raise RuntimeError('changed')\n")
-        assert mutants.tested("topology", where, sys.executable, 120, module=None)[0] not in (0, None)
+        assert mutants.tested([test], where, sys.executable, known)[0] == 0
+        (where / mutants.PACKAGE / "__init__.py").write_text("raise RuntimeError('changed')\n")
+        assert mutants.tested([test], where, sys.executable, known)[0] != 0
+        left = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{where}:"})
+        mutants.end_all_of(where)
+        assert left.wait(60) == -signal.SIGKILL
