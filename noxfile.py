@@ -29,7 +29,7 @@ FLYTEKITS = ("1.16.0", "1.16.31")
 """The oldest that is promised, and the newest that constraints.txt pins."""
 
 RESULTS = ROOT / ".nox" / "results.jsonl"
-TORCHS_OWN = ("torch==", "sympy==", "triton==", "cuda-", "nvidia-")
+TORCHS_OWN = re.compile("(torch|sympy|triton)==|cuda-|nvidia-(?!ml-py)")
 """What `make TORCH=...` chooses, and torch then names exactly: not pinned."""
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 SMOKE_TESTS = (
@@ -165,7 +165,7 @@ def constraints(session: nox.Session) -> None:
     options = ("--quiet", "--universal", "--python-version", PYTHONS[0], "--no-annotate", "--no-header")
     made = ("--output-file", str(target), *session.posargs)
     session.run(own("uv"), "pip", "compile", *options, *wanted, "setup.cfg", *made, external=True)
-    pins = [line for line in target.read_text().splitlines() if not line.startswith(TORCHS_OWN)]
+    pins = [line for line in target.read_text().splitlines() if not TORCHS_OWN.match(line)]
     target.write_text("\n".join([*head, *pins]) + "\n")
 
 

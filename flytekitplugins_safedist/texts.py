@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
@@ -78,3 +79,18 @@ def human(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def public(uri: str) -> str:
+    """``uri`` for messages and logs: signatures in a query and passwords before the host are secrets."""
+    parts = urlsplit(uri)
+    if not parts.scheme:
+        return uri
+    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return shown + ("?..." if parts.query else "")
+
+
+def how_far(done: int, size: int | None, seconds: float) -> str:
+    """So many bytes of so many, where that is known, in some seconds; for people."""
+    of = f" of {size / 1e6:.1f} MB ({100 * done // max(size, 1)}%)" if size is not None else " MB"
+    return f"{done / 1e6:.1f}{of}, {done / 1e6 / max(seconds, 1e-6):.1f} MB/s, {seconds:.0f} s"

@@ -210,12 +210,15 @@ def project_root(file: str) -> str:
     return str(lookup(script_mode, "_find_project_root", of="flytekit")(file))
 
 
-def file_access(around: Callable[[Any, str, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> type[Any]:
+def file_access(
+    around: Callable[[Any, str, str, Callable[[], Awaitable[Any]]], Awaitable[Any]], followed: Callable[[str, str], Any]
+) -> type[Any]:
     """flytekit's ``FileAccessProvider``, with something around each upload: of outputs and of files, all go through
     its ``_put``.
 
     Args:
         around: called with the provider, the path that is uploaded, the address it goes to, and what does it.
+        followed: gives what fsspec is to call during a transfer, of what it is and its address.
 
     Raises:
         IncompatibleVersionError: uploads go another way.
@@ -227,9 +230,14 @@ def file_access(around: Callable[[Any, str, str, Callable[[], Awaitable[Any]]], 
     class WatchedFileAccess(FileAccessProvider):  # type: ignore[misc]  # flytekit is untyped to mypy here
         async def _put(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
             async def once() -> Any:
-                return await super(WatchedFileAccess, self)._put(from_path, to_path, recursive=recursive, **kwargs)
+                told = {"callback": followed("upload to", to_path), **kwargs}
+                return await super(WatchedFileAccess, self)._put(from_path, to_path, recursive=recursive, **told)
 
             return await around(self, from_path, to_path, once)
+
+        async def get(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+            told = {"callback": followed("download of", from_path), **kwargs}
+            return await super().get(from_path, to_path, recursive=recursive, **told)
 
     return WatchedFileAccess
 

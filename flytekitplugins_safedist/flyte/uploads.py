@@ -58,7 +58,8 @@ def _seconds() -> float:
 
 
 def patient_access() -> type[FileAccessProvider]:
-    """flytekit's ``FileAccessProvider``, whose uploads are tried again."""
+    """flytekit's ``FileAccessProvider``, whose uploads are tried again, and which says how far a long transfer is."""
+    from .transfers import followed  # and fsspec, for which nobody waits before the rank server is forked
 
     async def patiently(access: Any, from_path: str, to_path: str, once: Callable[[], Awaitable[Any]]) -> Any:
         if (
@@ -71,7 +72,7 @@ def patient_access() -> type[FileAccessProvider]:
             once = _one_and_whole(access, Path(from_path), to_path, once)
         return await tried_again(once, to_path, seconds=_seconds())
 
-    return flytekit_inside.file_access(patiently)
+    return flytekit_inside.file_access(patiently, followed)
 
 
 def _is_decided(access: Any, prefix: str) -> bool:

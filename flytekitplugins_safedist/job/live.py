@@ -12,7 +12,9 @@ from contextlib import ExitStack
 from ..handoff import HERE
 from ..live import exporters, instruments
 from ..live.instruments import Instrument, Readings
-from ..live.pace import Pace
+from ..live.line import Line, on_terminal
+from ..live.pace import Pace, status
+from ..log import PREFIX
 from ..ranks import memory
 from ..ranks.rank_set import Ranks
 from .membership import Membership
@@ -35,48 +37,63 @@ class RunLive:
 
     def __init__(self, plan: NodePlan, job: Membership, scrub: Callable[[str], str]) -> None:
         self._job, self._node, self._gpus = job, -1, plan.gpus
-        self._next = self._waited = 0.0
+        self._began = self._next = self._waited = 0.0
         self._paces: dict[int, Pace] = defaultdict(Pace)
         self._values: Mapping[Instrument, Mapping[str, float]] = {}
+        self._ranks: Ranks | None = None
+        self._line: Line | None = None
         self._held = ExitStack()
         metrics = plan.settings.metrics
-        self._is_wanted = metrics.otlp or metrics.prometheus is not None
-        about = {name: scrub(value) for name, value in _about(plan.job).items()}
-        exporters.begin(metrics, self._read, about, self._held, logger.warning)
+        self._measures = metrics.otlp or metrics.prometheus is not None
+        if self._measures:
+            about = {name: scrub(value) for name, value in _about(plan.job).items()}
+            exporters.begin(metrics, self._read, about, self._held, logger.warning)
+        if plan.job.is_local and on_terminal(plan.job.environment):
+            self._line = Line(self._debugged)
+            self._held.enter_context(self._line.shown())
 
     def _read(self) -> Readings:
         return self._values  # replaced as a whole: read by other threads
 
     def begins(self, node_rank: int, waited: float) -> None:
         """A round begins, for which this node has *waited* some seconds."""
+        self._began = time.monotonic()
         self._node, self._waited = node_rank, self._waited + waited
         for pace in self._paces.values():
             pace.again()
 
-    def look(self, ranks: Ranks | None) -> None:
-        """Where it is time, see how far the ranks are; None between two rounds."""
-        now = time.monotonic()
-        if self._is_wanted and now >= self._next:
-            self._next = now + _EVERY
-            self._see(ranks, now)
-
-    def over(self, ranks: Ranks) -> None:
-        """The ranks of the round have ended, for whatever they have done since the last look."""
-        if self._is_wanted:
-            self._see(ranks, time.monotonic())
+    def look(self, ranks: Ranks | None, *, now: bool = False) -> None:
+        """Where it is time, or it has to be *now*, see how far the ranks are; None between two rounds."""
+        self._ranks = ranks or self._ranks
+        at = time.monotonic()
+        if now or at >= self._next:
+            self._next = at + _EVERY
+            if ranks is not None:
+                for rank, page in ranks.pages.items():
+                    self._paces[rank].see(page.steps.told[0], at)
+            if self._measures:
+                self._values = self._measured(ranks)
+            if self._line is not None and ranks is not None:
+                self._line.draw(self._status(ranks))
 
     def close(self) -> None:
         """The job has ended here."""
-        if self._is_wanted:
-            self._see(None, time.monotonic())
-            self._held.close()
+        self.look(None, now=True)
+        self._held.close()
 
-    def _see(self, ranks: Ranks | None, now: float) -> None:
+    def _debugged(self) -> int:
+        return 0 if self._ranks is None else sum(page.debugged for page in self._ranks.pages.values())
+
+    def _status(self, ranks: Ranks) -> str:
+        behind = min(ranks.pages, key=lambda rank: ranks.pages[rank].steps.step)
+        page, seconds = ranks.pages[behind], time.monotonic() - self._began
+        where = f"{PREFIX}{len(ranks.pages)} rank(s), round {self._job.me.round}: "
+        return where + status(page.steps.step, page.steps_to_come, self._paces[behind].rate, seconds)
+
+    def _measured(self, ranks: Ranks | None) -> Readings:
         steps: dict[int, float] = {}
         held: dict[int, float] = {}
         if ranks is not None:
-            for rank, page in ranks.pages.items():
-                self._paces[rank].see(page.steps.told[0], now)
             for pid, (order, page) in ranks.running.items():
                 rank = order.context.rank
                 held[rank] = memory.resident(pid)
@@ -92,7 +109,7 @@ class RunLive:
             instruments.GPU_BUSY: {gpu.index: gpu.busy / 100 for gpu in gpus if gpu.busy is not None},
             instruments.GPU_MEMORY: {gpu.index: gpu.memory for gpu in gpus if gpu.memory is not None},
         }
-        self._values = {
+        return {
             **self._of_node(),
             **{each: {str(rank): value for rank, value in values.items()} for each, values in numbered.items()},
         }

@@ -91,6 +91,11 @@ class Job:
         return {**defaults, **self.environment, **dict(self.settings.environment)}
 
     @property
+    def is_local(self) -> bool:
+        """Whether it runs on the user's own machine."""
+        return self.attempt.flyte.mode != "TASK_EXECUTION"
+
+    @property
     def number(self) -> int:
         """Of Flyte's attempt, from 0."""
         return int(self.environment.get(envvars.FLYTE_ATTEMPT, "0"))
@@ -169,8 +174,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     made = scratched.job
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
     goes = goes if made.short == made.path else [made.short, *goes]
-    remote = job.attempt.flyte.mode == "TASK_EXECUTION"
-    limits = limits_from(job.ranks_environment) if remote else None
+    limits = None if job.is_local else limits_from(job.ranks_environment)
     told = JobOrder.of(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes

@@ -72,24 +72,20 @@ class RunSeen:
             file = order_file(self._plan.scratch, each.round, each.rank).with_suffix(EVENTS)
             ends.append(RankEnd(each.rank, file, how(each), each.time_ns / 1e9 + since_boot))
         self._record.over(ends)
-        self.live.over(ranks)
+        self.live.look(ranks, now=True)
         self._job.note(lambda: self._record.text(self._limit))
 
     def leave(self, name: str, text: str) -> str:
         """Leave a text beside what the task makes, without its secrets; its address, or why it is not there: no failure
         waits for long until it can be told whole."""
         try:
-            kept = run_page.Kept.of(is_local=self._is_local)
+            kept = run_page.Kept.of(is_local=self._plan.job.is_local)
             address, data = f"{kept.address}/{name}", self._scrub(text).encode("utf-8", "backslashreplace")
             late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
             bounded(lambda: kept.put(name, data), _LEAVE_SECONDS, late)
         except Exception as error:  # whatever the store's client raises
             return f"they could not be left ({one_line(error)})"
         return address
-
-    @property
-    def _is_local(self) -> bool:
-        return self._plan.job.attempt.flyte.mode != "TASK_EXECUTION"
 
     def show(self, report: Report, say: Callable[[str], object]) -> None:
         """Make the page of the run, for Flyte's deck, and leave it in a file in a local run. *report* has both; neither
@@ -100,7 +96,7 @@ class RunSeen:
             found = findings.found_in(parts)
             if found.held:
                 say(findings.held_line(found.held).rstrip("."))
-            is_local = self._is_local
+            is_local = self._plan.job.is_local
             if not is_local and not job.task.enable_deck:
                 return
             kept = run_page.Kept.of(is_local=is_local)

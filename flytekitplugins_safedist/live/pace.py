@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..record.findings import shown_seconds
 from ..record.node import STALL_SECONDS, STALL_TIMES
 
 _LOOKS = 60
@@ -49,3 +50,21 @@ class Pace:
             return 0.0
         (began, first), (now, last) = self._looks[0], self._looks[-1]
         return (last - first) / (now - began)
+
+
+def status(step: int, of: int, rate: float, seconds: float) -> str:
+    """How far a job is, for people.
+
+    Args:
+        step: that its slowest rank is in; -1 where nobody knows.
+        of: steps that there are; 0 where nobody knows.
+        rate: steps a second; 0 where nobody knows.
+        seconds: since its round began.
+    """
+    if step < 0:
+        return f"running for {seconds:.0f} s" if seconds < 60 else f"running for {shown_seconds(seconds)}"
+    told = [f"step {step}" + (f" of {of}" if of else "")]
+    if rate:
+        told.append(f"{rate:.3g} steps/s" if rate >= 1 else f"{shown_seconds(1 / rate)} a step")
+        told += [f"about {shown_seconds((of - step) / rate)} left"] if of > step else []
+    return ", ".join(told)

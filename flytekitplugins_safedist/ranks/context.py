@@ -48,16 +48,18 @@ class RankContext(Identity):
         """
         return page().preempted
 
-    def progress(self, step: int, **values: float) -> None:
-        """Say that ``step`` is done, and what is known of it: ``progress(step, loss=loss)``.
+    def progress(self, step: int, *, of: int = 0, **values: float) -> None:
+        """Say that ``step`` is done, and what is known of it: ``progress(step, of=steps, loss=loss)``.
 
-        For the record of the run: how long steps take on each rank, which one they came to, and the latest values. And
+        For the record of the run: how long steps take on each rank, which one they came to, and the latest values; for
+        the metrics, and for the line of a local run, which says with ``of`` how long it will take. And
         for what counts as a hang (:class:`~flytekitplugins_safedist.Hangs`): a job that tells steps moves while they
         end. It costs microseconds; a value that is a tensor on a GPU is waited for, so hand it over only where you
         would print it.
 
         Args:
             step: its number, counted over all epochs: steps that fall are in no error, and in no count of failures.
+            of: how many steps there are, where that is known.
             values: numbers by name, eight names at most.
         """
         recorder: Recorder | None = HERE.recorder
@@ -65,7 +67,7 @@ class RankContext(Identity):
             recorder.progress(step, values)
         shared: RankPage | None = HERE.page
         if shared is not None:
-            shared.progress(int(step))
+            shared.progress(int(step), int(of))
 
     def saved(self) -> None:
         """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""

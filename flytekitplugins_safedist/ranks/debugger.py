@@ -13,6 +13,7 @@ import pdb
 import sys
 
 from ..errors import NoTerminalError
+from ..live.line import GONE
 from .context import RankContext
 from .shared_page import RankPage
 
@@ -58,6 +59,7 @@ class _Debugger(pdb.Pdb):
 
     def interaction(self, *args: object, **kwargs: object) -> None:
         with self._page.debugging():
+            self.stdout.write(GONE)  # what the agent has drawn there
             super().interaction(*args, **kwargs)  # type: ignore[arg-type]
 
     def _cmdloop(self) -> None:

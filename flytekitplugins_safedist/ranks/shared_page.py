@@ -48,7 +48,7 @@ _NO_STEP = _STEP_MASK
 
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
-_WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES = 16, 17, 18, 19, 20, 21
+_WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES, _OF = 16, 17, 18, 19, 20, 21, 22
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 _NO_COUNT = -1
@@ -168,7 +168,12 @@ class AgentPage:
     @property
     def debugs(self) -> bool:
         """Whether a person is asked in the rank's debugger: no deadline of the agent's counts then."""
-        return bool(self._words[_DEBUGS])
+        return bool(self.debugged & 1)
+
+    @property
+    def debugged(self) -> int:
+        """Grows when a person begins to be asked in the rank's debugger, and when that ends."""
+        return int(self._words[_DEBUGS])
 
     @property
     def waits(self) -> tuple[int, int]:
@@ -182,6 +187,11 @@ class AgentPage:
         words = self._words
         told = int(words[_STEPS]), int(words[_FLOOR])
         return Steps(told, _under_way(words), is_saving=bool(words[_SAVES]), is_writing=bool(words[_WRITES]))
+
+    @property
+    def steps_to_come(self) -> int:
+        """How many steps the rank will have ended in all, as it says; 0 where it does not."""
+        return int(self._words[_OF])
 
     def finished(self, call: int, *, urgent: bool) -> bool:
         """Whether nothing more is to be expected of the rank for this call, which has been answered.
@@ -222,8 +232,9 @@ class RankPage:
         """The step that this rank is in, by what it tells or saves by; -1 where it does neither."""
         return _under_way(self._words)
 
-    def progress(self, step: int) -> None:
+    def progress(self, step: int, of: int) -> None:
         """The rank has come to the end of ``step``, of any number: the count of these words goes on in any case."""
+        self._words[_OF] = of if 0 < of <= LATEST_STEP else 0
         words, under_way = self._words, step + 2
         is_count = 0 <= step <= LATEST_STEP and 0 <= words[_STEP] <= under_way
         words[_STEP] = under_way if is_count else _NO_COUNT
@@ -300,11 +311,11 @@ class RankPage:
     @contextmanager
     def debugging(self) -> Iterator[None]:
         """Inside, a person is asked in this rank's debugger."""
-        self._words[_DEBUGS] = 1
+        self._words[_DEBUGS] += 1
         try:
             yield
         finally:
-            self._words[_DEBUGS] = 0
+            self._words[_DEBUGS] += 1
 
     def stand_still(self) -> None:
         """After an urgent save: do nothing, so that nothing is lost, until the agent ends this rank for the next round.

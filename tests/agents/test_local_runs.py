@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.procs import Ended, Running, Warm
+from tests.harness.procs import Ended, Running, Warm, until
+from tests.harness.terminal import COLUMNS, screen
 
 PYFLYTE = str(Path(sys.executable).parent / "pyflyte")
 JOB = str(Path(__file__).parents[1] / "jobs" / "job_local.py")
@@ -21,7 +23,7 @@ def on_a_terminal(
 ) -> Running:
     """Run a command on a terminal, where ``typed`` says what is typed when something has appeared."""
     whole = [sys.executable, "-m", "tests.harness.terminal", json.dumps(typed), *command]
-    return warm.command(whole, files, {"COLUMNS": "200", **more})
+    return warm.command(whole, files, {"COLUMNS": str(COLUMNS), "TERM": "xterm", **more})
 
 
 ENDED = "[safedist] interrupted (Ctrl-C): every rank has been ended"
@@ -29,7 +31,7 @@ ENDED = "[safedist] interrupted (Ctrl-C): every rank has been ended"
 
 def after(text: str, ended: Ended) -> str:
     """What the terminal showed after the last ``text``, without its echo of Ctrl-C (which drops what is on its way)."""
-    return ended.out.replace("^C", "").rpartition(text)[2].strip()
+    return "\n".join(screen(ended.files / "out")).replace("^C", "").rpartition(text)[2].strip()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,9 @@ def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path,
 def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
     typed = [(["(Pdb) "], "p number * 2\n"), (["\r\n84\r\n", "(Pdb) "], "number = 7\n"), (["(Pdb) "], "c\n")]
     ended = on_a_terminal(warm, tmp_path / "job", typed, [sys.executable, JOB, "breaks"]).wait()
+    assert any(re.match(r"> \S+job_local.py\(\d+\)_break\(\)", line) for line in screen(ended.files / "out")), (
+        "from the margin on"
+    )
     assert "rank 0 has 7" in ended.out
     assert "rank 1 has 42" in ended.out
     assert "[rank 1] [safedist] warning: breakpoint() is rank 0's: this rank goes on" in ended.out
@@ -104,3 +109,38 @@ def test_a_debugger_of_the_users_own_needs_no_terminal(warm, tmp_path):
     more = {"PYTHONBREAKPOINT": "job_local.own_debugger"}
     ended = warm.run("job_local:breaks_alone", tmp_path / "job", environment=more)
     assert "own debugger" in ended.out
+
+
+LINE = "[safedist] 2 rank(s), round 0: step"
+
+
+def test_a_line_below_all_others_says_how_far_the_job_is(warm, tmp_path, ranks_gate):
+    job = on_a_terminal(warm, tmp_path / "job", [], [PYFLYTE, "run", JOB, "steps"], **ranks_gate.environment)
+    ranks_gate.heard(2)
+
+    def last() -> str:
+        return (screen(job.files / "out") or [""])[-1]
+
+    until(lambda: last().startswith(f"{LINE} 3 of 10"), "the slower rank's step is shown")
+    ranks_gate.let_go(2)
+    ranks_gate.heard(2)
+    until(
+        lambda: re.fullmatch(re.escape(LINE) + r" 6 of 10, [\d.]+ (steps/s|m?s a step), about .* left", last()),
+        "a rate",
+    )
+    shown = screen(job.files / "out")
+    assert sorted(line for line in shown if "goes on" in line) == ["[rank 0] rank 0 goes on", "[rank 1] rank 1 goes on"]
+    assert sum(LINE in line for line in shown) == 1
+    ranks_gate.let_go(2)
+    ended = job.wait()
+    assert ended.code == 0, ended.out
+    assert not any(LINE in line for line in screen(ended.files / "out")), "it is gone in the end"
+    assert "[safedist] end: succeeded" in ended.out
+
+
+def test_without_a_terminal_there_is_no_such_line(warm, tmp_path, ranks_gate):
+    ranks_gate.let_go(4)
+    ended = warm.run("job_local:steps", tmp_path / "job", environment={**ranks_gate.environment, "TERM": "xterm"})
+    assert "[rank 0] rank 0 goes on\n" in ended.out
+    assert "\x1b" not in ended.out + ended.err
+    assert LINE not in ended.out + ended.err

@@ -10,6 +10,19 @@ import json
 import os
 import pty
 import sys
+from pathlib import Path
+
+import pyte
+
+COLUMNS = 200
+
+
+def screen(file: Path) -> list[str]:
+    """What a person sees of what a command has written: lines that are not empty."""
+    written = file.read_bytes()
+    seen = pyte.Screen(COLUMNS, 2 * written.count(b"\n") + 1)
+    pyte.ByteStream(seen).feed(written)
+    return [line.rstrip() for line in seen.display if line.strip()]
 
 
 def main(typed: list[tuple[list[str], str]], command: list[str]) -> int:

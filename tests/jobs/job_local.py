@@ -9,6 +9,8 @@ import time
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
+from flytekitplugins_safedist.fs import barrier
+from tests.harness.procs import say, wait_for_word
 
 if os.environ.get("TEST_HOW") == "import" and any("forkserver" in argument for argument in sys.orig_argv):
     print("imported again", flush=True)
@@ -30,6 +32,20 @@ def waits_spawned() -> None:
 def waits() -> None:
     print("here", flush=True)
     time.sleep(600)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def steps() -> None:
+    me = current_rank()
+    for step in range(6):
+        me.progress(step, of=10)
+        if step == 2:
+            say("is at three")
+            wait_for_word()
+            print(f"rank {me.rank} goes on")
+            barrier("three")  # no rank takes the other's word
+    say("is at six")
+    wait_for_word()
 
 
 def own_debugger() -> None:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from ...errors import CodeNotFoundError, MissingDependencyError, SafedistError, StagingError
 from ...flyte.storage_errors import Outlook, Retry, judge, one_line
+from ...texts import how_far
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +41,6 @@ _VALIDATORS = {
 }
 """What stores call the things that change when an object does (s3fs, gcsfs, adlfs, http, files), in small letters and
 without ``-`` and ``_``."""
-
-
-def public(uri: str) -> str:
-    """``uri`` for messages and logs: signatures in a query and passwords before the host are secrets."""
-    parts = urlsplit(uri)
-    if not parts.scheme:
-        return uri
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return shown + ("?..." if parts.query else "")
 
 
 class Patience:
@@ -293,7 +284,7 @@ class Source:
                 calls = itertools.chain([first], (self._range(start, size) for _ in itertools.count()))
                 have = min(start + _RANGE, size)
                 yield self.patience.tried(partial(self._arrived, calls, have - start))
-                self.patience.tell(partial(_progress, have, size))
+                self.patience.tell(partial(how_far, have, size))
         finally:
             for _, call in asked:
                 call.cancel()
@@ -313,7 +304,7 @@ class Source:
         def grown() -> int:
             with suppress(FileNotFoundError):
                 have = self._aside.stat().st_size
-                self.patience.tell(partial(_progress, have, size))
+                self.patience.tell(partial(how_far, have, size))
                 return have
             return 0
 
@@ -336,8 +327,3 @@ def _in_thread(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=work, name="safedist-fetch", daemon=True).start()
     return made
-
-
-def _progress(done: int, size: int | None, seconds: float) -> str:
-    of = f" of {size / 1e6:.1f} MB ({100 * done // max(size, 1)}%)" if size is not None else " MB"
-    return f"{done / 1e6:.1f}{of}, {done / 1e6 / max(seconds, 1e-6):.1f} MB/s, {seconds:.0f} s"

@@ -15,8 +15,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...errors import ArchiveError, SafedistError
+from ...texts import public
 from .failures import disk_failed
-from .fetch import Patience, Source, public
+from .fetch import Patience, Source
 from .place import Placing, Private, make_directory, one_at_a_time
 from .unpack import PICKLE_NAME, Limits, inspect, keep_pickle, unpack
 

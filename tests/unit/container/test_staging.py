@@ -368,7 +368,7 @@ def test_modules_are_kept_apart_as_they_were_and_nothing_else_is(node):
 
 @pytest.mark.parametrize("uri", ["https://user:secret@host/key?signature=secret", "s3://bucket/key?secret"])
 def test_addresses_in_messages_carry_no_secrets(uri):
-    from flytekitplugins_safedist.container.staging.fetch import public
+    from flytekitplugins_safedist.texts import public
 
     assert "secret" not in public(uri)
     assert public("/plain/path") == "/plain/path"

@@ -1,0 +1,92 @@
+"""One line at the bottom of a terminal, and everything else above it.
+
+By hand: rich's live display hides the cursor, wraps what is written above it, and does not know of a debugger in
+another process that has the terminal meanwhile.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, cast
+
+GONE = "\r\x1b[K"
+"""Clears the line that the cursor is in."""
+
+
+def on_terminal(environment: Mapping[str, str]) -> bool:
+    """Whether a person sees what this process writes, on a terminal that can clear a line."""
+    try:
+        return sys.stdout.isatty() and sys.stderr.isatty() and environment.get("TERM", "dumb") != "dumb"
+    except (AttributeError, ValueError):  # streams of the user's own; closed
+        return False
+
+
+class Line:
+    """The line.
+
+    Args:
+        taken: a number that grows when somebody else takes the terminal, who clears the line, and when that ends: it
+            is odd meanwhile.
+    """
+
+    def __init__(self, taken: Callable[[], int]) -> None:
+        self._taken, self._taken_before = taken, 0
+        self._lock = threading.RLock()
+        self._stream = sys.stderr
+        self._is_drawn = self._is_within = False
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside, what is written to standard output and error goes above it."""
+        with redirect_stdout(self._above(sys.stdout)), redirect_stderr(self._above(sys.stderr)):
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._clear()
+
+    def draw(self, text: str) -> None:
+        """Show a text in the place of the one before, as much of it as the terminal is wide."""
+        with self._lock:
+            self._taken_before = self._taken()
+            if self._is_within or self._taken_before & 1:
+                return
+            self._stream.write(GONE + text[: shutil.get_terminal_size().columns - 1])
+            self._stream.flush()
+            self._is_drawn = True
+
+    def write(self, stream: TextIO, text: str) -> int:
+        """Write to one of the streams."""
+        with self._lock:
+            self._clear()
+            written = stream.write(text)
+            stream.flush()
+            self._is_within = not text.endswith("\n") if text else self._is_within
+            return written
+
+    def _clear(self) -> None:
+        if self._is_drawn and self._taken() <= self._taken_before:  # less: a new round's ranks
+            self._stream.write(GONE)
+            self._stream.flush()
+        self._is_drawn = False
+
+    def _above(self, stream: TextIO) -> TextIO:
+        return cast(TextIO, _Above(stream, self))
+
+
+class _Above:
+    """A stream whose text goes above the line."""
+
+    def __init__(self, stream: TextIO, line: Line) -> None:
+        self._stream, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        """As the stream does."""
+        return self._line.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,90 @@
+"""How far downloads and uploads are, as flytekit's way to a real store tells it; the clock is the test's."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fsspec.callbacks import DEFAULT_CALLBACK
+
+from flytekitplugins_safedist.compat import flytekit as flytekit_inside
+from flytekitplugins_safedist.flyte import transfers
+from flytekitplugins_safedist.flyte.transfers import Transfer
+from flytekitplugins_safedist.handoff import HERE
+from tests.harness.moto_s3 import BUCKET, S3
+
+MB = 10**6
+
+
+def ticking(seconds: float) -> Callable[[], float]:
+    """A clock on which so many seconds go by between two looks."""
+    return map(float, itertools.count(0, seconds)).__next__  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def access(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Any]:
+    """flytekit's way to the store, where a clock goes by so many seconds at each look."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def made(seconds: float) -> Any:
+        kind = flytekit_inside.file_access(
+            lambda _access, _path, _address, once: once(),
+            lambda what, address: Transfer(f"{what} {address}", ticking(seconds)),
+        )
+        return kind(local_sandbox_dir=str(tmp_path / "sandbox"), raw_output_prefix=f"s3://{BUCKET}/raw")
+
+    return made
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == transfers.__name__]
+
+
+def test_a_file_that_takes_long_says_how_far_it_is(access, tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, transfers.__name__)
+    (tmp_path / "model").write_bytes(bytes(8 * MB))
+    address = f"s3://{BUCKET}/model"
+    access(11).put_data(str(tmp_path / "model"), address)
+    assert lines(caplog)[-1] == f"upload to {address}: 8.0 of 8.0 MB (100%), 0.4 MB/s, 22 s"
+    caplog.clear()
+    access(4).get_data(address, str(tmp_path / "again"))
+    said = lines(caplog)
+    assert 1 < len(said) <= 8 * MB // (3 * (1 << 16)) + 1, "each third look, and a look for each 64 KiB"
+    assert all(line.startswith(f"download of {address}: ") and " of 8.0 MB (" in line for line in said)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
+
+
+def test_a_directory_says_how_many_files_and_bytes_have_come(access, tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, transfers.__name__)
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        (tmp_path / "data" / str(number)).write_bytes(bytes(MB))
+    access(11).put_data(str(tmp_path / "data"), f"s3://{BUCKET}/data", is_multipart=True)
+    assert " of 3 files, " in lines(caplog)[-1]
+    assert "3.0 MB, " in lines(caplog)[-1]
+
+
+def test_what_is_quick_says_nothing(access, tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, transfers.__name__)
+    (tmp_path / "model").write_bytes(bytes(MB))
+    access(0.01).put_data(str(tmp_path / "model"), f"s3://{BUCKET}/small")
+    access(0.01).get_data(f"s3://{BUCKET}/small", str(tmp_path / "again"))
+    assert lines(caplog) == []
+
+
+def test_one_rank_of_a_node_says_it_and_names_no_secret(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    caplog.set_level(logging.INFO, transfers.__name__)
+    monkeypatch.setattr(HERE, "rank", SimpleNamespace(local_rank=1))
+    assert transfers.followed("download of", "s3://b/k") is DEFAULT_CALLBACK
+    monkeypatch.setattr(HERE, "rank", SimpleNamespace(local_rank=0))
+    monkeypatch.setattr(transfers, "TELL_SECONDS", 0.0)
+    told = transfers.followed("download of", "https://me:secret@host/k?sig=secret")
+    with told.branched("a", "b") as child:
+        child.relative_update(5)
+    assert [line.partition(": ")[0] for line in lines(caplog)] == ["download of https://host/k?..."]
