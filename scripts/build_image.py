@@ -210,9 +210,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tag", default=TAG, help="default: %(default)s")
     parser.add_argument("--base-image", default=BASE_IMAGE, help="default: %(default)s")
     parser.add_argument("--target", choices=("final", "mpi"), default="final", help="mpi: with an ssh server")
-    parser.add_argument(
-        "--torch", default=os.environ.get("TORCH", TORCH), help="what pip installs; default: %(default)s"
-    )
+    torch = os.environ.get("IMAGE_TORCH") or os.environ.get("TORCH", TORCH)
+    parser.add_argument("--torch", default=torch, help="what pip installs; default: %(default)s")
     parser.add_argument(
         "--gpu", choices=("none", "nccl"), default="none", help="what Horovod reduces GPU tensors with; default: none"
     )

@@ -180,6 +180,24 @@ def test_a_horovod_for_gpus_is_asked_of_the_dockerfile(said: tuple[str, ...], gi
             assert f"ARG {word.partition('=')[0]}=" in dockerfile, "a name that the Dockerfile lacks would be ignored"
 
 
+@pytest.mark.parametrize(
+    ("variables", "torch"),
+    [
+        ({}, build_image.TORCH),
+        ({"TORCH": "torch==2.15.0"}, "torch==2.15.0"),
+        ({"TORCH": "torch==2.15.0", "IMAGE_TORCH": "torch==2.13.0"}, "torch==2.13.0"),
+    ],
+)
+def test_an_image_may_have_another_torch_than_the_environment_beside_it(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], torch: str
+) -> None:
+    for name in ("TORCH", "IMAGE_TORCH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert build_image.parse([]).torch == torch
+
+
 def test_the_dockerfile_says_which_torch_it_takes() -> None:
     """The default index's torch is a CUDA build."""
     header = (build_image.ROOT / "Dockerfile").read_text().partition("\n\n")[0]
