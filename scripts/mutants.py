@@ -173,11 +173,14 @@ class Known:
     def judges(self, mutant: Mutant) -> list[str]:
         """The tests that run what is changed, in the order in which they are asked: the cheap ones, then the others, of
         each file the quickest, the second, and so on; before all others those in which what comes next is run where it
-        mostly is not, or is not where it mostly is. Of what runs at import, those that run anything of its module."""
-        of_module = self.tests[mutant.module]
+        mostly is not, or is not where it mostly is. Of what runs at import, those that run anything of its module.
+        And those that are named as the module or its folder: what runs it may be a process that notes nothing."""
+        of_module, path = self.tests[mutant.module], Path(mutant.module)
         of_it = {test for line in mutant.statement for test in of_module.get(line, ())}
         if of_it == {""}:
             of_it = {test for tests in of_module.values() for test in tests}
+        own = re.compile(rf"tests/unit/{mutant.room}/.*test_\w*({path.stem}|{path.parent.name})\w*\.py::")
+        of_it |= set(filter(own.match, self.seconds))
         goes_on = of_it.intersection(of_module.get(mutant.statement.stop, ()))
         rare = min(goes_on, of_it - goes_on, key=len)
         of_file: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from flytekitplugins_safedist import envvars
 from flytekitplugins_safedist.job.facts import Rules
 from flytekitplugins_safedist.job.membership import Membership
 from flytekitplugins_safedist.topology import Endpoint, Topology
@@ -23,15 +24,20 @@ def taken():
 
 @pytest.fixture
 def led(taken):
-    """Joins a range of this machine at the port that is taken; they leave at the end."""
+    """Joins a job of this machine, by default a range at the port that is taken; they leave at the end."""
     joined: list[Membership] = []
 
-    def join() -> Membership:
-        endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
+    def join(node_rank: int | None = None, endpoint: Endpoint | None = None) -> Membership:
         place = Topology(
-            node_rank=None, min_nodes=1, max_nodes=2, nproc_per_node=1, endpoint=endpoint, source="a test", alone=False
+            node_rank=node_rank,
+            min_nodes=1 if node_rank is None else 2,
+            max_nodes=2,
+            nproc_per_node=1,
+            endpoint=endpoint or Endpoint("127.0.0.1", taken.getsockname()[1]),
+            source="a test",
+            alone=False,
         )
-        rules = Rules("job", 1, 2, fixed=False, heartbeat=10)
+        rules = Rules("job", place.min_nodes, 2, fixed=node_rank is not None, heartbeat=10)
         joined.append(Membership(rules, place, open_round=lambda _: {}, local=None, say=lambda _: None))
         return joined[-1]
 
@@ -45,3 +51,11 @@ def test_the_pod_that_leads_a_range_listens_as_soon_as_a_connection_gives_its_po
 ) -> None:
     threading.Timer(0.5, taken.close).start()
     assert led()._server is not None
+
+
+@pytest.mark.parametrize(("nnodes", "address"), [(1, "127.0.0.1"), (2, "localhost")])
+def test_ranks_of_several_nodes_meet_at_node_0s_name_and_those_of_one_on_loopback(
+    led: Callable[..., Membership], nnodes: int, address: str
+) -> None:
+    offered = led(0, Endpoint("localhost", 0))._prepare(nnodes)
+    assert offered[envvars.MASTER_ADDR] == address

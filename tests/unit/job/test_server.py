@@ -124,6 +124,18 @@ def heard(inbox: queue.SimpleQueue[object], kind: type) -> object:
     return found
 
 
+def test_at_the_end_who_has_not_come_is_waited_for_and_who_has_until_it_leaves(node_0) -> None:
+    gone = node_0.server._others_gone
+    node_0.server._note_departure()
+    assert not gone.is_set(), "nobody has come yet"
+    link, inbox = linked(node_0.port)
+    heard(inbox, Go)
+    node_0.server._note_departure()
+    assert not gone.is_set()
+    link.close()
+    assert gone.wait(30)
+
+
 def test_a_reset_connection_comes_back_and_ends_no_round(node_0) -> None:
     link, inbox = linked(node_0.port)
     heard(inbox, Go)

@@ -81,9 +81,10 @@ def test_a_statement_is_run_where_its_lines_are_and_not_where_its_body_is(
 
 def test_the_cheap_tests_of_a_statement_judge_first_and_then_one_of_each_file(mutants: ModuleType) -> None:
     module = "room/module.py"
+    named = "tests/unit/room/test_module_in_use.py::test_4"
     dear = [f"tests/agents/test_{file}.py::test_{number}" for file in "ab" for number in (1, 2)]
     cheap, other = "tests/unit/test_c.py::test_3", "tests/unit/test_c.py::test_of_another_line"
-    seconds = {cheap: 9.0, other: 1.0, **dict(zip(dear, (1.0, 2.0, 3.0, 4.0), strict=True))}
+    seconds = {cheap: 9.0, named: 10.0, other: 1.0, **dict(zip(dear, (1.0, 2.0, 3.0, 4.0), strict=True))}
     everywhere = {"", cheap, *dear}
     known = mutants.Known({module: {7: everywhere, 8: {""}, 9: {other}, 11: everywhere, 12: {dear[3]}}}, seconds)
 
@@ -91,10 +92,10 @@ def test_the_cheap_tests_of_a_statement_judge_first_and_then_one_of_each_file(mu
         judging: list[str] = known.judges(mutants.Mutant("room", module, "", 0, line, range(line, line + 1)))
         return judging
 
-    assert judges(7) == [cheap, dear[0], dear[2], dear[1], dear[3]]
-    assert judges(8)[:2] == [other, cheap], "runs at import: whoever runs the module"
-    assert judges(10) == [], "no test runs it"
-    assert judges(11)[1] == dear[3], "the one that goes another way than most"
+    assert judges(7) == [cheap, named, dear[0], dear[2], dear[1], dear[3]]
+    assert judges(8)[:3] == [other, cheap, named], "runs at import: whoever runs the module"
+    assert judges(10) == [named], "no test is known to run it"
+    assert judges(11)[2] == dear[3], "the one that goes another way than most"
 
 
 def test_a_change_is_judged_by_the_copy_that_has_it_and_nothing_of_it_goes_on(mutants: ModuleType) -> None:
