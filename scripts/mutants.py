@@ -40,6 +40,8 @@ _NO_CHANGE = ("core/Variable", "core/ReplaceBinaryOperator_BitOr_", "core/Remove
 """Not drawn: those that need arguments; "|", which here stands in annotations; and what makes a module that
 nothing can import."""
 
+_OF_NUMBERS = (ast.Constant, ast.BinOp, ast.operator, ast.Tuple, ast.expr_context)
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -121,7 +123,8 @@ def does_nothing(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int,
         for part in filter(None, parts):
             yield _extent(part)
     for top in tree.body:
-        if isinstance(top, ast.Assign | ast.AnnAssign) and isinstance(top.value, ast.Constant):
+        value = top.value if isinstance(top, ast.Assign | ast.AnnAssign) else None
+        if value is not None and all(isinstance(part, _OF_NUMBERS) for part in ast.walk(value)):
             yield _extent(top)
 
 

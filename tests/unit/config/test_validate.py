@@ -443,6 +443,11 @@ def test_whatever_stands_in_a_field_it_is_taken_or_refused_and_nothing_else_is_r
         plan_task(SafeTorch(**config), given["task"], where={}, function=train)
 
 
+def test_what_depends_on_a_number_of_nodes_that_cannot_be_read_is_left_out() -> None:
+    with pytest.raises(ConfigError, match=r"^1 problem: nnodes='x' is not a number of nodes"):
+        declare(SafeTorch(nnodes="x", operator="mpi"))
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_job_that_cannot_work_is_refused_with_its_reason(case: str) -> None:
     make, text = REFUSED[case]

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import subprocess
+import sys
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.container.staging import POINTS, Limits, Options, stage
+from flytekitplugins_safedist.container.staging.place import Private
 from flytekitplugins_safedist.errors import ArchiveError, CodeNotFoundError, PathBlockedError, StagingError
+from tests.harness.procs import until
 from tests.harness.staging_actors import content
 from tests.harness.tarballs import directory, hardlink, member, project, symlink, tar, targz
 
@@ -151,6 +154,19 @@ def test_pickled_notebook_code_arrives_as_the_file_it_is_and_torn_it_is_refused(
     assert "truncated" in node.refused(whole[:-3])
 
 
+def test_a_command_in_the_place_of_a_start_keeps_what_the_start_has_made(tmp_path):
+    code = "import os, pathlib, sys\nfrom flytekitplugins_safedist.container.staging.place import Private\n"
+    code += "made = Private(pathlib.Path(sys.argv[1]))\nos.execv('/bin/cat', ['cat'])"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE) as start:
+        until(lambda: Path(f"/proc/{start.pid}/comm").read_text() == "cat\n", "the command has taken its place")
+        (made,) = tmp_path.iterdir()
+        Private(tmp_path).close()
+        assert list(tmp_path.iterdir()) == [made]
+        start.stdin.close()
+    Private(tmp_path).close()
+    assert list(tmp_path.iterdir()) == [], "its end is the end of the lock"
+
+
 # --- refused -------------------------------------------------------------------------------------------------------
 OUT = "/tmp/safedist-test-escaped"
 HOSTILE = {
@@ -196,6 +212,7 @@ DAMAGED = {
     "plain and cut within a file": RAW[:700],
     "plain and cut between two files": RAW[:3072],
     "plain and cut between two files, packed again": gzip.compress(RAW[:3072]),
+    "cut between two files, zeros in a member of their own": gzip.compress(RAW[:3072]) + gzip.compress(bytes(9)),
     "garbage behind the end mark": RAW + b"garbage",
     "a header's sum is wrong": WRONG_SUM,
     "a header's sum is wrong, packed": gzip.compress(WRONG_SUM),

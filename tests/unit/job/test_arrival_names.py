@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flytekitplugins_safedist import lastwords, texts
+from flytekitplugins_safedist import Timeouts, lastwords, texts
 from flytekitplugins_safedist.job import arrival
 from flytekitplugins_safedist.job.arrival import run_id
 from tests.unit.ranks.test_order import SNAPSHOT
@@ -28,6 +28,21 @@ def test_each_attempt_of_each_execution_has_a_name_of_its_own():
 def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():
     with pytest.raises(ValueError, match="second"):
         run_id(SNAPSHOT, {"FLYTE_ATTEMPT_NUMBER": "second"})
+
+
+@pytest.mark.parametrize(
+    ("group", "about"),
+    [
+        (None, ""),
+        (SimpleNamespace(limit=None), ""),
+        (SimpleNamespace(limit=2 << 30), "Its container's memory is limited to 2.0 GiB."),
+    ],
+    ids=["no group", "no limit", "a limit"],
+)
+def test_a_node_that_may_be_killed_for_its_memory_is_told_with_what_it_has(monkeypatch, group, about):
+    monkeypatch.setattr(arrival.memory, "cgroup", lambda: group)
+    place = SimpleNamespace(min_nodes=2, max_nodes=2, is_elastic=False)
+    assert arrival.Attempt(place, Timeouts(), 0, 0, SNAPSHOT, "job").rules().about == about
 
 
 def test_an_error_at_import_that_never_says_what_it_is_holds_nobody(monkeypatch):

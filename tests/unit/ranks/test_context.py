@@ -119,6 +119,7 @@ def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(
     told = agent.steps.told
     current_rank().progress(7)
     assert agent.steps.told != told
+    assert agent.steps.step == 8, "told twice it is no other"
     page.at(11)
     assert agent.steps.step == 12
     told = agent.steps.told
