@@ -180,7 +180,7 @@ class Known:
         And those that are named as the module or its folder: what runs it may be a process that notes nothing."""
         of_module, path = self.tests[mutant.module], Path(mutant.module)
         of_it = {test for line in mutant.statement for test in of_module.get(line, ())}
-        if of_it == {""}:
+        if "" in of_it:
             of_it = {test for tests in of_module.values() for test in tests}
         own = re.compile(rf"tests/unit/{mutant.room}/.*test_\w*({path.stem}|{path.parent.name})\w*\.py::")
         of_it |= set(filter(own.match, self.seconds))

@@ -93,8 +93,10 @@ def test_the_cheap_tests_of_a_statement_judge_first_and_then_one_of_each_file(mu
     dear = [f"tests/agents/test_{file}.py::test_{number}" for file in "ab" for number in (1, 2)]
     cheap, other = "tests/unit/test_c.py::test_3", "tests/unit/test_c.py::test_of_another_line"
     seconds = {cheap: 9.0, named: 10.0, other: 1.0, **dict(zip(dear, (1.0, 2.0, 3.0, 4.0), strict=True))}
-    everywhere = {"", cheap, *dear}
-    known = mutants.Known({module: {7: everywhere, 8: {""}, 9: {other}, 11: everywhere, 12: {dear[3]}}}, seconds)
+    everywhere = {cheap, *dear}
+    known = mutants.Known(
+        {module: {7: everywhere, 8: {"", dear[0]}, 9: {other}, 11: everywhere, 12: {dear[3]}}}, seconds
+    )
 
     def judges(line: int) -> list[str]:
         judging: list[str] = known.judges(mutants.Mutant("room", module, "", 0, line, range(line, line + 1)))
