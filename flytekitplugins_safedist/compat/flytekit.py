@@ -9,8 +9,9 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from string import Template
+from types import SimpleNamespace
 from typing import Any
 
 from . import gone, lookup
@@ -122,6 +123,14 @@ def to_literals(task: Any, returned: Any, ctx: Any) -> tuple[Any, Any]:
 def write_decks(task: Any, inputs: Any, outputs: Any, ctx: Any) -> None:
     """Render a task's decks of inputs and outputs."""
     lookup(task, "_write_decks", of="flytekit")(inputs, outputs, ctx, ctx.user_space_params)
+
+
+def deck_page(decks: Mapping[str, str]) -> str:
+    """The page of all decks, as flytekit makes it, of their names and HTML."""
+    from flytekit.deck import deck
+
+    all_ = SimpleNamespace(decks=[SimpleNamespace(name=name, html=html) for name, html in decks.items()])
+    return str(lookup(deck, "_get_deck", of="flytekit")(all_, ignore_jupyter=True))
 
 
 def output_deck(name: str, parameters: Any) -> None:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..compat import flytekit as flytekit_inside
+from ..fs.atomic import atomic_write
+from .put_new import path_of
+
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
+
+NAME = "Run"
+"""What the page is called among a task's decks."""
+
+DECK_SECONDS = 20.0
+"""For one upload of the deck."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +57,54 @@ class Kept:
             (Path(self.address) / name).write_bytes(data)
         else:
             self.access.get_filesystem_for_path(self.address).pipe_file(f"{self.address}/{name}", data)
+
+
+class ConsoleDeck:
+    """A task's deck, where Flyte's console looks for it: ``deck.html`` at the output prefix.
+
+    flytekit uploads it there when the task ends, and at ``Deck.publish()`` before (flytekit#2779). Of a task with
+    ``enable_deck=True`` the backend names that address to the console in every phase, whether anything is there or not
+    (flyte#6053, since 1.15; flyteconsole#890 has a button to load it again). ``Deck.publish()`` itself would take all
+    decks of the thread's context, try for as long as uploads of the verdict are tried, and could not be ended.
+
+    Args:
+        prefix: the attempt's output prefix.
+        raw: the attempt's prefix for other data, by which flytekit knows the store.
+    """
+
+    def __init__(self, prefix: str, raw: str) -> None:
+        self._address, self._raw = f"{prefix.rstrip('/')}/deck.html", raw
+        self._cancel: Callable[[], object] = bool
+
+    def put(self, decks: Mapping[str, str]) -> None:
+        """Upload a page of these decks, their HTML by name. One try.
+
+        Raises:
+            Exception: whatever the store's client raises.
+        """
+        from flytekit.utils.asyn import run_sync
+
+        html, path = flytekit_inside.deck_page(decks).encode("utf-8", "backslashreplace"), path_of(self._address)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path, durable=False) as file:
+                file.write(html)
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            draft = Path(directory) / "deck.html"
+            draft.write_bytes(html)
+            run_sync(self._put, str(draft), directory)
+
+    async def _put(self, draft: str, sandbox: str) -> None:
+        from flytekit.core.data_persistence import FileAccessProvider
+
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101
+        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        access = FileAccessProvider(sandbox, self._raw)  # flytekit's own: one try
+        told = {"ContentType": "text/html", "content_type": "text/html"}  # as flytekit says it, to S3 and to GCS
+        await asyncio.wait_for(access.async_put_data(draft, self._address, **told), DECK_SECONDS)
+
+    def cancel(self) -> None:
+        """End the upload that is under way in another thread."""
+        self._cancel()

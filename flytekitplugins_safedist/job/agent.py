@@ -139,7 +139,7 @@ class NodeAgent:
             item = self._job.heard(0)
         if self._ranks is not None:
             self._watch(self._ranks)
-        self.seen.live.look(self._ranks)
+        self.seen.look(self._ranks)
         return None
 
     def _take(self, item: object) -> None:
@@ -309,6 +309,7 @@ class NodeAgent:
         try:
             if ranks is not None:
                 ranks.stop(number)
+                self.seen.over(ranks)
         finally:
             self.plan.job.backend.close_round()
 

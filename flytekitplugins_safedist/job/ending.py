@@ -199,6 +199,12 @@ class Undecided(SystemExit):
         super().__init__(stopping.EXIT_UNDECIDED)
 
 
+def is_the_end(error: SafedistError, place: Topology) -> bool:
+    """Whether an error of the platform's on a node is its job's end: where nobody replaces the pod, or there is one
+    alone, which would meet it again."""
+    return place.alone or (place.max_nodes == 1 and not isinstance(error, JobInterruptedError))
+
+
 @contextmanager
 def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> Iterator[None]:
     """Inside, an error of the platform's that is not the job's end ends this process, for its pod to be replaced.
@@ -215,9 +221,7 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
     try:
         yield
     except SafedistError as error:
-        if not is_infrastructure(error) or place.alone:
-            raise
-        if place.max_nodes == 1 and not isinstance(error, JobInterruptedError):
+        if not is_infrastructure(error) or is_the_end(error, place):
             raise
         if isinstance(error, JobInterruptedError):
             goes_on = "the job goes on" if place.max_nodes > 1 else "the job begins anew"

@@ -63,7 +63,8 @@ class RunLive:
             pace.again()
 
     def look(self, ranks: Ranks | None, *, now: bool = False) -> None:
-        """Where it is time, or it has to be *now*, see how far the ranks are; None between two rounds."""
+        """Where it is time, or it has to be *now*, for their last, see how far the ranks are; None between two
+        rounds."""
         self._ranks = ranks or self._ranks
         at = time.monotonic()
         if now or at >= self._next:
@@ -73,7 +74,7 @@ class RunLive:
                     self._paces[rank].see(page.steps.told[0], at)
             if self._measures:
                 self._values = self._measured(ranks)
-            if self._line is not None and ranks is not None:
+            if self._line is not None and ranks is not None and not now:
                 self._line.draw(self._status(ranks))
 
     def close(self) -> None:

@@ -105,6 +105,11 @@ class Membership:
         assert way is not None  # noqa: S101  (it is the one or the other)
         way.say(message)
 
+    @property
+    def hosts(self) -> bool:
+        """Whether the coordinator is in this process."""
+        return self._server is not None
+
     def note(self, text: Callable[[], str]) -> None:
         """Send node 0 the record of this node's part in the run; there it is already."""
         if self._link is not None:

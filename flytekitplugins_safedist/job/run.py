@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
 from ..config.plan import Plan
-from ..errors import SafedistError
-from ..flyte import uploads
+from ..errors import JobInterruptedError, SafedistError
+from ..flyte import run_page, uploads
 from ..ranks import literals
 from ..ranks.forkserver_client import RankServer
 from . import arrival, comeback, ending, prepare
@@ -24,7 +25,7 @@ from .membership import Membership
 from .messages import TheEnd
 from .prepare import Job, NodePlan
 from .reports import Report
-from .verdict import Verdict, is_infrastructure
+from .verdict import Verdict, is_infrastructure, of_error
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -34,9 +35,8 @@ logger = logging.getLogger(__name__)
 say = logger.info
 """Takes a sentence of safedist's own for the node's log."""
 
-
-PAGE = "Run"
-"""What the page of the run is called among a task's decks."""
+INTERRUPTED = "interrupted (Ctrl-C): every rank has been ended"
+"""The last line of a local run for which that is so."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def run(
         plan.scratched.succeeded = report.verdict is None
         result = _result(report) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
-    say(_end_line(report, plan.seconds))
+    by_hand = job.is_local and report.verdict is not None and is_ctrl_c(report.verdict.error)
+    say(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))
     if report.verdict is not None:
         lastwords.keep(report.verdict.error)
     return result
@@ -123,7 +124,7 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         say=say,
     )
     agent = NodeAgent(plan, joined, show=to_stdout, say=say)
-    held.callback(agent.seen.live.close)
+    held.callback(agent.seen.close)
 
     def has_begun() -> bool:
         return place.max_nodes == 1 or (agent.report.rounds > 0 and not joined.is_searching)
@@ -142,6 +143,12 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
         # upload is done (:mod:`.ending`).
         joined.close(ended=False)
+        verdict = of_error(error) if isinstance(error, SafedistError) else None
+        if verdict is not None and ending.is_the_end(verdict.error, place):
+            stopping.finish()
+            agent.report.verdict, agent.report.result = verdict, None
+            agent.seen.show(agent.report, say)
+            return agent.report, True
         uploads_here = place.max_nodes == 1 or not place.node_rank
         if uploads_here or not isinstance(error, SafedistError) or is_infrastructure(error):
             raise
@@ -170,7 +177,7 @@ def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | No
 
 
 def _result(report: Report) -> Done | Verdict:
-    first = ({"name": PAGE, "html": report.page},) if report.page else ()
+    first = ({"name": run_page.NAME, "html": report.page},) if report.page else ()
     if report.verdict is not None:
         return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:
@@ -193,8 +200,17 @@ def _end_line(report: Report, preparing: float) -> str:
     phases = {"prepare": preparing, **report.seconds}
     total = phases.pop("total") + preparing
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
-    seen = f"; the record of this run: {report.page_file}" if report.page_file else ""
-    return f"end: {how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}{seen}"
+    told = f"{how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}"
+    return f"end: {told}{_where(report)}"
+
+
+def _where(report: Report) -> str:
+    return f"; the record of this run: {report.page_file}" if report.page_file else ""
+
+
+def is_ctrl_c(error: SafedistError) -> bool:
+    """Whether it ended a job because a person has pressed Ctrl-C."""
+    return isinstance(error, JobInterruptedError) and error.number == signal.SIGINT
 
 
 def to_stdout(text: str) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from pathlib import Path
 
 from ..errors import FsTimeoutError
 from ..flyte import run_page
+from ..flyte.run_page import ConsoleDeck, Kept
 from ..flyte.storage_errors import one_line
 from ..fs.store import bounded
 from ..handoff import HERE
@@ -17,7 +23,7 @@ from ..ranks.outcome import RankOutcome
 from ..ranks.outcome_text import how
 from ..ranks.rank_set import Ranks
 from ..record import findings, node, page, trace
-from ..record.node import NodeRecorder, RankEnd
+from ..record.node import NodeRecorder, RankEnd, text_of
 from ..record.scrub import scrubber
 from .live import RunLive
 from .membership import Membership
@@ -28,7 +34,13 @@ from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
+PAGE_SECONDS = 60.0
+"""Between two uploads of the page of a job that runs, at least."""
+
 _LEAVE_SECONDS = 10.0
+"""For a file that is left in a store."""
+
+_CANCEL_SECONDS = 5.0
 _JOB_BYTES = 4 << 20
 _NODE_BYTES = 4 << 10, 256 << 10
 """What all nodes may send to node 0, and a single one at least and at most."""
@@ -50,6 +62,12 @@ class RunSeen:
             self._record.phase("staging", *HERE.staged)
         self._record.phase("prepare", time.monotonic() - plan.seconds, plan.seconds)
         self.live = RunLive(plan, job, self._scrub)
+        self._deck: ConsoleDeck | None = None
+        self._telling: threading.Thread | None = None
+        self._next = 0.0
+        flyte = plan.job.attempt.flyte
+        if not plan.job.is_local and plan.job.task.enable_deck and flyte.output_metadata_prefix is not None:
+            self._deck = ConsoleDeck(flyte.output_metadata_prefix, flyte.raw_output_prefix)
 
     def begins(self, go: Go) -> None:
         """A round begins."""
@@ -64,33 +82,77 @@ class RunSeen:
     def over(self, ranks: Ranks, found: RankOutcome | None = None) -> None:
         """The ranks of the round have ended, for what this node has *found*: node 0 is to know, before it hears of the
         end itself."""
-        since_boot = time.monotonic() - time.time()
         if found is not None:
             self._record.why(f"rank {found.rank}: {how(found)}")
-        ends = []
-        for each in ranks.outcomes():
-            file = order_file(self._plan.scratch, each.round, each.rank).with_suffix(EVENTS)
-            ends.append(RankEnd(each.rank, file, how(each), each.time_ns / 1e9 + since_boot))
-        self._record.over(ends)
+        if not self._record.is_open:
+            return
+        since_boot, now = time.monotonic() - time.time(), time.monotonic()
+        ended = {each.rank: (how(each), each.time_ns / 1e9 + since_boot) for each in ranks.outcomes()}
+        unseen = "nobody saw its end", now
+        self._record.over([RankEnd(rank, self._events(rank), *ended.get(rank, unseen)) for rank in ranks.pages])
         self.live.look(ranks, now=True)
-        self._job.note(lambda: self._record.text(self._limit))
+        self._job.note(lambda: text_of(self._record.part, self._limit))
+
+    def _events(self, rank: int) -> Path:
+        return order_file(self._plan.scratch, self._job.me.round, rank).with_suffix(EVENTS)
+
+    # --- while it runs -----------------------------------------------------------------------------------------------
+    def look(self, ranks: Ranks | None) -> None:
+        """Where it is time, tell how far the ranks are; on node 0 Flyte's console, on the others node 0. One upload at
+        a time, in a thread: a store that is slow holds up nothing here."""
+        self.live.look(ranks)
+        now = time.monotonic()
+        if self._deck is None or ranks is None or now < self._next:
+            return
+        if self._telling is None or not self._telling.is_alive():
+            self._next = now + PAGE_SECONDS
+            ends = [RankEnd(rank, self._events(rank), "running", now) for rank in ranks.pages]
+            context = contextvars.copy_context()  # flytekit's
+            self._telling = threading.Thread(
+                target=context.run, args=(self._tell, self._deck, ends), name="safedist-deck", daemon=True
+            )
+            self._telling.start()
+
+    def _tell(self, deck: ConsoleDeck, ends: Sequence[RankEnd]) -> None:
+        try:
+            part = self._record.now(ends)
+            if self._job.hosts:
+                found = findings.found_in(node.merged(part, self._job.notes()))
+                told = replace(self._told(None, ""), trace="", goes_on=True)
+                deck.put({run_page.NAME: page.fragment(found, told)})
+            else:
+                self._job.note(lambda: text_of(part, self._limit))
+        except (Exception, CancelledError) as error:  # whatever the store's client raises
+            logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
+
+    def _end_telling(self) -> None:
+        """What is uploaded from here on is the last: an upload that is under way is not to come after it."""
+        if self._deck is not None and self._telling is not None and self._telling.is_alive():
+            self._deck.cancel()
+            self._telling.join(_CANCEL_SECONDS)
+
+    def close(self) -> None:
+        """The job has ended here."""
+        self._end_telling()
+        self.live.close()
+
+    # --- at its end --------------------------------------------------------------------------------------------------
 
     def leave(self, name: str, text: str) -> str:
         """Leave a text beside what the task makes, without its secrets; its address, or why it is not there: no failure
         waits for long until it can be told whole."""
         try:
-            kept = run_page.Kept.of(is_local=self._plan.job.is_local)
-            address, data = f"{kept.address}/{name}", self._scrub(text).encode("utf-8", "backslashreplace")
-            late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
-            bounded(lambda: kept.put(name, data), _LEAVE_SECONDS, late)
+            kept = Kept.of(is_local=self._plan.job.is_local)
+            _put(kept, name, self._scrub(text).encode("utf-8", "backslashreplace"))
         except Exception as error:  # whatever the store's client raises
             return f"they could not be left ({one_line(error)})"
-        return address
+        return f"{kept.address}/{name}"
 
     def show(self, report: Report, say: Callable[[str], object]) -> None:
         """Make the page of the run, for Flyte's deck, and leave it in a file in a local run. *report* has both; neither
         where it cannot be made: no job fails for its picture. Who held the others back is said as well."""
         job = self._plan.job
+        self._end_telling()
         try:
             parts = node.merged(self._record.part, self._job.notes())
             found = findings.found_in(parts)
@@ -99,8 +161,8 @@ class RunSeen:
             is_local = self._plan.job.is_local
             if not is_local and not job.task.enable_deck:
                 return
-            kept = run_page.Kept.of(is_local=is_local)
-            kept.put("trace.json.gz", trace.trace(parts))
+            kept = Kept.of(is_local=is_local)
+            _put(kept, "trace.json.gz", trace.trace(parts))
             report.page = page.fragment(found, self._told(report.verdict, kept.address))
             if is_local:
                 kept.put("run.html", page.whole(report.page, job.task.name).encode())
@@ -119,3 +181,8 @@ class RunSeen:
             budgets=[self._scrub(each) for each in budgets],
             trace=f"{kept}/trace.json.gz",
         )
+
+
+def _put(kept: Kept, name: str, data: bytes) -> None:
+    late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
+    bounded(lambda: kept.put(name, data), _LEAVE_SECONDS, late)

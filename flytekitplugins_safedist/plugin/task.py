@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -22,14 +23,17 @@ from flytekit.models.literals import LiteralMap
 from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
-from ..errors import ConfigError, JobInterruptedError, RankFailedError, SafedistError
-from ..flyte import error_document
+from ..errors import ConfigError, RankFailedError, SafedistError
+from ..flyte import error_document, run_page
+from ..flyte.storage_errors import one_line
 from ..handoff import HERE
 from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import literals
 from . import overrides
 from .serialization import SerializesToKubeflow, plan_task, registered_as
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -132,10 +136,9 @@ class SafeTask(SerializesToKubeflow):
         except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
             if remote:
                 raise
+            run.say(run.INTERRUPTED)
             raise _ended_by_ctrl_c() from None
         except SafedistError as error:
-            if not remote and isinstance(error, JobInterruptedError) and error.number == signal.SIGINT:
-                raise _ended_by_ctrl_c() from None
             lastwords.keep(error)
             verdict = of_error(error)
             if remote and verdict is not None:
@@ -151,9 +154,11 @@ class SafeTask(SerializesToKubeflow):
                 raise SystemExit(0)
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
         self._take_decks(ctx, result.decks)
+        if run.is_ctrl_c(result.error) and not remote:
+            raise _ended_by_ctrl_c()
         if result.origin is Origin.SYSTEM:
             if remote and self.enable_deck:  # this leaves flytekit before it writes the page
-                flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
+                _upload_decks(ctx)
             raise _leave_for_retry(result) if remote else result.error
         if result.kind is Kind.RECOVERABLE:
             raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)
@@ -176,19 +181,27 @@ class SafeTask(SerializesToKubeflow):
             return
         for deck in decks:
             Deck(deck["name"], deck["html"])
-        ctx.user_space_params.decks.sort(key=lambda deck: deck.name != run.PAGE)  # what is opened first
+        ctx.user_space_params.decks.sort(key=lambda deck: deck.name != run_page.NAME)  # what is opened first
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
             flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
 
 
+def _upload_decks(ctx: FlyteContext) -> None:
+    params = ctx.user_space_params
+    deck = run_page.ConsoleDeck(params.output_metadata_prefix, ctx.file_access.raw_output_prefix)
+    try:
+        deck.put({each.name: each.html for each in params.decks})
+    except Exception as error:  # whatever the store's client raises: the verdict counts
+        logger.warning(f"the task's deck could not be uploaded: {one_line(error)}")
+
+
 def _ended_by_ctrl_c() -> BaseException:
-    """What ends a local run that a person has interrupted: one line, and a shell's exit code for it.
+    """What ends a local run that a person has interrupted: a shell's exit code for it.
 
     KeyboardInterrupt itself would show flytekit's stack, and become 1 in ``pyflyte``; but SystemExit would end a Python
     prompt or a notebook.
     """
-    run.say("interrupted (Ctrl-C): every rank has been ended")
     return KeyboardInterrupt() if hasattr(sys, "ps1") else SystemExit(128 + signal.SIGINT)
 
 

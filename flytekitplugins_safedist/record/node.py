@@ -62,13 +62,17 @@ class NodeRecorder:
     Args:
         host: its name.
         scrub: takes secrets out of a text.
+
+    Attributes:
+        part: what is noted.
+        is_open: whether a round goes on.
     """
 
     def __init__(self, host: str, scrub: Callable[[str], str]) -> None:
         self.part = NodePart(-1, host, time.time() - time.monotonic())
         self._scrub = scrub
         self._waiting_since = time.monotonic()
-        self._is_open = False
+        self.is_open = False
 
     def phase(self, name: str, since: float, seconds: float) -> None:
         """Of the node itself."""
@@ -83,32 +87,43 @@ class NodeRecorder:
         self.part.node = node_rank
         self.part.rounds.append(RoundPart(round_no, round(now, 4), round(now, 4)))
         del self.part.rounds[:-_MOST_ROUNDS]
-        self._is_open = True
+        self.is_open = True
         return waited
 
     def over(self, ends: Sequence[RankEnd]) -> None:
-        """The ranks of the round have ended. Said twice, nothing."""
-        if not self._is_open:
-            return
-        self._is_open, self._waiting_since = False, time.monotonic()
+        """The ranks of the round that is open have ended."""
+        self.is_open, self._waiting_since = False, time.monotonic()
         now = self.part.rounds[-1]
         now.until = round(max((end.until for end in ends), default=time.monotonic()), 4)
         now.ranks = [_part(end, now) for end in ends]
+        for end in ends:
+            with suppress(OSError):
+                end.file.unlink()
         for older in self.part.rounds[:-_FULL_ROUNDS]:
             older.ranks = []
+
+    def now(self, ends: Sequence[RankEnd]) -> NodePart:
+        """The part as it is in the middle of a round, whose ranks go on."""
+        part = replace(self.part, phases=[*self.part.phases], rounds=[*self.part.rounds])
+        if self.is_open:
+            until = max((end.until for end in ends), default=time.monotonic())
+            part.rounds[-1] = now = replace(part.rounds[-1], until=round(until, 4), why="it goes on")
+            now.ranks = [_part(end, now) for end in ends]
+        return part
 
     def why(self, text: str) -> None:
         """Why the latest round ended."""
         if self.part.rounds:
             self.part.rounds[-1].why = self._scrub(text)[:300]
 
-    def text(self, limit: int) -> str:
-        """As JSON of at most *limit* bytes, where that holds a little: what is oldest and finest goes first."""
-        for fine, rounds in ((True, _FULL_ROUNDS), (False, _FULL_ROUNDS), (False, 1), (False, 0)):
-            text = json.dumps(_shorter(self.part, fine=fine, rounds=rounds).to_dict())
-            if len(text) <= limit:
-                break
-        return text
+
+def text_of(part: NodePart, limit: int) -> str:
+    """As JSON of at most *limit* bytes, where that holds a little: what is oldest and finest goes first."""
+    for fine, rounds in ((True, _FULL_ROUNDS), (False, _FULL_ROUNDS), (False, 1), (False, 0)):
+        text = json.dumps(_shorter(part, fine=fine, rounds=rounds).to_dict())
+        if len(text) <= limit:
+            break
+    return text
 
 
 def _shorter(part: NodePart, *, fine: bool, rounds: int) -> NodePart:
@@ -124,12 +139,10 @@ def _shorter(part: NodePart, *, fine: bool, rounds: int) -> NodePart:
 
 
 def _part(end: RankEnd, of: RoundPart) -> RankPart:
-    """What a rank's file comes to; the file goes."""
+    """What a rank's file comes to."""
     text = ""
-    with suppress(OSError):
-        with open(end.file, encoding="utf-8", errors="replace") as file:
-            text = file.read(_FILE_BYTES)
-        end.file.unlink()
+    with suppress(OSError), open(end.file, encoding="utf-8", errors="replace") as file:
+        text = file.read(_FILE_BYTES)
     events = list(events_of(text))
     part = RankPart(end.rank, of.since, round(end.until, 4), end.how)
     began = next((event.at for event in events if isinstance(event, RankStarted)), end.until)

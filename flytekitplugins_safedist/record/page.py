@@ -38,6 +38,7 @@ class JobEnd:
         cause: the root cause, with its traceback and the last lines that its rank printed.
         budgets: what was spent of restarts and replacements, and why: for each its text.
         trace: where the trace is; "" where there is none.
+        goes_on: it has not ended.
     """
 
     task: str
@@ -45,6 +46,7 @@ class JobEnd:
     cause: str = ""
     budgets: Sequence[str] = ()
     trace: str = ""
+    goes_on: bool = False
 
 
 def fragment(found: Findings, told: JobEnd) -> str:
@@ -100,7 +102,7 @@ def _summary(found: Findings, told: JobEnd) -> str:
     ranks, durations = found.ranks, [rank.durations for rank in found.ranks if rank.durations]
     nodes = sum(every.round == found.round for part in found.parts for every in part.rounds)
     words = [
-        f"failed: {told.code}" if told.code else "succeeded",
+        f"failed: {told.code}" if told.code else "running" if told.goes_on else "succeeded",
         shown_seconds(found.until - found.since),
         f"{len(ranks)} rank(s) on {nodes} node(s)",
         f"{len(found.rounds)} round(s)",
@@ -110,7 +112,7 @@ def _summary(found: Findings, told: JobEnd) -> str:
         words.append(f"{max(map(findings.steps_of, ranks))} steps, half of them within {shown_seconds(middle)}")
     values = next((rank.values for rank in ranks if rank.values), {})
     words += [f"{name} {value:.6g}" for name, value in values.items()]
-    kind = "bad" if told.code else "good"
+    kind = "bad" if told.code else "soft" if told.goes_on else "good"
     held = f"<p>{escape(findings.held_line(found.held))}</p>" if found.held else ""
     budgets = "".join(f"<li>{escape(each)}</li>" for each in told.budgets)
     trace = f'<p class="soft">Trace for Perfetto: {escape(told.trace)}</p>' if told.trace else ""

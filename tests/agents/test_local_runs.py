@@ -30,8 +30,10 @@ ENDED = "[safedist] interrupted (Ctrl-C): every rank has been ended"
 
 
 def after(text: str, ended: Ended) -> str:
-    """What the terminal showed after the last ``text``, without its echo of Ctrl-C (which drops what is on its way)."""
-    return "\n".join(screen(ended.files / "out")).replace("^C", "").rpartition(text)[2].strip()
+    """What the terminal showed after the last ``text``, but for its echo of Ctrl-C (which drops what is on its way)
+    and for where the record of the run is."""
+    shown = "\n".join(screen(ended.files / "out")).replace("^C", "").rpartition(text)[2].strip()
+    return shown.partition("; the record of this run: ")[0]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,8 @@ def test_ctrl_c_is_one_line(warm, tmp_path, command):
     typed = [(["[rank 0] here", "[rank 1] here"], CTRL_C)]
     ended = on_a_terminal(warm, tmp_path / "job", typed, command).wait()
     assert after("here", ended) == ENDED
+    [page] = re.findall(r"the record of this run: (\S+)", ended.out)
+    assert "failed: SYSTEM:Stopped" in Path(page).read_text()
     assert ended.code == 130
     assert ended.left == ended.scratch == []
 

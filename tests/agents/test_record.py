@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from tests.harness.job import Job
+from tests.harness.moto_s3 import BUCKET
 from tests.harness.pod import Pod
-from tests.harness.procs import KILL, Ended, gate, until
+from tests.harness.procs import KILL, TERM, Ended, Running, gate, until
+from tests.harness.proxy import Proxy
 
 SECRET = "s3cr3t-of-the-database"
 
@@ -107,6 +111,14 @@ def test_a_restart_in_place_is_two_rounds_and_says_why(warm, tmp_path):
     assert "restart: rank 1 failed (RuntimeError); all ranks start again: restart 1 of 1" in text
 
 
+def test_a_hang_leaves_a_page(warm, tmp_path, ranks_gate):
+    ended = warm.run("job_recorded:one_hangs", tmp_path / "job", kind="execute", environment=ranks_gate.environment)
+    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "failed: USER:HangError" in text
+    assert "rank 1 is not in all_reduce" in text or "the job does not move" in text
+
+
 class TwoNodes(Job):
     """Of the module with tasks whose runs are looked at."""
 
@@ -162,3 +174,88 @@ def nothing() -> None:
     ended = pod.fast("nothing")
     assert pod.uploaded() == ["deck.html", "outputs.pb"], ended.err
     assert re.search(r"<td>staging</td><td>[\d.]+ m?s</td>", (pod.outputs / "deck.html").read_text())
+
+
+QUICK = {"TEST_PAGE_SECONDS": "0.05"}
+
+
+def seen_now(deck: Path) -> str:
+    return Page(
+        re.search(r'<div class="sd">.*</div></div>', deck.read_text(), re.DOTALL)[0].removesuffix("</div>")
+    ).text
+
+
+def test_while_the_job_runs_the_page_shows_the_ranks_of_all_nodes(warm, tmp_path, ranks_gate):
+    job = TwoNodes(warm, tmp_path, "two_nodes_wait", "", {**ranks_gate.environment, **QUICK})
+    other = job.start(1)
+    first = job.start(0)
+    ranks_gate.heard(4)
+    deck = first.files / "outputs" / "deck.html"
+    until(lambda: deck.exists() and "4 rank(s) on 2 node(s); 1 round(s); 3 steps" in seen_now(deck), "all ranks' steps")
+    text = seen_now(deck)
+    assert "two_nodes_wait" in text
+    assert re.search(r"running; [\d.]+ (ms|s|min)", text), text
+    assert "loss 0.25" in text
+    assert "it goes on" in text
+    assert text.count("running") == 5, "the job, and each rank"
+    ranks_gate.let_go(4)
+    ended, _ = first.wait(), other.wait()
+    assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "succeeded; " in text
+    assert "running" not in text
+
+
+class Holding(Proxy):
+    """On the way to a store: holds the first upload of a deck back."""
+
+    def __init__(self, target: int) -> None:
+        self.uploads = 0
+        self.release = threading.Event()
+        super().__init__(target)
+
+    def _seen(self, data: bytes) -> None:
+        if data.startswith(b"PUT ") and b"deck.html" in data.partition(b"\r\n")[0]:
+            self.uploads += 1
+            if self.uploads == 1:
+                self.release.wait()
+
+
+def test_a_store_that_is_slow_holds_up_no_job_and_the_page_of_its_end_is_the_last(warm, tmp_path, ranks_gate, s3):
+    store = Holding(int(s3.endpoint.rpartition(":")[2]))
+    more = {**s3.environment, "FLYTE_AWS_ENDPOINT": f"http://127.0.0.1:{store.port}", **ranks_gate.environment, **QUICK}
+    prefix = f"s3://{BUCKET}/{tmp_path.name}"
+    arguments = ["--output-prefix", f"{prefix}/out", "--raw-output-data-prefix", f"{prefix}/raw"]
+    call = "job_recorded:one_node_waits"
+    job = warm.start(call, tmp_path / "job", kind="execute", environment=more, arguments=arguments)
+    ranks_gate.heard(2)
+    until(lambda: store.uploads, "the first page is on its way")
+    ranks_gate.let_go(2)
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert store.uploads == 2, "one at a time; the second is the end's"
+    store.release.set()
+    assert b"succeeded; " in s3.get(f"{tmp_path.name}/out/deck.html")
+    store.close()
+
+
+def test_a_rank_server_that_dies_and_a_pod_that_is_told_to_stop_leave_a_page(warm, tmp_path, ranks_gate):
+    def started(name: str, **more: str) -> tuple[Running, str]:
+        environment = {**ranks_gate.environment, **more}
+        job = warm.start("job_recorded:one_node_waits", tmp_path / name, kind="execute", environment=environment)
+        return job, ranks_gate.heard(2)[0]
+
+    job, said = started("server")
+    os.kill(int(said.split()[-1]), KILL)
+    ended = job.wait()
+    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "failed: SYSTEM:RanksNotStarted" in text
+    assert "3 steps" in text, "what the ranks had noted"
+    job, _ = started("told")
+    job.signal(TERM)
+    ended = job.wait()
+    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
+    text = Page(page(ended).removesuffix("</div>")).text
+    assert "failed: SYSTEM:Stopped" in text
+    assert "3 steps" in text

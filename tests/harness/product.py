@@ -35,6 +35,7 @@ PRIVATE = {
     "Hello": "job.messages:Hello",
     "Rules": "job.facts:Rules",
     "Server": "job.server:Server",
+    "seen": "job.seen",
     "Endpoint": "topology:Endpoint",
     "ending": "job.ending",
     "warning_of_image": "plugin.images:warning_of_image",

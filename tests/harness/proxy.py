@@ -41,10 +41,13 @@ class Proxy:
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
 
-    @staticmethod
-    def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    def _seen(self, data: bytes) -> None:
+        """Called with what is about to be passed on."""
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
+                self._seen(data)
                 other.sendall(data)
         for end in (one, other):
             with contextlib.suppress(OSError):

@@ -8,10 +8,14 @@ import time
 
 from flytekit import task
 
-from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank, stage
+from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank, stage
+from tests.harness import product
 from tests.harness.procs import say, wait_for_word
 
 STEPS = 12
+
+if "TEST_PAGE_SECONDS" in os.environ:
+    product.seen.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])
 THREE = SafeTorch(nproc_per_node=3)
 
 
@@ -91,3 +95,38 @@ def one_comes_back() -> int:
     if me.round == 0:
         time.sleep(30)
     return me.round
+
+
+def _steps_and_waits() -> None:
+    me = current_rank()
+    for step in range(3):
+        with stage("load"):
+            pass
+        me.progress(step, loss=0.25)
+    say(f"rank {me.rank} of process {os.getpid()} of {os.getppid()}")
+    wait_for_word()
+
+
+@task(task_config=TWO_NODES, enable_deck=True)
+def two_nodes_wait() -> None:
+    """Takes three steps and waits for the test's word."""
+    _steps_and_waits()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.5, preemption=0.1)), enable_deck=True)
+def one_node_waits() -> None:
+    """The same, on one node."""
+    _steps_and_waits()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, hangs=Hangs(action="fail", floor=1, ceiling=60)), enable_deck=True)
+def one_hangs() -> None:
+    """Rank 1 leaves the others alone in a collective."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for _ in range(1 if current_rank().rank == 1 else 2):
+        dist.all_reduce(torch.ones(1))
+    if current_rank().rank == 1:
+        wait_for_word()

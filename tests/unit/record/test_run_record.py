@@ -131,10 +131,10 @@ def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_small_messages
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     nodes = [ten_hours(tmp_path, range(at * 8, at * 8 + 8), at, clock) for at in range(8)]
-    assert max(len(each.text(1 << 20)) for each in nodes) < 200_000
-    assert all(len(each.text(20_000)) <= 20_000 for each in nodes)
-    assert len(nodes[0].text(20_000)) > 500, "and still says what it can"
-    parts = node.merged(nodes[0].part, [(each.text(1 << 20), Offset(0.0, 0.001)) for each in nodes[1:]])
+    assert max(len(node.text_of(each.part, 1 << 20)) for each in nodes) < 200_000
+    assert all(len(node.text_of(each.part, 20_000)) <= 20_000 for each in nodes)
+    assert len(node.text_of(nodes[0].part, 20_000)) > 500, "and still says what it can"
+    parts = node.merged(nodes[0].part, [(node.text_of(each.part, 1 << 20), Offset(0.0, 0.001)) for each in nodes[1:]])
     found = findings.found_in(parts)
     assert [rank.rank for rank in found.ranks] == list(range(64))
     told = page.JobEnd("train", code="USER:ValueError", cause="x" * 200_000)
@@ -150,7 +150,7 @@ def test_a_part_that_is_damaged_or_of_another_version_is_left_out() -> None:
     own = NodeRecorder("a", plain).part
     other = NodeRecorder("b", plain)
     other.part.version = 99
-    assert node.merged(own, [("{", Offset(0.0, None)), (other.text(1000), Offset(0.0, None))]) == [own]
+    assert node.merged(own, [("{", Offset(0.0, None)), (node.text_of(other.part, 1000), Offset(0.0, None))]) == [own]
 
 
 def test_what_a_rank_writes_is_what_its_node_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_times_of_other_nodes_are_moved_to_node_0s() -> None:
     other = NodeRecorder("b", plain)
     other.phase("staging", 5.0, 1.0)
     other.begins(0, 1)
-    [_, moved] = node.merged(NodeRecorder("a", plain).part, [(other.text(9000), Offset(100.0, 0.5))])
+    [_, moved] = node.merged(NodeRecorder("a", plain).part, [(node.text_of(other.part, 9000), Offset(100.0, 0.5))])
     assert moved.phases[0] == ("staging", 105.0, 1.0)
     assert moved.rounds[0].since == pytest.approx(other.part.rounds[0].since + 100.0)
     assert (moved.offset, moved.error) == (100.0, 0.5)
@@ -249,12 +249,12 @@ def test_what_does_not_fit_a_message_loses_what_is_finest_and_oldest_first(tmp_p
         line = interval(since, 1.0, load=(10, 0.5, 0.1, 5.0)).line()
         file.write_text(RankStarted(1, 0, round_no, since).line() + line)
         made.over([RankEnd(0, file, "returned", since + 1.0)])
-    all_ = json.loads(made.text(1 << 20))
+    all_ = json.loads(node.text_of(made.part, 1 << 20))
     assert [len(every["ranks"]) for every in all_["rounds"]] == [1] * 5
     assert all(every["ranks"][0]["shares"] for every in all_["rounds"])
-    coarser = json.loads(made.text(len(made.text(1 << 20)) - 1))
+    coarser = json.loads(node.text_of(made.part, len(node.text_of(made.part, 1 << 20)) - 1))
     assert [len(every["ranks"]) for every in coarser["rounds"]] == [1] * 5
     assert not any(every["ranks"][0]["shares"] for every in coarser["rounds"])
-    latest = json.loads(made.text(len(json.dumps(coarser)) - 1))
+    latest = json.loads(node.text_of(made.part, len(json.dumps(coarser)) - 1))
     assert [(every["round"], len(every["ranks"])) for every in latest["rounds"]] == [(1, 0), (2, 0), (3, 0), (4, 1)]
-    assert [len(every["ranks"]) for every in json.loads(made.text(10))["rounds"]] == [0] * 4
+    assert [len(every["ranks"]) for every in json.loads(node.text_of(made.part, 10))["rounds"]] == [0] * 4
