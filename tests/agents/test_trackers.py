@@ -7,18 +7,21 @@ from pathlib import Path
 
 from tests.harness.procs import Ended, Warm
 
+MLFLOW = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
-def attempt(warm: Warm, tmp_path: Path, number: int, failures: int) -> Ended:
+
+def attempt(warm: Warm, tmp_path: Path, number: int, failures: int, task: str = "tracked") -> Ended:
     """One attempt of a task's node in one execution, as Flyte starts it."""
     environment = {
         "TEST_TRACKED": str(tmp_path),
         "TEST_FAILURES": str(failures),
         "FLYTE_ATTEMPT_NUMBER": str(number),
         "FLYTE_INTERNAL_EXECUTION_ID": "f7a1",
+        **MLFLOW,
     }
     prefix = ["--output-prefix", str(tmp_path / "n0" / "data" / str(number))]
     files = tmp_path / f"pod-{number}"
-    return warm.run("job_trackers:tracked", files, kind="execute", environment=environment, arguments=prefix)
+    return warm.run(f"job_trackers:{task}", files, kind="execute", environment=environment, arguments=prefix)
 
 
 def runs(tmp_path: Path) -> list[str]:
@@ -35,6 +38,18 @@ def test_a_jobs_restarts_and_attempts_are_one_run_of_a_tracker(warm, tmp_path):
     assert len(begun) > 1  # one for each round
     assert len(set(begun)) == 1
     assert re.fullmatch(r"f7a1-[0-9a-f]{8}", begun[0])
+
+
+def test_a_jobs_restarts_and_attempts_are_one_run_of_mlflow(warm, tmp_path):
+    failed = attempt(warm, tmp_path, 0, 2, "tracked_by_mlflow")
+    assert "bad data in round 1" in failed.err
+    assert "start_method preload" in failed.err, "it is imported once for all ranks"
+    ended = attempt(warm, tmp_path, 1, 1, "tracked_by_mlflow")
+    assert ended.code == 0, ended.err
+    [tag] = tmp_path.glob("mlruns/*/*/tags/job")
+    assert re.fullmatch(r"f7a1-[0-9a-f]{8}", tag.read_text())
+    losses = (tag.parents[1] / "metrics" / "loss").read_text().splitlines()
+    assert [line.split()[-1] for line in losses] == ["0", "1", "10", "11"], "each round of each attempt"
 
 
 def test_a_local_run_has_a_name_of_its_own_each_time(warm, tmp_path):

@@ -1,9 +1,11 @@
-"""A task with a tracker: one Weights & Biases run per job, whatever becomes of its ranks."""
+"""A task with a tracker: one run of it per job, whatever becomes of its ranks."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from flytekit import task
 
@@ -11,17 +13,42 @@ from flytekitplugins_safedist import SafeTorch, current_rank
 from flytekitplugins_safedist.fs import barrier
 
 sys.path.append(os.path.join(sys.prefix, "libraries"))
+import mlflow
 import wandb
 
+CONFIG = SafeTorch(nproc_per_node=2, max_restarts=1)
 
-@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1), retries=1)
-def tracked() -> str:
+
+def _tracked(log: Callable[[str], None]) -> str:
     me = current_rank()
     if me.rank == 0:
-        where = os.environ["TEST_TRACKED"]
-        with wandb.init(project="digits", id=me.job, resume="allow", mode="offline", dir=where) as run:
-            run.log({"loss": 1.0}, step=me.round)
+        log(os.environ["TEST_TRACKED"])
     barrier("tracked")  # no rank fails before the run is written
     if me.round < int(os.environ.get("TEST_FAILURES", "0")):
         raise ValueError(f"bad data in round {me.round}")
     return me.job
+
+
+def _by_wandb(where: str) -> None:
+    me = current_rank()
+    with wandb.init(project="digits", id=me.job, resume="allow", mode="offline", dir=where) as run:
+        run.log({"loss": 1.0}, step=me.round)
+
+
+def _by_mlflow(where: str) -> None:
+    me = current_rank()
+    mlflow.set_tracking_uri(Path(where, "mlruns").as_uri())
+    experiment = mlflow.set_experiment("digits").experiment_id
+    found = mlflow.MlflowClient().search_runs([experiment], f"tags.job = '{me.job}'", max_results=1)
+    mlflow.start_run(run_id=found[0].info.run_id if found else None, tags={"job": me.job})
+    mlflow.log_metric("loss", 1.0, step=10 * me.attempt + me.round)  # and no end_run: the rank may fail
+
+
+@task(task_config=CONFIG, retries=1)
+def tracked() -> str:
+    return _tracked(_by_wandb)
+
+
+@task(task_config=CONFIG, retries=1)
+def tracked_by_mlflow() -> str:
+    return _tracked(_by_mlflow)
