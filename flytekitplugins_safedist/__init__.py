@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .config.options import Hangs as Hangs
     from .config.options import Logs as Logs
     from .config.options import Metrics as Metrics
+    from .config.options import Preflight as Preflight
     from .config.options import SafeHorovod as SafeHorovod
     from .config.options import SafeTorch as SafeTorch
     from .config.options import Scratch as Scratch
@@ -31,6 +32,7 @@ _PUBLIC = {
     "Hangs": "config.options",
     "Logs": "config.options",
     "Metrics": "config.options",
+    "Preflight": "config.options",
     "Problem": "errors",
     "RankContext": "ranks.context",
     "RecoverableRankFailedError": "plugin.task",

@@ -219,6 +219,11 @@ class RendezvousError(SafedistError):
     """The nodes of the job did not come together, or lost each other."""
 
 
+class PreflightError(SafedistError):
+    """Before the first rank a node was not fit for the job, or far slower than the others. The text names it. Flyte
+    should retry: on other machines, if they are kept off this one."""
+
+
 class StagingError(SafedistError):
     """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""
 
@@ -320,6 +325,7 @@ _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:Stopped": (JobInterruptedError,),
     "SYSTEM:RendezvousTimeout": (RendezvousError,),
     "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError, MpiLaunchError),
+    "SYSTEM:Preflight": (PreflightError,),
     "SYSTEM:Storage": (StagingError,),
     "SYSTEM:NodeDisk": (StaleHandleError, FsIoError),
     "": (CodeNotFoundError,),

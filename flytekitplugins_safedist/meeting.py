@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from . import envvars, frames
@@ -123,6 +124,17 @@ class Meeting:
         self._of_thread.mine = (os.getpid(), sock)
         sock.sendall(frames.packed(json.dumps(self._hello).encode()))
         return sock
+
+
+def own_address(host: str, port: int) -> str:
+    """The address by which this machine reaches ``host``, and so that by which others reach this one. Sends nothing."""
+    with suppress(OSError):
+        for family, kind, proto, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, proto) as probe:
+                probe.connect(address)
+                found: str = probe.getsockname()[0]
+                return found
+    return socket.gethostname()
 
 
 def of_rank(environment: Mapping[str, str]) -> Meeting | None:

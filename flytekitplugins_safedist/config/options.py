@@ -34,6 +34,7 @@ StartMethod = Literal["preload", "spawn"]
 Keep = Literal["never", "on_failure", "always"]
 Volume = Literal["disk", "memory"]
 HangAction = Literal["restart", "fail", "report"]
+PreflightAction = Literal["fail", "report"]
 
 DEFAULT_REPLACEMENTS = 10
 SCRATCH_MOUNT = "/var/run/safedist/scratch"
@@ -238,6 +239,23 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """Checks of all nodes, when they have met and before the first rank starts: scratch, /dev/shm, names, a connection
+    to each other node, clocks, GPUs, a small matrix product on each, and an all-reduce between neighbours.
+
+    Attributes:
+        action: where a node is not fit, or far slower than the others: ``"fail"``: the job ends with
+            ``SYSTEM:Preflight...``, which costs none of ``retries``; ``"report"``: the log says so.
+        slow: the part of the median of all nodes (of all GPUs) below which a figure is far off.
+        timeout: for all of it.
+    """
+
+    action: PreflightAction = "fail"
+    slow: Annotated[float, Must(lambda part: 0 < part < 1, "is no part of the median", "use 0.5, or less")] = 0.5
+    timeout: Seconds = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class SafeDistributed:
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
@@ -259,6 +277,7 @@ class SafeDistributed:
         logs: see :class:`Logs`.
         hangs: see :class:`Hangs`.
         metrics: see :class:`Metrics`.
+        preflight: see :class:`Preflight`; None: nothing is checked.
         operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
         master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
             every role is OnFailure unless it names another: a pod that is lost comes back.
@@ -280,6 +299,7 @@ class SafeDistributed:
     logs: Logs = field(default_factory=Logs)
     hangs: Hangs = field(default_factory=Hangs)
     metrics: Metrics = field(default_factory=Metrics)
+    preflight: Preflight | None = None
     operator: Operator = "pytorch"
     master: Master | None = None
     worker: Worker | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import Problem
 from .asked import TaskArguments
 from .gpus import fewest, per_role
-from .options import Hangs, Logs, Metrics, SafeDistributed, SafeHorovod, Scratch, parse_nodes
+from .options import Hangs, Logs, Metrics, Preflight, SafeDistributed, SafeHorovod, Scratch, parse_nodes
 from .quantities import size_in_bytes
 from .registered import Registered
 from .roles import Role, roles
@@ -40,6 +40,7 @@ class Plan(Registered):
     logs: Logs
     hangs: Hangs
     metrics: Metrics
+    preflight: Preflight | None
     environment: tuple[tuple[str, str], ...]
 
     @property
@@ -83,6 +84,7 @@ def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None
         logs=config.logs,
         hangs=config.hangs,
         metrics=config.metrics,
+        preflight=config.preflight,
         environment=tuple(sorted((arguments.environment or {}).items())),
     )
     return made, []

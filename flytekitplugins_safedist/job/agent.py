@@ -28,6 +28,8 @@ from .hang_messages import Hung, Look
 from .hang_watch import HangWatch
 from .link import GivenUp, LinkLost
 from .membership import Membership
+from .preflight import PreflightGate
+from .preflight_messages import Cleared
 from .prepare import NodePlan
 from .reports import Report
 from .round_start import orders
@@ -81,23 +83,22 @@ class NodeAgent:
         self._finish: Finish | None = None
         timeouts = plan.settings.timeouts
         self._stays = stopping.within_grace(timeouts.preemption, then=timeouts.stop)
+        self._gate = PreflightGate(plan, job.tell, self._go)
         self._handlers = self._table()
 
     def _table(self) -> dict[type, Callable[[Any], object]]:
         return {
             m.Welcome: self._welcome,
             m.Refused: self._refused,
-            m.Go: self._go,
+            m.Go: self._gate.go,
+            Cleared: self._gate.cleared,
             m.Greet: lambda _: self._job.tell(self._job.me),
             m.Stop: self._stop,
             m.Tell: self._tell,
             m.Again: self._again,
             m.Waits: lambda waits: self._say(waits.why),
-            m.Gather: self._save,
-            m.Answer: self._save,
-            m.AllSaved: self._save,
-            Look: self._hang,
-            Hung: self._hang,
+            **dict.fromkeys((m.Gather, m.Answer, m.AllSaved), lambda said: self._hand(said, to=self._saving)),
+            **dict.fromkeys((Look, Hung), lambda said: self._hand(said, to=self._hangs)),
             m.TheEnd: self._end,
             LinkLost: self._lost,
             GivenUp: self._given_up,
@@ -221,7 +222,12 @@ class NodeAgent:
             leave=self.seen.leave,
         )
 
+    def _hand(self, message: Any, *, to: RoundSaving | HangWatch | None) -> None:
+        if to is not None:
+            to.heard(message)
+
     def _stop(self, stop: m.Stop) -> None:
+        self._gate.stop(stop)
         self._job.now(history=stop.history)
         ranks = self._ranks
         if stop.round != self._job.me.round:
@@ -244,14 +250,6 @@ class NodeAgent:
         self._job.now(history=again.history)
         self.seen.why(again.why)
         self._say(again.why)
-
-    def _hang(self, message: Look | Hung) -> None:
-        if self._hangs is not None:
-            self._hangs.heard(message)
-
-    def _save(self, message: m.Gather | m.Answer | m.AllSaved) -> None:
-        if self._saving is not None:
-            self._saving.heard(message)
 
     def _end(self, end: m.TheEnd) -> None:
         self._job.now(history=end.history)
@@ -311,6 +309,7 @@ class NodeAgent:
                 ranks.stop(number)
                 self.seen.over(ranks)
         finally:
+            self._gate.close()
             self.plan.job.backend.close_round()
 
     def _show_stacks(self) -> None:

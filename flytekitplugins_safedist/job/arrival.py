@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import envvars, lastwords, topology
-from ..config.options import Timeouts
+from ..config.options import Preflight, Timeouts
 from ..config.plan import Plan
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
@@ -54,6 +54,7 @@ class Attempt:
         topology: this node's place.
         timeouts: how long nodes wait for each other.
         max_restarts, max_replacements: the budgets of the whole job.
+        preflight: as configured.
         flyte: what flytekit knows of it.
         run_id: names it; the same on every node.
     """
@@ -62,6 +63,7 @@ class Attempt:
     timeouts: Timeouts
     max_restarts: int
     max_replacements: int
+    preflight: Preflight | None
     flyte: task_context.FlyteSnapshot
     run_id: str
 
@@ -79,6 +81,7 @@ class Attempt:
             timeout=timeouts.rendezvous,
             heartbeat=timeouts.heartbeat,
             stop=timeouts.stop,
+            preflight=self.preflight,
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
             about="" if limit is None else f"Its container's memory is limited to {human(limit)}.",
         )
@@ -147,7 +150,7 @@ def _attempt(environment: Mapping[str, str], settings: Plan | None) -> Attempt |
             job = Registered.from_env(variables)
             if job is not None:
                 place = topology.from_env(variables, job)
-                return Attempt(place, job.timeouts, 0, job.max_replacements, flyte, run_id(flyte, environment))
+                return Attempt(place, job.timeouts, 0, job.max_replacements, None, flyte, run_id(flyte, environment))
     return None
 
 

@@ -17,6 +17,7 @@ from .facts import End, Rules, Spent
 from .hang_messages import Hung, Seen, Stalled
 from .inquiry import Found, Inquiry
 from .nodes import Key, Node
+from .preflight_messages import Checked, Cleared
 from .rounds import EXCLUDED, Rounds
 
 _HAS_LEFT = "it has said that it leaves"
@@ -78,6 +79,7 @@ class Coordinator(Rounds):
             m.Floor: lambda node, said, _: self._saving(said.round, lambda s: s.floor(node.key, said.call, said.step)),
             Stalled: lambda _, said, now: self._inquire(said.round, lambda about: about.stalled(said.waited, now)),
             Seen: self._seen,
+            Checked: self._checked,
             m.Saved: lambda node, said, _: self._saving(said.round, lambda save: save.saved(node.key, said.call)),
         }
 
@@ -316,6 +318,17 @@ class Coordinator(Rounds):
         if node is not None:
             about = (hang.kind, hang.why, found.waited, hang.may_end, found.picture, hang.step, hang.by_steps)
             self._tell(node.process, Hung(self.history.round, found.rank, *about, evidence=found.evidence))
+
+    def _checked(self, node: Node, checked: Checked, _now: float) -> None:
+        preflight = self.rules.preflight
+        if preflight is None or checked.round != self.history.round or self._phase != "running":
+            return
+        judged = self._round.checked(node, f"{self._name(node)} ({node.where})", checked.report, preflight.slow)
+        if judged is not None and judged.code and preflight.action == "fail":
+            self._finish(End("preflight", judged.text, reason=judged.code))
+        elif judged is not None:
+            self._note(checked=True)
+            self._tell_members(Cleared(self.history.round, judged.text))
 
     def _cannot_begin(self, node: Node, said: m.CannotBegin, _now: float) -> None:
         was_lost_before = any(spent.node == str(node.key) for spent in self.history.losses)

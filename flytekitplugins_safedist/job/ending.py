@@ -20,6 +20,7 @@ from ..errors import (
     JobInterruptedError,
     NodeLostError,
     NotReplacedError,
+    PreflightError,
     RendezvousError,
     RendezvousTimeoutError,
     SafedistError,
@@ -66,7 +67,14 @@ def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
     return of_error(_of_platform(end))
 
 
-def _of_platform(end: End) -> RendezvousError:
+def _of_platform(end: End) -> SafedistError:
+    if end.kind == "preflight":
+        hint = (
+            "keep the next attempt off that machine (kubectl cordon), or repair it; Preflight(action='report') goes on"
+        )
+        unfit = PreflightError(f"before the first rank: {end.text}", hint=hint)
+        unfit.platforms = end.reason
+        return unfit
     if end.kind == "replacements":
         return GroupClosedError(end.text)
     kind = NotReplacedError if end.kind == "lost" else RendezvousTimeoutError

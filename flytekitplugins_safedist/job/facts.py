@@ -12,6 +12,8 @@ from typing import Literal
 
 from mashumaro.mixins.dict import DataClassDictMixin
 
+from ..config.options import Preflight
+
 _WHY_CHARACTERS = 200
 _WHYS = 8
 """Reasons that are kept, the latest. Every node gets all of them with each round."""
@@ -22,9 +24,9 @@ STANDSTILL = 3
 RELAPSES = 3
 """Losses of one node that end the job, where the last ones follow each other closely."""
 
-EndKind = Literal["done", "failed", "timeout", "lost", "replacements"]
+EndKind = Literal["done", "failed", "preflight", "timeout", "lost", "replacements"]
 """How a job ends. ``done``: every rank returned. ``failed``: a rank's failure, or a node that cannot begin. The others
-are the platform's: nodes never came, never came back, or were lost too often."""
+are the platform's: a node was not fit, nodes never came, never came back, or were lost too often."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class End(DataClassDictMixin):
         kind: see :data:`EndKind`.
         text: what happened, for errors.
         outcome: ``failed``: the root cause's outcome record, as JSON text; "" for the others.
-        reason: ``failed``: why there is no further restart.
+        reason: ``failed``: why there is no further restart; ``preflight``: the error's code.
         disk: ``failed``: what scratch held on the root cause's node.
         returned: ``failed`` with an echo as cause: ranks that had returned before.
         missing: names of the nodes that were not there.
@@ -125,6 +127,7 @@ class History(DataClassDictMixin):
         restarts, losses: what was taken from ``max_restarts`` and ``max_replacements``.
         excluded: machines that take no part any more: the Kubernetes node's name; of a node that does not know it, its
             host's name and its place.
+        checked: the nodes were found fit, before the first rank.
         end: how the job has ended, while that is not known to be uploaded.
     """
 
@@ -134,6 +137,7 @@ class History(DataClassDictMixin):
     restarts: tuple[Spent, ...] = ()
     losses: tuple[Spent, ...] = ()
     excluded: tuple[str, ...] = ()
+    checked: bool = False
     end: End | None = None
 
 
@@ -154,6 +158,7 @@ class Rules:
         grace: that a lost connection may take to come back.
         short_life: a node that is lost three times, and lives shorter than this each time it is back, is not replaced
             again. The kubelet, too, forgets a container's crashes when it has run for ten minutes.
+        preflight: what the nodes are checked for before the first rank; None: they are not.
     """
 
     run: str
@@ -169,6 +174,7 @@ class Rules:
     about: str = ""
     grace: float = 3.0
     short_life: float = 600.0
+    preflight: Preflight | None = None
 
     @property
     def patience(self) -> float:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from .. import envvars
 from ..errors import RendezvousError, TopologyError
+from ..meeting import own_address
 from ..ranks.backends.torch import LOOPBACK
 from ..record.clocks import Offset
 from ..topology import Topology
@@ -187,7 +188,7 @@ class Membership:
         endpoint = self._place.endpoint
         if nnodes == 1 or endpoint is None:
             return LOOPBACK
-        return ports.own_address(endpoint.host, endpoint.port) if self._place.is_elastic else endpoint.host
+        return own_address(endpoint.host, endpoint.port) if self._place.is_elastic else endpoint.host
 
     def _let_go(self) -> None:
         if self._reserved is not None:

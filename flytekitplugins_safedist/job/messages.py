@@ -237,12 +237,15 @@ class Go(Message):
         node_rank, nnodes: this node's place.
         values: what node 0 offers to this round, MASTER_ADDR and MASTER_PORT among it; filled in by the server.
         history: as of now.
+        checks: before ranks start, this node is to be checked, and the coordinator to be told
+            (:mod:`.preflight_messages`).
     """
 
     round: int
     node_rank: int
     nnodes: int
     history: History
+    checks: bool = False
     values: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -44,17 +44,6 @@ def listener(host: str, port: int) -> socket.socket:
     return sock
 
 
-def own_address(host: str, port: int) -> str:
-    """The address by which this machine reaches ``host``, and so that by which others reach this one. Sends nothing."""
-    with suppress(OSError):
-        for family, kind, proto, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-            with socket.socket(family, kind, proto) as probe:
-                probe.connect(address)
-                found: str = probe.getsockname()[0]
-                return found
-    return socket.gethostname()
-
-
 def is_here(host: str) -> bool:
     """Whether ``host`` is this machine: the kernel binds no foreign address."""
     if host == socket.gethostname():

@@ -73,7 +73,8 @@ class Job:
             # Uploaded by this node alone it would end, for Flyte, a job that goes on.
             arrival.of_no_task(error, environment, settings)
             raise
-        flyte, budgets = task_context.take(), (settings.max_restarts, settings.max_replacements)
+        flyte = task_context.take()
+        budgets = settings.max_restarts, settings.max_replacements, settings.preflight
         attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, environment))
         given = dict(settings.environment)
         if flyte.mode == "TASK_EXECUTION":

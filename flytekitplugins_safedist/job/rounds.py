@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..checks.judge import Judged, NodeReport, judge
 from . import messages as m
 from .facts import Cause, End, History, Rules, Spent, is_machines, why_no_restart, with_loss, with_one_more
 from .inquiry import Inquiry
@@ -50,6 +51,7 @@ class Round:
         why: it is over.
         timed_out: a collective timed out.
         is_joined: it is over because a node joins.
+        reports, names: of the checks before the first rank, and how a node is called then, by node_rank.
         save: where all ranks save, while it runs.
         inquiry: whether its ranks hang.
     """
@@ -63,6 +65,8 @@ class Round:
     why: str = ""
     timed_out: bool = False
     is_joined: bool = False
+    reports: dict[int, NodeReport] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     save: SavePoint | None = None
     inquiry: Inquiry | None = None
 
@@ -90,6 +94,11 @@ class Round:
         self.returned.update(ended.returned)
         if ended.cause is not None:
             self.failures.append(Failing(ended.cause, node.process, name, node.machine, node.where))
+
+    def checked(self, node: Node, name: str, report: NodeReport, slow: float) -> Judged | None:
+        """What a node's checks have found; what all have, with the last."""
+        self.reports[node.place], self.names[node.place] = report, name
+        return judge(self.reports, self.names, slow) if len(self.reports) == len(self.members) else None
 
 
 class Rounds:
@@ -152,7 +161,9 @@ class Rounds:
             self._tell_go(node)
 
     def _tell_go(self, node: Node) -> None:
-        self._tell(node.process, m.Go(self.history.round, node.place, len(self._round.members), self.history))
+        checks = self.rules.preflight is not None and not self.history.checked
+        size = len(self._round.members)
+        self._tell(node.process, m.Go(self.history.round, node.place, size, self.history, checks))
 
     def _stop(self, why: str, now: float) -> None:
         self._phase, self._since = "stopping", now

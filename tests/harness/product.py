@@ -50,7 +50,7 @@ PRIVATE = {
     "ReservedPort": "job.ports:ReservedPort",
     "main": "tools.cli:main",
     "doctor": "tools.doctor",
-    "host_checks": "tools.doctor",
+    "host_checks": "checks.machine",
     "Execution": "tools.render:Execution",
     "created": "tools.render:created",
     "job_manifest": "tools.render:job_manifest",

@@ -11,7 +11,7 @@ from typing import Any
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import Hangs, SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import Hangs, Preflight, SafeHorovod, SafeTorch, Timeouts, current_rank
 
 TIMEOUTS = Timeouts(
     stop=1,
@@ -184,6 +184,15 @@ def horovod_watched(steps: int) -> str:
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, hangs=HANGS))
 def torch_watched(steps: int) -> str:
     return with_torch(steps)
+
+
+@task(
+    task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS, preflight=Preflight(slow=0.001, timeout=900))
+)
+def torch_checked_3x1(steps: int) -> str:
+    """Containers of one machine differ by chance."""
+    stand("in the function")
+    return "trained"
 
 
 @task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS, hangs=HANGS))

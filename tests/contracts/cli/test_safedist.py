@@ -127,14 +127,14 @@ def test_the_exit_status_is_for_what_is_broken_only() -> None:
 
 
 def test_a_build_that_crashes_on_import_is_a_finding() -> None:
-    found = doctor._probe("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    found = host_checks.printed_by("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
 
     assert found == "loading it ends with SIGILL: the build does not fit this machine"
 
 
 @pytest.mark.parametrize("program", ["", "print('no json')"])
 def test_a_build_that_says_nothing_is_a_finding(program: str) -> None:
-    assert "prints nothing that can be read" in str(doctor._probe(program))
+    assert "prints nothing that can be read" in str(host_checks.printed_by(program))
 
 
 def test_a_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_directory_that_cannot_be_written_is_broken() -> None:
 def test_gpus_fewer_than_the_pinned_ranks_are_broken() -> None:
     found = {"gpus": 2, "cuda_build": "12.8", "nccl": True}
 
-    (finding,) = doctor._gpus(found, registered(nproc_per_node=4))
+    (finding,) = host_checks._gpus(found, registered(nproc_per_node=4))
 
     assert finding.status == "broken"
     assert "4 ranks are registered for this pod, and 2 GPUs are visible" in finding.what

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from flytekitplugins_safedist.checks.judge import NodeReport, Trouble
+from flytekitplugins_safedist.config.options import Preflight
 from flytekitplugins_safedist.job.coordinator import Coordinator, Disconnected, Said, Tick
 from flytekitplugins_safedist.job.facts import Cause, End, Rules, Spent, replacements
 from flytekitplugins_safedist.job.messages import (
@@ -44,6 +46,7 @@ from flytekitplugins_safedist.job.messages import (
     Waits,
     Welcome,
 )
+from flytekitplugins_safedist.job.preflight_messages import Checked, Cleared
 
 GRACE, HEARTBEAT, TICK, LOOK = 3.0, 6.0, 0.5, 0.3
 LATEST_FAULT = 25.0
@@ -84,6 +87,9 @@ class Process:
     ways: dict[str, int] = field(default_factory=dict)
     """Its server's: processes that are connected, and on which connection."""
     leaves: bool = False
+    checking: Go | None = None
+    """The round that waits for its checks, and what they have found."""
+    found: Checked | None = None
     must_end: End | None = None
     """Its coordinator's: the end that a survivor has brought."""
 
@@ -119,6 +125,7 @@ class World:
             last_call=2,
             grace=GRACE,
             short_life=1,
+            preflight=Preflight() if pick.random() < 0.3 else None,
         )
         self.saves = pick.random() < 0.5
         self.machines = pick.choice([self.size, self.size, self.size - 1])
@@ -342,6 +349,12 @@ class World:
             self.say(process, process.hello)
         elif isinstance(message, Go):
             self.begin(process, message)
+        elif isinstance(message, Cleared):
+            if process.checking is not None and process.checking.round == message.round:
+                self.begin(process, replace(process.checking, checks=False))
+        elif isinstance(message, Stop) and process.checking is not None and process.checking.round == message.round:
+            process.checking = None
+            self.say(process, Ended(message.round))
         elif isinstance(message, Stop) and message.round == process.hello.round:
             self.stop(process)
         elif isinstance(message, Tell):
@@ -378,6 +391,10 @@ class World:
                 raise Broken(f"{process.name} was in round {process.hello.round}, and is to begin {go.round}")
             return
         self.took_part[go.round, process.name] = process.known
+        if go.checks:
+            self.checks(process, go)
+            return
+        process.checking = None
         process.now(state="running", round=go.round)
         process.stands = None
         if self.saves:
@@ -390,6 +407,21 @@ class World:
             name, broken = self.random.choice(["ValueError", "OSError"]), self.random.random() < 0.1
             cause = Cause(0, False, int(self.now * 1e9), go.node_rank, name, repeats=repeats or broken, broken=broken)
         self.after(self.random.uniform(0.2, 6), lambda: self.runs_out(process, go.round, cause))
+
+    def checks(self, process: Process, go: Go) -> None:
+        """Its ranks wait until all nodes are found fit."""
+        process.checking, is_new = go, process.checking is None or process.checking.round < go.round
+        trouble = Trouble("Gpu", is_broken=True, text="no GPU")
+        found = Checked(go.round, NodeReport((trouble,) if self.random.random() < 0.05 else ()))
+        if is_new:
+            self.after(self.random.uniform(0.2, 3), lambda: self.does(process, lambda: self.found(process, found)))
+        elif process.found is not None and process.found.round == go.round:
+            self.say(process, process.found)
+
+    def found(self, process: Process, checked: Checked) -> None:
+        if process.checking is not None and process.checking.round == checked.round:
+            process.found = checked
+            self.say(process, checked)
 
     def says_of(self, process: Process, message: Asks | Preempted) -> None:
         if process.state == "running" and process.hello.round == message.round:

@@ -42,7 +42,7 @@ def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():
 def test_a_node_that_may_be_killed_for_its_memory_is_told_with_what_it_has(monkeypatch, group, about):
     monkeypatch.setattr(arrival.memory, "cgroup", lambda: group)
     place = SimpleNamespace(min_nodes=2, max_nodes=2, is_elastic=False)
-    assert arrival.Attempt(place, Timeouts(), 0, 0, SNAPSHOT, "job").rules().about == about
+    assert arrival.Attempt(place, Timeouts(), 0, 0, None, SNAPSHOT, "job").rules().about == about
 
 
 def test_an_error_at_import_that_never_says_what_it_is_holds_nobody(monkeypatch):

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from flytekitplugins_safedist.checks.judge import NodeReport, Trouble
+from flytekitplugins_safedist.config.options import Preflight
 from flytekitplugins_safedist.job.ending import verdict_of
 from flytekitplugins_safedist.job.facts import Cause, End, History, Spent
 from flytekitplugins_safedist.job.messages import (
@@ -27,6 +29,7 @@ from flytekitplugins_safedist.job.messages import (
     Waits,
     Welcome,
 )
+from flytekitplugins_safedist.job.preflight_messages import Checked, Cleared
 from tests.unit.job.coordination import FIXED, RANGE, STEP, Job, begun, cause, stopped
 
 ENDED = "ended"
@@ -1102,3 +1105,59 @@ def test_the_next_coordinator_keeps_to_what_was_excluded():
         job.hello(process, machine=machine, history=history, lost=("a",))
     job.wait(RANGE.last_call + STEP)
     assert job.heard(Go).keys() == {"a2", "b", "d"}
+
+
+# --- checks before the first rank -----------------------------------------------------------------------------------
+CHECKED = replace(FIXED, preflight=Preflight())
+FIT, UNFIT = NodeReport(), NodeReport((Trouble("Gpu", True, "no GPU"),))
+
+
+def test_ranks_start_when_every_node_is_found_fit_and_later_rounds_are_not_checked():
+    job = Job(CHECKED)
+    for process in "abc":
+        job.hello(process)
+    assert all(go.checks for go in job.heard(Go).values())
+    job.say("b", Checked(0, FIT))
+    job.say("a", Checked(0, FIT))
+    job.say("a", Checked(0, FIT))  # again, on another connection
+    assert not job.heard(Cleared)
+    job.say("c", Checked(0, FIT))
+    assert {cleared.text for cleared in job.heard(Cleared).values()} == {"all is well. 3 node(s): nothing was measured"}
+    fails_on(job, "b", cause(1))
+    assert {(go.round, go.checks) for go in job.heard(Go).values()} == {(1, False)}
+
+
+@pytest.mark.parametrize("action", ["fail", "report"])
+def test_a_node_that_is_not_fit_ends_the_job_or_is_told(action):
+    job = begun(replace(FIXED, preflight=Preflight(action=action)))
+    for process, report in (("a", FIT), ("b", UNFIT), ("c", FIT)):
+        job.say(process, Checked(0, report))
+    named = "node 1 (host host-b): no GPU. 3 node(s): nothing was measured"
+    if action == "report":
+        assert {cleared.text for cleared in job.heard(Cleared).values()} == {named}
+    else:
+        assert job.it.end == End("preflight", named, reason="SYSTEM:PreflightGpu")
+        assert not job.heard(Cleared)
+
+
+def test_where_a_node_is_lost_while_it_is_checked_all_are_checked_anew():
+    job = begun(CHECKED)
+    job.say("a", Checked(0, FIT))
+    job.say("b", Leaves("told to stop"))
+    assert stopped(job) == {"a", "c"}
+    job.all_end("a", "c")
+    job.hello("b2", 1)
+    assert {(go.round, go.checks) for go in job.heard(Go).values()} == {(1, True)}
+    job.say("c", Checked(0, UNFIT))  # of the round before
+    for process in ("a", "b2", "c"):
+        job.say(process, Checked(1, FIT))
+    assert job.heard(Cleared).keys() == {"a", "b2", "c"}
+
+
+def test_who_has_not_heard_that_ranks_may_start_hears_it_on_the_next_connection():
+    job = begun(CHECKED)
+    for process in "abc":
+        job.say(process, Checked(0, FIT))
+    job.lose("b")
+    job.hello("b", state="new", round=-1)
+    assert [go.checks for go in job.heard(Go).values()] == [False]

@@ -14,6 +14,7 @@ from flytekitplugins_safedist.errors import (
     JobInterruptedError,
     LaunchError,
     NodeLostError,
+    PreflightError,
     RendezvousTimeoutError,
     SafedistError,
 )
@@ -32,6 +33,12 @@ PAYS = {
 
 def killed(number: int, *, out_of_memory: bool = False) -> RankOutcome:
     return outcome(0, Status.KILLED, exit_code=-number, out_of_memory=out_of_memory)
+
+
+def unfit(subject: str) -> SafedistError:
+    error = PreflightError("before the first rank: node 1 is slow")
+    error.platforms = f"SYSTEM:Preflight{subject}"
+    return error
 
 
 ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
@@ -88,6 +95,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
     "SYSTEM:RanksNotStarted": (LaunchError("the rank server died"), "the rank server died"),
     "SYSTEM:Stopped": (JobInterruptedError("told to stop by SIGTERM"), "told to stop by SIGTERM"),
+    **{
+        f"SYSTEM:Preflight{subject}": (unfit(subject), "before the first rank: node 1")
+        for subject in ("Speed", "Network", "Gpu", "Disk", "SharedMemory", "Checks")
+    },
     "SYSTEM:RendezvousTimeout": (RendezvousTimeoutError("node 1 did not arrive"), "node 1 did not arrive"),
     "SYSTEM:NodeLost": (NodeLostError("node 1 is gone"), "node 1 is gone"),
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.tools.doctor import check_directory, check_network, check_shared_memory
+from flytekitplugins_safedist.checks.machine import check_directory, check_network, check_shared_memory
 from tests.harness.fusefs import FuseMount, require
 
 

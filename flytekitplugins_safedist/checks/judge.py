@@ -1,0 +1,125 @@
+"""What all nodes' checks say before a job's first rank: which machine is not fit, or far slower than others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Literal
+
+from mashumaro.mixins.dict import DataClassDictMixin
+
+CLOCK_SECONDS = 1.0
+"""By which clocks may differ: more than where something sets them, and less than where nothing does."""
+
+_CHARACTERS = 4000
+"""Of a text that may be about thousands of nodes."""
+
+Subject = Literal["Checks", "Clock", "Dns", "Gpu", "Disk", "Network", "SharedMemory", "Speed"]
+"""What a check is about: a failure's code is ``SYSTEM:Preflight`` and this."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A finding of :mod:`.machine`, but for what is well.
+
+    Attributes:
+        subject: what it is about.
+        is_broken: a task will fail; else it may be meant so.
+        text: with what to do about it.
+    """
+
+    subject: Subject
+    is_broken: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeReport(DataClassDictMixin):
+    """What one node has found.
+
+    Attributes:
+        told: findings.
+        measured: by what, with its unit, and by which (a GPU; "" where there is one): more is better.
+        unreached: nodes that it cannot connect to, by node_rank, and why.
+        ahead: by how many seconds its clock is ahead of node 0's.
+        slack: how far that may be off.
+    """
+
+    told: tuple[Trouble, ...] = ()
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    unreached: dict[int, str] = field(default_factory=dict)
+    ahead: float = 0.0
+    slack: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What it comes to.
+
+    Attributes:
+        text: for the log, or the error.
+        code: of the error; "" where all nodes are fit.
+    """
+
+    text: str
+    code: str
+
+
+def judge(reports: Mapping[int, NodeReport], names: Mapping[int, str], slow: float) -> Judged:
+    """Judge a job's nodes.
+
+    Args:
+        reports: by node_rank.
+        names: of the nodes, for people.
+        slow: the part of the median of all below which a figure is too low.
+    """
+    reports = dict(sorted(reports.items()))  # they come in any order
+    found = [*_unreached(reports, names), *_told(reports, names), *_far_off(reports, names, slow)]
+    found.sort(key=lambda each: not each.is_broken)
+    text = "; ".join(each.text for each in found)[:_CHARACTERS] or "all is well"
+    spans = {kind: (min(values.values()), max(values.values())) for kind, values in _figures(reports).items()}
+    figures = [f"{kind} {low:.3g} to {high:.3g}" for kind, (low, high) in spans.items()]
+    code = f"SYSTEM:Preflight{found[0].subject}" if found and found[0].is_broken else ""
+    return Judged(f"{text}. {len(reports)} node(s): {', '.join(figures) or 'nothing was measured'}", code)
+
+
+def _unreached(reports: Mapping[int, NodeReport], names: Mapping[int, str]) -> Iterator[Trouble]:
+    """Pairs that cannot talk; or the one node that is in all of them."""
+    pairs = {(one, other): why for one, report in reports.items() for other, why in report.unreached.items()}
+    if pairs:
+        common = set.intersection(*map(set, pairs)) if len(pairs) > 2 else set()
+        alone = f"{names[min(common)]} is cut off: " if len(common) == 1 else ""
+        listed = [f"{names[one]} cannot connect to {names[other]} ({why})" for (one, other), why in pairs.items()]
+        yield Trouble("Network", is_broken=True, text=alone + ", ".join(listed))
+
+
+def _told(reports: Mapping[int, NodeReport], names: Mapping[int, str]) -> Iterator[Trouble]:
+    """Each finding once, with all nodes that have it."""
+    same: dict[Trouble, list[str]] = {}
+    for node, report in reports.items():
+        for each in report.told:
+            same.setdefault(each, []).append(names[node])
+        if abs(report.ahead) - report.slack > CLOCK_SECONDS:
+            text = f"{names[node]}: its clock is {report.ahead:+.1f} s off node 0's (NTP sets it)"
+            yield Trouble("Clock", is_broken=False, text=text)
+    for each, nodes in same.items():
+        yield replace(each, text=f"{', '.join(nodes)}: {each.text}")
+
+
+def _figures(reports: Mapping[int, NodeReport]) -> dict[str, dict[tuple[int, str], float]]:
+    """All of one kind, by node and by which of its."""
+    found: dict[str, dict[tuple[int, str], float]] = {}
+    for node, report in reports.items():
+        for kind, values in report.measured.items():
+            found.setdefault(kind, {}).update({(node, which): value for which, value in values.items()})
+    return found
+
+
+def _far_off(reports: Mapping[int, NodeReport], names: Mapping[int, str], slow: float) -> Iterator[Trouble]:
+    for kind, values in _figures(reports).items():
+        usual = median(values.values())
+        for (node, which), value in values.items():
+            if value < slow * usual:
+                where = names[node] + (f", {which}" if which else "")
+                yield Trouble("Speed", is_broken=True, text=f"{where}: {kind} {value:.3g}, where most have {usual:.3g}")

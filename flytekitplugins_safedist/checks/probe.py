@@ -1,0 +1,239 @@
+"""One node's checks before the first rank of its job starts: a short-lived process, which has a rank's variables as the
+only one of its node, and leaves a :class:`.judge.NodeReport`.
+
+The nodes' probes meet in the round's key-value corner, so that each knows where the others listen, and none ends before
+all have tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from .. import envvars
+from ..meeting import Meeting, of_rank, own_address
+from .judge import NodeReport, Subject, Trouble
+from .machine import Finding, check_directory, check_network, check_shared_memory, check_torch, torch_facts
+
+_CONNECT_SECONDS, _DIALLED_AT_ONCE = 5.0, 64
+_DISK_MIB, _REDUCED_MIB = 64, 64
+_TIMES = 4
+_CLOCK = struct.Struct("!d")
+_KEY = "safedist/preflight"
+
+
+def main() -> None:
+    """``python -m``, with a directory to examine, the file to report to, and seconds to wait for the others. Ends when
+    its standard input does: with the agent."""
+    threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()
+    directory, file, seconds = sys.argv[1:]
+
+    def leave(report: NodeReport) -> None:
+        part = Path(f"{file}.part")
+        part.write_text(json.dumps(report.to_dict()))
+        part.replace(file)
+
+    leave(examined(Path(directory), float(seconds), os.environ, leave))
+    os._exit(0)  # a process group whose peers have gone may not end by itself
+
+
+def examined(
+    directory: Path, seconds: float, env: Mapping[str, str], leave: Callable[[NodeReport], object]
+) -> NodeReport:
+    """All checks of this node. What is found of the others is left early: whoever then never ends has told that."""
+    meeting, node, nodes = of_rank(env), int(env[envvars.RANK]), int(env[envvars.WORLD_SIZE])
+    peers = Peers(meeting, node, nodes, seconds) if meeting is not None and nodes > 1 else None
+    if peers is not None:
+        leave(NodeReport(unreached=peers.unreached, ahead=peers.ahead, slack=peers.slack))
+    facts = _or_why(torch_facts)
+    told = list(_told(directory, facts, env))
+    measured: dict[str, dict[str, float]] = {"disk, MB/s:": {"": _disk(directory)}}
+    if isinstance(facts, dict):
+        measured |= _computing(facts["gpus"])
+        if peers is not None and peers.all_talk:
+            speed = _or_why(lambda: _reducing(peers, on_gpu=facts["gpus"] > 0))
+            if isinstance(speed, str):
+                remedy = (
+                    "see whether ranks may use this network (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO)"
+                )
+                told.append(
+                    Trouble("Network", is_broken=True, text=f"an all-reduce between nodes fails: {speed}; {remedy}")
+                )
+            else:
+                measured["all-reduce with a neighbour, GB/s:"] = {"": speed}
+    if peers is None:
+        return NodeReport(tuple(told), measured)
+    peers.leave()
+    return NodeReport(tuple(told), measured, peers.unreached, peers.ahead, peers.slack)
+
+
+def _or_why(ask: Callable[[], Any]) -> Any:
+    """What it says; or why it says nothing, in one line."""
+    try:
+        return ask()
+    except Exception as error:  # torch's, NCCL's, a broken build's
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+
+
+def _told(scratch: Path, facts: dict[str, Any] | str, env: Mapping[str, str]) -> Iterator[Trouble]:
+    checks: list[tuple[Subject, Iterator[Finding]]] = [
+        ("Gpu", check_torch(facts, env)),
+        ("SharedMemory", check_shared_memory()),
+        ("Disk", check_directory(scratch)),
+        ("Dns", check_network()),
+    ]
+    for subject, findings in checks:
+        for each in findings:
+            if each.status != "ok":
+                yield Trouble(subject, each.status == "broken", f"{each.check}: {each.what} ({each.remedy})")
+
+
+# --- measures --------------------------------------------------------------------------------------------------------
+def _disk(directory: Path) -> float:
+    """Megabytes a second, through to the disk; 0 where nothing can be written."""
+    block, began = os.urandom(1 << 20), time.perf_counter()
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            for _ in range(_DISK_MIB):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return 0.0
+    return _DISK_MIB * 2**20 / 1e6 / (time.perf_counter() - began)
+
+
+def _computing(gpus: int) -> dict[str, dict[str, float]]:
+    import torch
+
+    if not gpus:
+        return {"matrix product, TFLOP/s:": {"": _product(torch, "cpu", 1024, torch.float32)}}
+    names = {f"GPU {index}": f"cuda:{index}" for index in range(gpus)}
+    free = {name: torch.cuda.mem_get_info(device)[0] / 2**30 for name, device in names.items()}
+    speed = {name: _product(torch, device, 8192, torch.float16) for name, device in names.items()}
+    return {"free GPU memory, GiB:": free, "matrix product, TFLOP/s:": speed}
+
+
+def _product(torch: Any, device: str, size: int, kind: Any) -> float:
+    x = torch.ones(size, size, device=device, dtype=kind)
+    seconds = _timed(lambda: x @ x, lambda: torch.cuda.synchronize(device) if device != "cpu" else None)
+    return float(2 * size**3 / 1e12 / seconds)
+
+
+def _timed(work: Callable[[], object], finish: Callable[[], object]) -> float:
+    """Seconds for one, at best; the first one warms up."""
+    best = float("inf")
+    for number in range(_TIMES):
+        began = time.perf_counter()
+        work()
+        finish()
+        best = min(best, time.perf_counter() - began) if number else best
+    return best
+
+
+def _reducing(peers: Peers, *, on_gpu: bool) -> float:
+    """Gigabytes a second of an all-reduce with the better of two neighbours in a ring: whoever is slow is so with both,
+    and its neighbours are not."""
+    import torch
+    import torch.distributed as dist
+
+    seconds = timedelta(seconds=peers.seconds)
+    store = dist.TCPStore(peers.address, 0, is_master=True, wait_for_workers=False) if peers.node == 0 else None
+    host, port = peers.said("store", f"{peers.address} {store.port}" if store is not None else None).split()
+    store = store or dist.TCPStore(host, int(port), is_master=False)
+    x = torch.ones(_REDUCED_MIB << 18, device="cuda:0" if on_gpu else "cpu")
+    best = 0.0
+    for pair in peers.pairs():
+        # No group of all, and groups within it: how torch names those that overlap differs from rank to rank.
+        own = dist.PrefixStore("-".join(map(str, pair)), store)
+        place = {"store": own, "rank": pair.index(peers.node), "world_size": 2, "timeout": seconds}
+        dist.init_process_group("nccl" if on_gpu else "gloo", **place)
+        spent = _timed(lambda: dist.all_reduce(x), lambda: torch.cuda.synchronize() if on_gpu else None)
+        dist.destroy_process_group()
+        best = max(best, _REDUCED_MIB * 2**20 / 1e9 / spent)
+    return best
+
+
+# --- the other nodes -------------------------------------------------------------------------------------------------
+class Peers:
+    """The probes of all nodes, as this one finds them: listens, and connects to each.
+
+    Args:
+        meeting: the round's corner.
+        node, nodes: which of how many.
+        seconds: to wait for the others.
+    """
+
+    def __init__(self, meeting: Meeting, node: int, nodes: int, seconds: float) -> None:
+        self.node, self.nodes, self.seconds, self._meeting = node, nodes, seconds, meeting
+        host, _, port = meeting.where.rpartition(":")
+        self.address = own_address(host.strip("[]"), int(port))
+        self.unreached: dict[int, str] = {}
+        self.ahead = self.slack = 0.0
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=nodes)
+        threading.Thread(target=self._answer, daemon=True).start()
+        meeting.set(f"{_KEY}/at/{node}", f"{self.address} {self._listener.getsockname()[1]}".encode())
+        found = {peer: self.said(f"at/{peer}", None) for peer in range(nodes) if peer != node}
+        with ThreadPoolExecutor(_DIALLED_AT_ONCE) as pool:
+            list(pool.map(self._dial, found.keys(), found.values()))
+        meeting.add(f"{_KEY}/unreached", len(self.unreached))
+        self._together("dialled")
+        self.all_talk = meeting.add(f"{_KEY}/unreached", 0) == 0
+
+    def leave(self) -> None:
+        """When all others have measured, too: none is to wait for one that has gone."""
+        self._together("measured")
+
+    def said(self, name: str, value: str | None) -> str:
+        """What one probe says to all others: this one, where it has a value."""
+        if value is not None:
+            self._meeting.set(f"{_KEY}/{name}", value.encode())
+        return (self._meeting.wait(f"{_KEY}/{name}", self.seconds) or b"").decode()
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """This node's neighbours in a ring, with itself, in an order in which no two wait for each other."""
+        ring = [(one, (one + 1) % self.nodes) for one in range(self.nodes if self.nodes > 2 else 1)]
+        first, second, last = ring[0 : self.nodes - 1 : 2], ring[1::2], ring[self.nodes - 1 :: 2]
+        ordered = dict.fromkeys([*first, *second, *last])
+        return [(min(pair), max(pair)) for pair in ordered if self.node in pair]
+
+    def _together(self, what: str) -> None:
+        if self._meeting.add(f"{_KEY}/{what}", 1) == self.nodes:
+            self._meeting.set(f"{_KEY}/all-{what}", b"")
+        self._meeting.wait(f"{_KEY}/all-{what}", self.seconds)
+
+    def _answer(self) -> None:
+        """With this node's clock."""
+        while True:
+            with suppress(OSError), self._listener.accept()[0] as sock:
+                sock.sendall(_CLOCK.pack(time.time()))
+
+    def _dial(self, peer: int, where: str) -> None:
+        host, _, port = where.partition(" ")
+        try:
+            began = time.time()
+            with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS) as sock:
+                theirs = _CLOCK.unpack(sock.recv(_CLOCK.size, socket.MSG_WAITALL))[0]
+        except (OSError, ValueError, struct.error) as error:
+            self.unreached[peer] = f"{host}:{port}: {error}" if where else "its checks have not begun"
+            return
+        if peer == 0:
+            ended = time.time()
+            self.ahead, self.slack = (began + ended) / 2 - theirs, (ended - began) / 2
+
+
+if __name__ == "__main__":
+    main()

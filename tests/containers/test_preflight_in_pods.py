@@ -1,0 +1,37 @@
+"""The nodes of a job are checked in pods: what is measured between them, and who cannot talk to whom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from flyteidl.core import errors_pb2
+
+from tests.containers.cluster import Job
+from tests.containers.engine import DEADLINE, PORT
+from tests.containers.test_hangs_in_pods import all_but_the_agents
+
+Make = Callable[..., Job]
+
+
+def test_nodes_that_are_fit_go_on_and_their_logs_have_the_figures(job: Make) -> None:
+    checked = job("torch_checked_3x1", steps=1)
+    ended = checked.run(DEADLINE)
+    assert checked.output == "trained"
+    figures = r"preflight: .* 3 node\(s\): disk, MB/s: .*, matrix product, .*, all-reduce with a neighbour, GB/s: "
+    assert all(re.search(figures, pod.log) for pod in ended)
+
+
+def test_a_node_that_no_other_can_connect_to_is_named_before_the_first_rank(job: Make) -> None:
+    """The agents talk, and what is fetched from the store arrives."""
+    cut = job("torch_checked_3x1", steps=1)
+    *_, last = cut.pods
+    store = (f"INPUT -p tcp --sport {PORT} -j ACCEPT", f"OUTPUT -p tcp --dport {PORT} -j ACCEPT")
+    with last.under(*all_but_the_agents(last), *store):
+        ended = cut.run(DEADLINE)
+    assert {pod.codes for pod in ended} == {(0,)}
+    error = cut.error
+    assert (error.code, error.kind) == ("SYSTEM:PreflightNetwork", errors_pb2.ContainerError.RECOVERABLE)
+    node = rf"node 2 \(host {last.name}, Kubernetes node machine-of-{last.name}\)"
+    assert re.match(rf"before the first rank: {node} is cut off: .* cannot connect to {node} \(", error.message)
+    assert not any("in the function" in pod.log for pod in ended)
