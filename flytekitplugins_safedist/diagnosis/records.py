@@ -69,11 +69,12 @@ HOROVOD = "Horovod"
 """In the place of a group's name."""
 
 
-def of_horovod(begun: int, ended: int, stack: Stack = ()) -> Recorded:
-    """The same of a rank of Horovod's, which counts its waits; which operation it waits in is in its main thread's
-    stack. It gives up no wait by itself."""
+def of_horovod(begun: int, ended: int, stack: Stack = (), about: str = "") -> Recorded:
+    """The same of a rank of Horovod's, which counts its waits, and knows what the latest is *about*; which operation it
+    waits in is in its main thread's stack. It gives up no wait by itself."""
     called = [frame.function for frame in stack if "/horovod/" in frame.file]
-    waits = Begun(HOROVOD, begun, called[-1] if called else "a collective", timeout=math.inf)
+    operation = (called[-1] if called else "a collective") + (f" of {about}" if about else "")
+    waits = Begun(HOROVOD, begun, operation, timeout=math.inf)
     pending = (waits,) if begun > ended else ()
     return Recorded({HOROVOD: begun}, pending, pending)
 

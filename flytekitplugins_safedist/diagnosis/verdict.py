@@ -15,7 +15,8 @@ from .picture import Standing, listed
 Kind = Literal["gpu", "frozen", "gil", "input", "returned", "missing", "slow", "mismatch", "symmetric"]
 
 _BUSY = 0.1
-"""Cores that a rank uses which computes, with all that it has started, rather than waits."""
+"""Cores that a rank uses which computes, with all that it has started, rather than waits. Horovod's thread, which wakes
+each millisecond, may use as many: a rank that others wait for is busy with up to so many more than they use."""
 
 _LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
@@ -95,7 +96,7 @@ def _by_collectives(standing: Sequence[Standing]) -> Hang | None:
     behind = [each for each in others if any(_is_behind(each, one) for one in waiting)]
     culprits = behind or others
     first = culprits[0]
-    kind = _kind(first)
+    kind = _kind(first, idle=min(each.cpu for each in waiting))
     begun = waiting[0].record.pending[0]
     why = f"{_seen(first, kind)}; {_who(waiting)} in {begun}"
     return Hang(kind, _ranks(culprits), _ranks(waiting), why, _key(kind, culprits, waiting))
@@ -105,13 +106,13 @@ def _is_behind(one: Standing, waiting: Standing) -> bool:
     return any(one.record.counts.get(each.group, 0) < each.number for each in waiting.record.pending)
 
 
-def _kind(one: Standing) -> Kind:
+def _kind(one: Standing, idle: float = 0.0) -> Kind:
     is_saving = one.steps.is_saving or one.steps.is_writing
     if one.process.state == "T" or (one.process.state == "D" and not is_saving):
         return "frozen"
     if one.returned:
         return "returned"
-    if one.moved or one.cpu > _BUSY or is_saving:
+    if one.moved or one.cpu > _BUSY + min(_BUSY, idle) or is_saving:
         return "slow"
     if one.holds_gil:
         return "gil"

@@ -151,9 +151,9 @@ class HangWatch:
         """Each rank's collectives: torch's, or Horovod's where it has waited for any."""
         found = records.read(self._sockets())
         for order, page in self._ranks.running.values():
-            rank, (begun, ended) = order.context.rank, page.waits
+            rank, (begun, ended, about) = order.context.rank, page.waits
             if begun:
-                found[rank] = records.of_horovod(begun, ended, stacks.get(rank, ()))
+                found[rank] = records.of_horovod(begun, ended, stacks.get(rank, ()), about)
         return found
 
     def _steps(self) -> dict[int, Steps]:

@@ -51,6 +51,9 @@ _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 
 _WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES, _OF = 16, 17, 18, 19, 20, 21, 22
 """Words of the agent, and of the rank, on cache lines of their own."""
 
+_AWAITED_AT, _AWAITED_BYTES = 256, 128
+"""Text beside the words: where it begins, and how much there is of it, the end of longer ones."""
+
 _NO_COUNT = -1
 """As the step that is told: steps have fallen, so their numbers say nothing of how far the rank is."""
 
@@ -118,6 +121,7 @@ class AgentPage:
 
     def __init__(self, mapped: memoryview) -> None:
         self._words = mapped[:_WORDS_BYTES].cast("q")
+        self._awaited = mapped[_AWAITED_AT : _AWAITED_AT + _AWAITED_BYTES]
         self._record = mapped[_WORDS_BYTES:]
 
     @property
@@ -176,10 +180,11 @@ class AgentPage:
         return int(self._words[_DEBUGS])
 
     @property
-    def waits(self) -> tuple[int, int]:
-        """How many of Horovod's collectives the rank has begun to wait for, and how many of these waits have ended."""
+    def waits(self) -> tuple[int, int, str]:
+        """How many of Horovod's collectives the rank has begun to wait for, how many of these have ended, and what
+        the latest is about; parts of two, where another begins meanwhile."""
         ended = int(self._words[_WAITED])  # first: what ends meanwhile is a wait that still goes on
-        return int(self._words[_WAITS]), ended
+        return int(self._words[_WAITS]), ended, bytes(self._awaited).rstrip(b"\0").decode(errors="replace")
 
     @property
     def steps(self) -> Steps:
@@ -210,6 +215,7 @@ class RankPage:
 
     def __init__(self, mapped: memoryview) -> None:
         self._words = mapped[:_WORDS_BYTES].cast("q")
+        self._awaited = mapped[_AWAITED_AT : _AWAITED_AT + _AWAITED_BYTES]
         self._record = mapped[_WORDS_BYTES:]
         self._call = 0
         self._target = NOWHERE
@@ -285,8 +291,9 @@ class RankPage:
         self._words[_LISTENS] = 1
         self._words[_FINISHED] = NOWHERE
 
-    def wait_begins(self) -> None:
-        """The rank is about to wait for a collective of Horovod's."""
+    def wait_begins(self, about: str) -> None:
+        """The rank is about to wait for a collective of Horovod's; what it is *about*."""
+        self._awaited[:] = about.encode()[-_AWAITED_BYTES:].ljust(_AWAITED_BYTES, b"\0")
         self._words[_WAITS] += 1
 
     def wait_ends(self) -> None:

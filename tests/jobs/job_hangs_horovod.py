@@ -13,14 +13,24 @@ from flytekitplugins_safedist import Hangs, SafeHorovod, current_rank
 from tests.harness.procs import say
 
 
-def meet(name: str) -> None:
-    hvd.allreduce(torch.ones(3), name=name)
+def meet(name: str, **options: object) -> None:
+    hvd.allreduce(torch.ones(3), name=name, **options)
+
+
+MIXES = {
+    "other collective": lambda: hvd.broadcast(torch.ones(3), root_rank=0, name="other"),
+    "skipped": lambda: meet("third"),
+    "barrier in one branch": hvd.barrier,
+    "other shape": lambda: hvd.allreduce(torch.ones(5), name="second"),
+    "new group": lambda: hvd.add_process_set([0, 1]),
+}
 
 
 @task(task_config=SafeHorovod(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4)))
 def fails(how: str) -> None:
     """Hang in one way or another; the job fails for it."""
-    hvd.init()
+    pair = hvd.ProcessSet([0, 1])
+    hvd.init(process_sets={"new group": "dynamic", "groups crossed": [pair]}.get(how))
     meet("first")
     if current_rank().rank == 1:
         if how in ALONE:
@@ -28,8 +38,10 @@ def fails(how: str) -> None:
         elif how in RETURNS:
             RETURNS[how]()
             return
-        elif how == "other collective":
-            hvd.broadcast(torch.ones(3), root_rank=0, name="other")
+        elif how == "groups crossed":
+            meet("mine", process_set=pair)  # where rank 0 comes after the next one
+        else:
+            MIXES[how]()
     meet("second")
 
 

@@ -396,3 +396,27 @@ def test_how_busy_the_gpu_is_is_told(busy: int | None, says: str) -> None:
     hang = judge([waits(0), elsewhere(1, gpus=(GpuUse(1, "GPU-b", busy=busy),))])
     assert hang is not None
     assert says in hang.why
+
+
+def test_of_horovods_ranks_that_wait_for_different_tensors_the_odd_one_is_the_culprit() -> None:
+    stack = (Frame("/lib/horovod/torch/mpi_ops.py", 254, "allreduce"),)
+
+    def of(rank: int, about: str) -> Standing:
+        return Standing(rank, Process(rank, "S"), record=of_horovod(4, 3, stack, about))
+
+    hang = judge([of(0, "w"), of(1, "bias in process set 1"), of(2, "w")])
+    assert hang is not None
+    assert (hang.kind, hang.culprits) == ("mismatch", (1,))
+    assert "rank 1 has called allreduce of bias in process set 1 (#4" in hang.why
+    assert "where ranks 0, 2 have called allreduce of w (#4" in hang.why
+    assert judge([of(0, ""), of(1, "")]).kind == "symmetric"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("used", "by_who_waits", "kind"),
+    [(0.14, 0.11, "missing"), (0.14, 0.0, "slow"), (0.25, 0.11, "slow"), (1.0, 1.0, "slow")],
+)
+def test_what_a_librarys_own_thread_uses_in_every_rank_is_no_work(used: float, by_who_waits: float, kind: str) -> None:
+    hang = judge([waits(0, cpu=by_who_waits), elsewhere(1, cpu=used), waits(2, cpu=used)])
+    assert hang is not None
+    assert hang.kind == kind

@@ -256,6 +256,10 @@ def test_collectives_that_lost_a_peer_are_recognised(type_: str, message: str) -
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
         ("my.RuntimeErrorOfMine", "broken pipe"),
         ("MyHorovodInternalErrorHandler", ""),
+        (
+            "horovod.common.exceptions.HorovodInternalError",
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor",
+        ),
     ],
 )
 def test_what_a_user_program_raises_of_its_own_is_no_echo(type_: str, message: str) -> None:
