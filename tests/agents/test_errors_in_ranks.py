@@ -59,3 +59,16 @@ def test_what_the_users_own_work_raises_is_the_users_whatever_it_is_and_the_rank
     assert (code, pays) == ("USER:WorkFailedError", NOBODY)
     assert "ConnectionRefusedError: the feature store is down" in message
     assert "The above exception was the direct cause" in message
+
+
+@pytest.mark.parametrize(
+    ("how", "times"), [("killed by the kernel's out-of-memory killer", "xx"), ("no such file", "x")]
+)
+def test_the_recipe_for_more_memory_tries_again_after_an_oom_kill_alone(warm, tmp_path, how, times):
+    environment = {"TEST_TIMES": str(tmp_path / "times"), "TEST_HOW": how}
+    ended = warm.run("job_larger:called", tmp_path / "job", environment=environment)
+    assert (tmp_path / "times").read_text() == times
+    if times == "xx":
+        assert ended.value == "trained 3"
+    else:
+        assert "no such file" in str(ended.error)
