@@ -1,15 +1,20 @@
-"""What it costs to be watched for hangs: the time of a step, the agent's share of a core; and how long it takes to look
-at many ranks at once.
+"""What it costs to be watched for hangs: the time of a step, the agent's share of a core; how long it takes to look at
+many ranks at once; and how soon ranks that hang are back in their function.
 
 The first two are medians of interleaved runs of one function: as by default, with torch's flight recorder on and the
 agent asking it each 30 seconds, which most runs are too short for; asking it each second; and with the recorder off.
 
+The last is tried with each kind of hang that tests/agents/test_hangs.py has. What ends such a job by itself, and at
+once, is left out.
+
     python benchmarks/hangs.py --ranks 4 8 --runs 5 --stand 64
+    python benchmarks/hangs.py --ranks --stand --hang
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -20,7 +25,10 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from flytekitplugins_safedist.diagnosis import evidence, records
+from tests.harness.procs import Warm, gate, listening_for_workers
 
 PROJECT = Path(__file__).parent / "hangs_project"
 NOT = "not watched"
@@ -32,6 +40,11 @@ VARIANTS: dict[str, dict[str, str]] = {
 CALL = "import os; os.environ['HANGS_AGENT'] = str(os.getpid()); import hangs_measure; "
 STARTS = 300.0
 """Seconds for many ranks to start on few cores."""
+
+
+THRESHOLD = 5.0
+"""Of the tasks that start again (``starts_again`` in the tests' jobs)."""
+JOBS = {"torch": "job_hangs", "horovod": "job_hangs_horovod"}
 
 
 def environment(ranks: int, scratch: str, **more: str) -> dict[str, str]:
@@ -94,6 +107,29 @@ def _look(scratch: Path, ranks: int) -> float:
     return took
 
 
+def come_back() -> None:
+    """Seconds from a hang until rank 0 is in the function again, beyond the threshold."""
+    beyond: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as scratch:
+        warm = Warm(listening_for_workers(Path(scratch)))
+        for library, case in importlib.import_module("tests.agents.test_hangs").TRIED:
+            if ":" in getattr(case, library):
+                continue
+            directory, module = Path(scratch) / str(len(beyond)), JOBS[library]
+            with gate(directory / "gate") as ranks:
+                how = {"inputs": {"how": case.how}, "environment": ranks.environment}
+                ended = warm.run(f"{module}:starts_again", directory / "job", **how)
+                began = min(map(float, ranks.pending().split()))
+            if "failed (HangError); all ranks start again" not in ended.out + ended.err:
+                raise SystemExit(f"{library}, {case.how}: no hang:\n{ended.out}{ended.err}")
+            beyond.append(ended.value - began - THRESHOLD)
+            load = os.getloadavg()[0]
+            print(f"{library}, {case.what}: threshold + {beyond[-1]:.1f} s (load {load:.1f})", flush=True)
+        warm.close()
+    median = statistics.median(beyond)
+    print(f"{len(beyond)} hangs: threshold + {min(beyond):.1f} to {max(beyond):.1f} s, median {median:.1f} s")
+
+
 def main() -> None:
     """Run all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,11 +137,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--stand", type=int, nargs="*", default=[64], help="ranks to look at")
+    parser.add_argument("--hang", action="store_true", help="have ranks hang, too, in every way")
     options = parser.parse_args()
     for ranks in options.ranks:
         compare(ranks, options.runs, options.steps)
     for ranks in options.stand:
         look_at(ranks)
+    if options.hang:
+        come_back()
 
 
 if __name__ == "__main__":

@@ -162,9 +162,12 @@ RETURNS = {"returned": lambda: None, "returned, stays": stays}
 STORE = {"store killed": dies, "store closed": closes_the_store}
 
 
-def hangs(how: str) -> None:
+def begins() -> None:
     dist.init_process_group("gloo")
     meet()
+
+
+def hangs(how: str) -> None:
     if how in ALONE:
         if current_rank().rank == 1:
             ALONE[how]()
@@ -185,7 +188,21 @@ def hangs(how: str) -> None:
 @task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4)))
 def fails(how: str) -> None:
     """Hang in one way or another; the job fails for it."""
+    begins()
     hangs(how)
+
+
+AGAIN = {"nproc_per_node": 3, "max_restarts": 1, "timeouts": QUICK, "hangs": Hangs(floor=5, ceiling=5)}
+
+
+@task(task_config=SafeTorch(**AGAIN))
+def starts_again(how: str) -> float:
+    """When rank 0 is in the function again. Ranks say when they are about to hang, for benchmarks/hangs.py."""
+    if current_rank().round == 0:
+        begins()
+        say(f"{time.time()}")
+        hangs(how)
+    return time.time()
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="report", floor=1, ceiling=2)))
