@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from . import termination
 from .errors import SafedistError
-from .handoff import HERE
+from .handoff import Slot
 from .texts import encodable, named
 
 LIMIT = 1000
 """Characters of the last line: all of it must fit into the end of a log that is shown."""
 
 FAILED = "the job failed: "
+
+_KEPT: Slot[tuple[str, str]] = Slot()
+"""How the log's last line begins, and why the job failed: from the task to the entrypoint."""
 
 
 def keep(error: BaseException | str, prefix: str = FAILED) -> None:
@@ -26,7 +29,7 @@ def keep(error: BaseException | str, prefix: str = FAILED) -> None:
         error: why the job failed, or this process ends.
         prefix: what the last line of the log says before that.
     """
-    HERE.last_words = (prefix, encodable(error if isinstance(error, str) else text_of(error)))
+    _KEPT.value = (prefix, encodable(error if isinstance(error, str) else text_of(error)))
 
 
 def text_of(error: BaseException) -> str:
@@ -37,7 +40,7 @@ def text_of(error: BaseException) -> str:
 def take() -> str | None:
     """The last line of the log, once, and leave all of it as the container's termination message; None when nothing
     failed."""
-    kept: tuple[str, str] | None = HERE.take("last_words")
+    kept = _KEPT.take()
     if kept is None:
         return None
     prefix, text = kept

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, NotInTaskError
 from ..fs.identity import current_identity
-from ..handoff import HERE
 from ..ranks import context
 from ..ranks.shared_page import AgreedSave
+from ..record.writer import RECORDER
 from . import due, places, preemption, saves
 from .group import JobRanks, assemble, failure_of, per_rank
 from .saves import DamagedError, Manifest
@@ -278,8 +278,8 @@ class Checkpoints:
         self._buffers = self._buffers or dcp.Buffers()
         share = states.share_of(state, [one["own"] for one in told], group, self._buffers)
         still = time.monotonic() - began
-        if HERE.recorder is not None:
-            HERE.recorder.saved(step, began, still)
+        if RECORDER.value is not None:
+            RECORDER.value.saved(step, began, still)
         own = [name for name, value in state.items() if isinstance(value, per_rank)]
         made = Manifest(step, group.world_size, names=list(state), per_rank=own)
         if self._by_time is not None:

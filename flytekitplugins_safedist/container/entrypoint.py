@@ -27,7 +27,6 @@ from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError, StagingError
 from ..flyte.storage_errors import unsigned
-from ..handoff import HERE
 from . import early, readonly
 from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
 
@@ -266,13 +265,14 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
 
 def stage_code(invocation: Invocation, options: Options) -> None:
     """Fetch, verify, unpack and put in place; say so in one line."""
+    from ..record.node import STAGED
     from .staging import stage
 
     started = time.monotonic()
     code = stage(invocation.distribution or "", invocation.dest, options)
     how = "fetched" if code.new else "found on this node"
     seconds = time.monotonic() - started
-    HERE.staged = started, seconds
+    STAGED.value = started, seconds
     logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
 
 

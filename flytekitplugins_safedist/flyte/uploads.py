@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
-from ..handoff import HERE
+from ..handoff import Slot
 from ..texts import chain
 from . import task_context
 from .put_new import NoConditionError, path_of, put_new
@@ -40,21 +40,27 @@ _STAYING = {errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETO
 
 T = TypeVar("T")
 
+_SECONDS: Slot[float] = Slot()
+"""For how long an upload is tried again, and"""
+_VERDICT: Slot[str] = Slot()
+"""where this attempt's verdict goes: from the task, and the entrypoint, to the way to the store that flytekit makes for
+itself."""
+
 
 def be_patient(upload_timeout: float) -> float:
     """Set for how long this process tries: half of the time that the other nodes wait for the upload, at most ten
     minutes. Returns it, in seconds."""
-    HERE.upload_seconds = min(LONGEST_SECONDS, upload_timeout / 2)
-    return HERE.upload_seconds
+    seconds = _SECONDS.value = min(LONGEST_SECONDS, upload_timeout / 2)
+    return seconds
 
 
 def first_stays(prefix: str) -> None:
     """What this process uploads to *prefix* is its attempt's verdict; other pods of the job may upload one as well."""
-    HERE.verdict_prefix = prefix
+    _VERDICT.value = prefix
 
 
 def _seconds() -> float:
-    return LONGEST_SECONDS if HERE.upload_seconds is None else HERE.upload_seconds
+    return LONGEST_SECONDS if _SECONDS.value is None else _SECONDS.value
 
 
 def patient_access() -> type[FileAccessProvider]:
@@ -66,7 +72,7 @@ def patient_access() -> type[FileAccessProvider]:
             stopping.stop_requested()
         ):  # and what was to end the task has been swallowed: what it made since is not to count
             stopping.end()
-        if to_path == HERE.verdict_prefix:
+        if to_path == _VERDICT.value:
             if _is_decided(access, to_path):
                 return to_path
             once = _one_and_whole(access, Path(from_path), to_path, once)

@@ -26,7 +26,7 @@ from ..errors import (
     SafedistError,
 )
 from ..flyte.storage_errors import one_line
-from ..handoff import HERE
+from ..handoff import Slot
 from ..ranks.outcome import RankOutcome
 from .facts import End
 from .link import GivenUp, LinkLost
@@ -107,11 +107,13 @@ def refusal(refused: Refused, me: Hello) -> RendezvousError:
 
 
 # --- the order in which nodes leave ---------------------------------------------------------------------------------
+_OPEN: Slot[Membership] = Slot()
+"""Node 0's, with the job's coordinator, to be closed after the upload: from the task to the entrypoint."""
 
 
 def stay(job: Membership) -> None:
     """Node 0, when the task returns: keep the coordinator until :func:`leave`."""
-    HERE.open_job = job
+    _OPEN.value = job
 
 
 def leave(*, uploaded: bool) -> None:
@@ -120,7 +122,7 @@ def leave(*, uploaded: bool) -> None:
     Args:
         uploaded: whether ``outputs.pb`` or ``error.pb`` is where it should be.
     """
-    job: Membership | None = HERE.take("open_job")
+    job = _OPEN.take()
     if job is None:
         return
     job.tell(Uploaded(uploaded, "" if uploaded else "flytekit ended with an error before its upload"))

@@ -17,13 +17,12 @@ from ..flyte import run_page
 from ..flyte.run_page import ConsoleDeck, Kept
 from ..flyte.storage_errors import one_line
 from ..fs.store import bounded
-from ..handoff import HERE
 from ..ranks.order import EVENTS, order_file
 from ..ranks.outcome import RankOutcome
 from ..ranks.outcome_text import how
 from ..ranks.rank_set import Ranks
 from ..record import findings, node, page, trace
-from ..record.node import NodeRecorder, RankEnd, text_of
+from ..record.node import STAGED, NodeRecorder, RankEnd, text_of
 from ..record.scrub import scrubber
 from .live import RunLive
 from .membership import Membership
@@ -58,8 +57,8 @@ class RunSeen:
         self._plan, self._job, self._limit = plan, job, 0
         self._scrub = scrubber(plan.job.ranks_environment)
         self._record = NodeRecorder(socket.gethostname(), self._scrub)
-        if HERE.staged is not None:
-            self._record.phase("staging", *HERE.staged)
+        if STAGED.value is not None:
+            self._record.phase("staging", *STAGED.value)
         self._record.phase("prepare", time.monotonic() - plan.seconds, plan.seconds)
         self.live = RunLive(plan, job, self._scrub)
         self._deck: ConsoleDeck | None = None

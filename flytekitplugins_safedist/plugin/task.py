@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import signal
@@ -26,10 +27,10 @@ from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import ConfigError, RankFailedError, SafedistError
 from ..flyte import error_document, run_page
 from ..flyte.storage_errors import one_line
-from ..handoff import HERE
 from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import literals
+from ..ranks.forkserver_client import EARLY
 from . import overrides
 from .serialization import SerializesToKubeflow, plan_task, registered_as
 
@@ -59,6 +60,10 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
 
 
 flytekit_inside.require_hooks(PythonFunctionTask)
+
+_INPUTS: contextvars.ContextVar[LiteralMap | None] = contextvars.ContextVar("safedist_inputs", default=None)
+"""The literals that flytekit was to convert, within one dispatch: from one method of the task to the next, in whatever
+thread."""
 
 
 class SafeTask(SerializesToKubeflow):
@@ -103,7 +108,7 @@ class SafeTask(SerializesToKubeflow):
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one
         # path. What execute() gets as arguments is only looked at by flytekit's log line, which prints it.
-        HERE.inputs.set(literals.mended(literal_map))
+        _INPUTS.set(literals.mended(literal_map))
         return dict.fromkeys(literal_map.literals, "converted by each rank")
 
     def execute(self, **kwargs: Any) -> Any:
@@ -118,8 +123,8 @@ class SafeTask(SerializesToKubeflow):
             return self._execute(kwargs)
 
     def _execute(self, kwargs: dict[str, Any]) -> Any:
-        dispatched: LiteralMap | None = HERE.inputs.get()
-        HERE.inputs.set(None)
+        dispatched = _INPUTS.get()
+        _INPUTS.set(None)
         ctx = FlyteContextManager.current_context()
         inputs = dispatched if dispatched is not None else self._to_literals(ctx, kwargs)
         result = self._run(ctx, inputs)
@@ -132,7 +137,7 @@ class SafeTask(SerializesToKubeflow):
         stopping.leave_within(self.plan.timeouts.exit)
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
-            result = run.run(self, self.plan, inputs, dict(os.environ), server=HERE.take("rank_server"))
+            result = run.run(self, self.plan, inputs, dict(os.environ), server=EARLY.take())
         except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
             if remote:
                 raise

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NotInTaskError
 from ..fs.identity import Identity
-from ..handoff import HERE
+from ..handoff import Slot
+from ..record.writer import RECORDER
 
 if TYPE_CHECKING:
-    from ..record.writer import Recorder
     from .shared_page import RankPage
+
+_RANK: Slot[RankContext] = Slot()
+"""Who this process is, and"""
+_PAGE: Slot[RankPage] = Slot()
+"""what it shares with its agent: from the rank to the user's function."""
+_AT_END: list[Callable[[], object]] = []
+"""See :func:`at_end`: from the user's function to the rank."""
+IN_ANY_CASE = ExitStack()
+"""See :func:`in_any_case`: the same way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +71,10 @@ class RankContext(Identity):
             of: how many steps there are, where that is known.
             values: numbers by name, eight names at most.
         """
-        recorder: Recorder | None = HERE.recorder
-        if recorder is not None:
-            recorder.progress(step, values)
-        shared: RankPage | None = HERE.page
-        if shared is not None:
-            shared.progress(int(step), int(of))
+        if RECORDER.value is not None:
+            RECORDER.value.progress(step, values)
+        if _PAGE.value is not None:
+            _PAGE.value.progress(int(step), int(of))
 
     def saved(self) -> None:
         """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""
@@ -79,7 +86,7 @@ def enter(context: RankContext, page: RankPage) -> None:
 
     Called once, by the rank, before the user's function.
     """
-    HERE.rank, HERE.page = context, page  # a process is one rank for all its life; threads of it are the same rank
+    _RANK.value, _PAGE.value = context, page  # a process is one rank for all its life; threads of it are the same rank
 
 
 def page() -> RankPage:
@@ -88,7 +95,7 @@ def page() -> RankPage:
     Raises:
         NotInTaskError: outside a running SafeHorovod or SafeTorch task.
     """
-    shared: RankPage | None = HERE.page
+    shared = _PAGE.value
     if shared is None:
         current_rank()
         raise NotInTaskError("this rank shares no memory with an agent")
@@ -101,7 +108,7 @@ def saving(*, background: bool = False) -> Iterator[None]:
 
     How long that takes is the store's affair: it is no hang.
     """
-    shared: RankPage | None = HERE.page
+    shared = _PAGE.value
     with shared.saving(background=background) if shared is not None else nullcontext():
         yield
 
@@ -112,7 +119,7 @@ def current_rank() -> RankContext:
     Raises:
         NotInTaskError: outside a running SafeHorovod or SafeTorch task.
     """
-    rank: RankContext | None = HERE.rank
+    rank = _RANK.value
     if rank is None:
         raise NotInTaskError(
             "current_rank() was called outside a rank",
@@ -127,15 +134,15 @@ def current_rank() -> RankContext:
 def at_end(finish: Callable[[], object]) -> None:
     """Have ``finish`` called when the task's function has returned, before anything is uploaded; what it raises is the
     rank's error. In a process that is not a rank nothing calls it."""
-    HERE.at_end.append(finish)
+    _AT_END.append(finish)
 
 
 def finish() -> None:
     """What :func:`at_end` was given, in that order. Called once, by the rank."""
-    for action in HERE.at_end:
+    for action in _AT_END:
         action()
 
 
 def in_any_case(let_go: Callable[[], object]) -> None:
     """Have ``let_go`` called at the end of the task's function, also where it raises; ``let_go`` itself must not."""
-    HERE.in_any_case.callback(let_go)
+    IN_ANY_CASE.callback(let_go)

@@ -32,7 +32,7 @@ from .. import envvars, frames
 from ..config.registered import Registered
 from ..diagnosis import stacks
 from ..errors import LaunchError, LaunchTimeoutError
-from ..handoff import HERE
+from ..handoff import Slot
 from . import backends, forkserver, known, memory, preload, process_tree
 from .outcome_text import signal_reason
 
@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 SERVER_NICE_SECONDS = 40.0
 SIGNAL_SECONDS = 30.0
 """How long the server may take to pass a signal on. Its work is short then; only a stopped machine is that slow."""
+
+EARLY: Slot[RankServer] = Slot()
+"""Forked before anything could start a thread: from the entrypoint to the task's agent."""
 
 _LOOK_SECONDS = 1.0
 """Of silence, after which it is seen whether somebody has frozen the server."""
@@ -304,7 +307,7 @@ def _as_launch_error() -> Iterator[None]:
 
 
 def fork_early(environment: Mapping[str, str]) -> None:
-    """Leave a rank server in ``HERE.rank_server`` for the task that this pod is going to run, if it is one of ours.
+    """Leave a rank server in :data:`EARLY` for the task that this pod is going to run, if it is one of ours.
 
     Args:
         environment: the pod's variables, with what was pinned into them when the task was registered.
@@ -320,7 +323,7 @@ def fork_early(environment: Mapping[str, str]) -> None:
         unsafe = preload.import_libraries(libraries)
     if unsafe is None:
         preload.keep()
-        HERE.rank_server = RankServer.fork()
+        EARLY.value = RankServer.fork()
     else:
         logger.info(f"ranks are not forked from this process: {unsafe}")
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import IncompatibleVersionError
-from ..handoff import HERE
 from . import known, users_code
 
 GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
@@ -212,8 +211,7 @@ def _import(name: str, *, needed: bool = True) -> str | None:
             importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         if needed:
-            told = HERE.failed_imports.setdefault(name.partition(".")[0], f"{type(error).__name__}: {error}")
-            return f"importing {name} once for all ranks failed with {told}"
+            return f"importing {name} once for all ranks failed with {users_code.why_it_failed(name, error)}"
     try:
         # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.
         flytekit_inside.stop_event_loops()

@@ -29,6 +29,14 @@ _ABOVE = 1 << 16
 _ROOM = 256
 """Copies of what is open have numbers from ``_ABOVE - _ROOM`` on: far above those that a module goes through."""
 
+_FAILED: dict[str, str] = {}
+"""By package, the error of its first import in this process."""
+
+
+def why_it_failed(module: str, error: BaseException) -> str:
+    """The error of the first import of that module's package here: what a later one says is of that one's leavings."""
+    return _FAILED.setdefault(module.partition(".")[0], f"{type(error).__name__}: {error}")
+
 
 @contextmanager
 def without_children() -> Iterator[None]:

@@ -22,8 +22,7 @@ from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context, uploads
-from ..handoff import HERE
-from ..record.writer import Recorder
+from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
 from . import (
     context,
@@ -76,7 +75,7 @@ def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
     shared = shared_page.open_page(order.page)
     try:
         _become(order, shared, preloaded)
-        HERE.recorder = Recorder(order.events, rank=order.context.rank, round_no=order.context.round, at=began)
+        RECORDER.value = Recorder(order.events, rank=order.context.rank, round_no=order.context.round, at=began)
         _work(order, shared, seconds)
         # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
         # may be done then.
@@ -95,8 +94,8 @@ def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
 
 
 def _recorded() -> None:
-    if HERE.recorder is not None:
-        HERE.recorder.close()
+    if RECORDER.value is not None:
+        RECORDER.value.close()
 
 
 def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> None:
@@ -114,10 +113,7 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
 
 
 def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None:
-    started = time.monotonic()
-
-    phase_ended = partial(_phase_ended, seconds, started)
-
+    phase_ended = partial(_phase_ended, seconds, time.monotonic())
     job = JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
@@ -136,7 +132,7 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
             with users_code.without_children():
                 inputs = literals.native_inputs(job.inputs, task, ctx)
             phase_ended("inputs")
-            with HERE.in_any_case:
+            with context.IN_ANY_CASE:
                 with users_code.without_children():
                     returned = task.task_function(**inputs)
                 flytekit_inside.no_warning_is_an_error()
@@ -162,7 +158,8 @@ def _have_collectives_seen(order: RankOrder, shared: RankPage) -> None:
 def _phase_ended(seconds: dict[str, float], started: float, name: str) -> None:
     before = sum(seconds.values())
     seconds[name] = time.monotonic() - started - before
-    HERE.recorder.phase(name, started + before, seconds[name])
+    if RECORDER.value is not None:
+        RECORDER.value.phase(name, started + before, seconds[name])
 
 
 def _loaded(job: JobOrder) -> PythonFunctionTask[Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..handoff import Slot
 from .clocks import Offset
 from .events import (
     Event,
@@ -37,6 +38,9 @@ _MOST_SAVES = 64
 _FILE_BYTES = 8 << 20
 STALL_TIMES, STALL_SECONDS = 10.0, 1.0
 """A step is a stall that took ten times as long as most, and a second."""
+
+STAGED: Slot[tuple[float, float]] = Slot()
+"""When staging began, by the monotonic clock, and its seconds: from the entrypoint to the record of the run."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 
-from ..handoff import HERE
+from ..handoff import Slot
 from .events import VERSION, Event, Interval, PhaseDone, RankStarted, SaveDone, bucket
 from .scrub import scrubber
 
@@ -37,6 +37,9 @@ _DEPTH = 4
 
 _MOST_SAVES = 500
 
+RECORDER: Slot[Recorder] = Slot()
+"""What notes this rank's stages and steps: from the rank to the user's function."""
+
 
 def stage(name: str) -> AbstractContextManager[object]:
     """``with stage("load"):`` says what the block is: a part of each step, or of the whole run.
@@ -48,7 +51,7 @@ def stage(name: str) -> AbstractContextManager[object]:
     Args:
         name: a short word, the same in every rank and step; of more than 48 names the others count as one.
     """
-    recorder: Recorder | None = HERE.recorder
+    recorder = RECORDER.value
     return nullcontext() if recorder is None else Stage(recorder, name)
 
 

@@ -29,9 +29,8 @@ from typing import Any, NoReturn
 from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.container import entrypoint
-from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import backends, known, preload
-from flytekitplugins_safedist.ranks.forkserver_client import RankServer, variables
+from flytekitplugins_safedist.ranks.forkserver_client import EARLY, RankServer, variables
 from tests.harness import hugepages
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -164,7 +163,7 @@ def _call(case: dict[str, Any]) -> int:
     flytekit_inside.draw_names_anew()  # all cases of this process have one sandbox
     if case["prefork"]:
         # As fork_early() does in safedist-execute: before anything here may start a thread.
-        HERE.rank_server = RankServer.fork()
+        EARLY.value = RankServer.fork()
     if case["kind"] == "entrypoint":
         sys.argv[1:] = case["arguments"]
         entrypoint.main()

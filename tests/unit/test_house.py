@@ -50,10 +50,19 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 
 # --- state --------------------------------------------------------------------------------------------------------
 STATE = {
-    "handoff": "the one place for what parts of a process leave for each other",
-    "stopping": "the process's signals, and what they have decided: there is one of each",
     "container.staging.unpack": "the faster library, where there is one: found once, at import",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
+    "ranks.users_code": "a cache: why a package could not be imported at first",
+    "stopping": "the process's signals, and what they have decided: there is one of each",
+    # What is left for another part of the process, with flytekit or the user's code in between (handoff.Slot):
+    "flyte.uploads": "for how long uploads are tried, and where the verdict goes",
+    "job.ending": "node 0's coordinator, to be closed after the upload",
+    "lastwords": "why the job failed",
+    "plugin.task": "the inputs, within one dispatch",
+    "ranks.context": "who this rank is, and what is to be done at the end of its function",
+    "ranks.forkserver_client": "the rank server that was forked early",
+    "record.node": "how long staging took",
+    "record.writer": "what notes this rank's stages",
 }
 """Modules that hold state, and why; every other one is the same after a call as before it."""
 
@@ -70,6 +79,10 @@ ENVIRONMENT = {
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
 
 
+EMPTY = ("Slot()", "ExitStack()", "[]", "{}", "set()")
+"""To be filled, whatever its name looks like."""
+
+
 def dotted(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
 
@@ -77,16 +90,19 @@ def dotted(path: Path) -> str:
 def holds_state(source: str) -> bool:
     """Whether a module has names that functions assign anew, or a container in a name that is written like a variable.
 
-    Names in capitals are constants, ``__all__`` and loggers are everybody's, and locks guard what is elsewhere.
+    Names in capitals are constants, unless they are empty at first; ``__all__`` and loggers are everybody's, and locks
+    guard what is elsewhere.
     """
     tree = ast.parse(source)
     if any(isinstance(node, ast.Global) for node in ast.walk(tree)):
         return True
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
+        if value in EMPTY or value.startswith("contextvars.ContextVar("):
+            return True
         if not isinstance(target, ast.Name) or target.id.isupper() or target.id.startswith("__"):
             continue
-        value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
         is_variable = isinstance(node, ast.AnnAssign) and value == "None"
         is_container = isinstance(getattr(node, "value", None), MUTABLE)
         if (is_variable or is_container) and not value.startswith(("logging.getLogger", "threading.", "TypeVar")):
@@ -134,7 +150,7 @@ def test_what_breaks_the_rules_would_be_seen() -> None:
     sources = {"a": "class Group: pass", "b": "class Group: pass\nclass _Own: pass", "c": "class _Own: pass"}
     assert told_twice(sources) == {"Group": ["a", "b"]}
     assert all(map(holds_state, ["def f():\n    global _x\n    _x = 1", "_m: dict[str, int] = {}", "k = []"]))
-    assert all(map(holds_state, ["_given: int | None = None"]))
+    assert all(map(holds_state, ["_given: int | None = None", "GIVEN: Slot[int] = Slot()", "_ALL: list[int] = []"]))
     assert not any(map(holds_state, ['logger = logging.getLogger("a")', "_lock = threading.Lock()", "NAMES = {1: 2}"]))
     writes = ["os.environ['A'] = 'b'", "del os.environ['A']", "x = os.environ.pop('A')", "os.putenv('A', 'b')"]
     assert all(map(writes_environment, writes))

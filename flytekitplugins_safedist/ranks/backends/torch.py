@@ -16,7 +16,7 @@ from ... import envvars
 from ...compat.torch import STORE_MAKER
 from ...errors import MissingDependencyError
 from ...fs.identity import Identity
-from ...handoff import HERE
+from .. import users_code
 
 LOOPBACK = "127.0.0.1"
 
@@ -167,5 +167,5 @@ def require(module: str, *, hint: str) -> None:
     except Exception as error:
         installed = not isinstance(error, ModuleNotFoundError) or error.name != package
         what = f"{package} is {'installed, but cannot be imported' if installed else 'not installed'}"
-        told = HERE.failed_imports.setdefault(package, f"{type(error).__name__}: {error}")
-        raise MissingDependencyError(what, where={"module": module}, seen=told, hint=hint) from error
+        seen = users_code.why_it_failed(module, error)
+        raise MissingDependencyError(what, where={"module": module}, seen=seen, hint=hint) from error

@@ -8,8 +8,7 @@ import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, saves
 from flytekitplugins_safedist.checkpoint.store import Store
-from flytekitplugins_safedist.handoff import HERE
-from flytekitplugins_safedist.ranks import shared_page
+from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
 
 
@@ -17,7 +16,7 @@ from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentPage:
     """The agent's end of this process's page."""
     made = shared_page.make(tmp_path / "page")
-    monkeypatch.setattr(HERE, "page", shared_page.open_page(tmp_path / "page"))
+    monkeypatch.setattr(context._PAGE, "value", shared_page.open_page(tmp_path / "page"))
     return made
 
 

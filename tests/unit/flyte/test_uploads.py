@@ -14,7 +14,6 @@ import pytest
 from flytekit.bin import entrypoint as flytekit_entrypoint
 
 from flytekitplugins_safedist.flyte import uploads
-from flytekitplugins_safedist.handoff import HERE
 
 
 class Time:
@@ -135,7 +134,7 @@ def test_both_ways_of_flytekit_to_upload_try_again(
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where an attempt's verdict goes that several pods may upload."""
-    monkeypatch.setattr(HERE, "verdict_prefix", None)
+    monkeypatch.setattr(uploads._VERDICT, "value", None)
     uploads.first_stays(str(tmp_path / "outputs"))
     return tmp_path / "outputs"
 

@@ -12,7 +12,6 @@ import pytest
 import flytekitplugins_safedist
 from flytekitplugins_safedist.diagnosis.progress import Steps
 from flytekitplugins_safedist.errors import NotInTaskError
-from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 
@@ -32,8 +31,8 @@ RANK = RankContext(
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HERE, "rank", None)
-    monkeypatch.setattr(HERE, "page", None)
+    monkeypatch.setattr(context._RANK, "value", None)
+    monkeypatch.setattr(context._PAGE, "value", None)
 
 
 def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:

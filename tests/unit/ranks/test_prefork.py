@@ -7,7 +7,6 @@ import gc
 import pytest
 
 from flytekitplugins_safedist import SafeTorch
-from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.plugin.task import SafeTask
 from flytekitplugins_safedist.ranks import forkserver_client, preload
 
@@ -29,7 +28,7 @@ def test_a_pod_imports_early_only_for_ranks_that_are_forked(monkeypatch, method,
     monkeypatch.setattr(preload, "unsafe_to_fork", lambda culprit: None)
     forkserver_client.fork_early(environment)
     assert ("torch" in imported) == early
-    assert HERE.rank_server is None
+    assert forkserver_client.EARLY.value is None
 
 
 def test_what_is_imported_before_the_fork_is_kept_from_the_collector_whose_marks_would_copy_its_pages(monkeypatch):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flytekitplugins_safedist.handoff import HERE
 from flytekitplugins_safedist.record import findings, node, page, trace, writer
 from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.events import (
@@ -158,7 +157,7 @@ def test_what_a_rank_writes_is_what_its_node_reads(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     file = tmp_path / "events"
     recorder = writer.Recorder(file, rank=0, round_no=0, at=100.0)
-    monkeypatch.setattr(HERE, "recorder", recorder)
+    monkeypatch.setattr(writer.RECORDER, "value", recorder)
     for step in range(20):
         for name, seconds in (("load", 0.25), ("forward", 0.5)):
             with writer.stage(name), writer.stage("part"):
