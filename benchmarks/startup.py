@@ -12,6 +12,7 @@ descendants, until that step and to its end. Memory is the PSS of every process 
 that step; "per further rank" is the slope between the smallest and the largest number of ranks.
 
     python benchmarks/startup.py --ranks 1 2 4 8 --runs 5
+    python benchmarks/startup.py --ranks 4 --runs 5 --imports 3    # a module that takes 3 CPU seconds to import
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def cpu_of(process: Path) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(variant: str, ranks: int) -> Run:
-    """One run of one variant."""
+def run(variant: str, ranks: int, imports: float) -> Run:
+    """One run of one variant, whose module takes so many CPU seconds more to import."""
     with tempfile.TemporaryDirectory(prefix="startup-") as name:
         work = Path(name)
         code = archive(work / "code.tar.gz")
@@ -157,6 +158,7 @@ def run(variant: str, ranks: int) -> Run:
             **os.environ,
             **(pinned if variant.startswith("safedist") else {}),
             "BENCH_RANKS": str(ranks),
+            "BENCH_IMPORT_SECONDS": str(imports),
             MARKER: marker,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "FLYTE_SDK_LOGGING_LEVEL": "50",
@@ -203,13 +205,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--imports", type=float, default=0.0, metavar="SECONDS", help="further CPU time of the import")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     runs: dict[tuple[str, int], list[Run]] = {}
     for _ in range(arguments.runs):
         for ranks in arguments.ranks:
             for variant in arguments.variants:
-                runs.setdefault((variant, ranks), []).append(run(variant, ranks))
+                runs.setdefault((variant, ranks), []).append(run(variant, ranks, arguments.imports))
     report(runs, arguments.ranks, arguments.variants)
     if arguments.json:
         rows = [

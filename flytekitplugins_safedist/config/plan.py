@@ -78,6 +78,7 @@ def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None
         max_restarts=config.max_restarts,
         max_replacements=_replacements(config),
         start_method=config.start_method,
+        shared_caches=tuple(config.scratch.shared_caches),
         scratch=config.scratch,
         size_limit=size_in_bytes(config.scratch.size_limit),
         timeouts=config.timeouts,

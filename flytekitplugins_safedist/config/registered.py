@@ -30,6 +30,7 @@ class Registered:
         gpus: of each pod, or None where nothing asks for any.
         start_method: "preload", or "spawn": then nothing is imported and forked early.
         max_replacements: how often nodes may be lost, in the whole job.
+        shared_caches: compile caches that stay where the environment has them.
         timeouts: the task's.
     """
 
@@ -41,6 +42,7 @@ class Registered:
     gpus: int | None
     start_method: StartMethod
     max_replacements: int
+    shared_caches: tuple[str, ...]
     timeouts: Timeouts
 
     @property
@@ -73,7 +75,8 @@ class Registered:
             said: dict[str, Any] = json.loads(text)
             version = said.pop("version")
             if version == VERSION:
-                made = Registered(**{**said, "timeouts": Timeouts(**said["timeouts"])})
+                values = {"timeouts": Timeouts(**said["timeouts"]), "shared_caches": tuple(said["shared_caches"])}
+                made = Registered(**{**said, **values})
                 made = well_typed(made, problems)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(text, f"{type(error).__name__}: {error}") from error

@@ -46,7 +46,6 @@ def is_over(command: Sequence[str], environment: Mapping[str, str]) -> bool:
         over = comeback.is_decided(lambda: task_context.uploaded_to(prefix, access), logger.info)
     if over:
         logger.info(comeback.LEAVES)
-        stopping.decided(0)
     return over
 
 

@@ -9,7 +9,6 @@ is what the task finds: code importable, working directory as it was. The task r
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -25,35 +24,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
-from ..errors import CodeNotFoundError, ConfigError, Problem, SafedistError, StagingError
+from ..errors import ConfigError, Problem, SafedistError
 from ..flyte.storage_errors import unsigned
-from . import early, readonly
+from ..ranks.prefork import PREFORK, import_and_fork, import_libraries, libraries
+from ..record.node import STAGED
+from . import child, early, readonly
+from .invocation import Invocation, command_line, module_of, parse
 from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
 
 if TYPE_CHECKING:
     from .staging import Options
 
 logger = logging.getLogger(f"{log.NAME}.container.entrypoint")  # also as ``python -m``
-
-
-_WITH_VALUE = ("--additional-distribution", "--dest-dir")
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """The command line, taken apart.
-
-    Attributes:
-        distribution: address of the code archive; None without fast registration.
-        dest: where its files go.
-        dest_argument: the same as it was written: passed on for tasks that dynamic workflows start.
-        command: the command to run afterwards.
-    """
-
-    distribution: str | None
-    dest: Path
-    dest_argument: str
-    command: tuple[str, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -128,23 +110,44 @@ def _run(arguments: list[str]) -> int:
         if made is not None:  # flytekit and every rank ask for it
             os.environ[envvars.TMPDIR] = str(made)
             tempfile.tempdir = None  # asked for again
-        return _staged_and_run(invocation, options, own)
+        return _staged_and_run(invocation, options, registered, own)
 
 
-def _staged_and_run(invocation: Invocation, options: Options, own: ExitStack) -> int:
-    prepare_ranks(os.environ)
-    # ---- from here on there may be threads and clients: nothing below may be needed before the rank server's fork ----
-    if early.is_over(invocation.command, os.environ):
-        return 0
+def _staged_and_run(invocation: Invocation, options: Options, registered: Registered | None, own: ExitStack) -> int:
+    placed, is_task = invocation, is_flytekits(invocation.command)
     if invocation.distribution is not None:
         placed = with_place(invocation, own)
-        if is_flytekits(invocation.command):  # no other command of ours looks there
-            modules = readonly.private(Path(tempfile.gettempdir()), own)
-            options = replace(options, modules=modules)
+        if is_task:  # no other command of ours looks there
+            options = replace(options, modules=readonly.private(Path(tempfile.gettempdir()), own))
+    preloads = is_task and registered is not None and registered.start_method == "preload"
+    forks = registered if preloads and _may_fork(["flytekit"]) else None
+    if forks is not None:
+        with child.working(lambda: arrive(placed, options)) as arriving:
+            forks = forks if _may_fork(libraries(forks)) else None
+            arrival = arriving.result()
+    else:
         with stopping.unwinding():
-            stage_code(placed, options)
+            arrival = arrive(placed, options)
+    if arrival.is_over:
+        stopping.decided(0)
+        return 0
+    if arrival.staged is not None:
+        STAGED.value = arrival.staged
         make_importable(placed.dest, invocation.dest, options.modules)
+    if forks is not None:
+        caches = readonly.private(Path(tempfile.gettempdir()), own)
+        PREFORK.value = import_and_fork(forks, module_of(invocation.command), os.environ, caches)
+        stopping.listen_again()
+    # ---- from here on there may be threads and clients --------------------------------------------------------------
     return execute_and_leave(command_line(invocation))
+
+
+def _may_fork(names: Sequence[str]) -> bool:
+    """Import what ranks need, while this process has one thread and no clients; whether it may be forked then."""
+    unsafe = import_libraries(names, os.environ)
+    if unsafe is not None:
+        logger.info(f"ranks are not forked from this process: {unsafe}")
+    return unsafe is None
 
 
 def with_place(invocation: Invocation, own: ExitStack) -> Invocation:
@@ -157,79 +160,6 @@ def with_place(invocation: Invocation, own: ExitStack) -> Invocation:
     if Path.cwd() == invocation.dest:
         os.chdir(dest)
     return replace(invocation, dest=dest)
-
-
-def prepare_ranks(environment: Mapping[str, str]) -> None:
-    """Import what every rank needs and fork the rank server, while this process has one thread and no clients."""
-    from ..ranks import forkserver_client
-
-    forkserver_client.fork_early(environment)
-
-
-def parse(arguments: list[str]) -> Invocation:
-    """Take the command line apart.
-
-    Raises:
-        CodeNotFoundError: placeholders that registration was to fill in are still there.
-        SystemExit: the usage is wrong (argparse says how).
-    """
-    parser = argparse.ArgumentParser(
-        prog="safedist-execute",
-        usage="safedist-execute [--additional-distribution URI] [--dest-dir DIR] -- pyflyte-execute ...",
-        description="Stage a task's code once, then run the task.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--additional-distribution", metavar="URI", help="the code archive of fast registration")
-    parser.add_argument("--dest-dir", metavar="DIR", help="where its files go (default: the working directory)")
-    own, command = _split(arguments)
-    parsed = parser.parse_args(own)
-    if not command or not command[0]:
-        parser.error("no command is given after --")
-    for value in (parsed.additional_distribution, parsed.dest_dir):
-        if value is not None and value.startswith("{{"):
-            raise CodeNotFoundError(
-                "The task was registered with a placeholder in the place of its code archive",
-                where={"argument": value},
-                hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
-            )
-    dest = _absolute(parsed.dest_dir or ".")
-    dest_argument = parsed.dest_dir or str(dest)
-    return Invocation(
-        parsed.additional_distribution or None, Path(os.path.realpath(dest)), dest_argument, tuple(command)
-    )
-
-
-def _absolute(path: str) -> Path:
-    """*path* from the root, with ``~`` filled in: a task may change its working directory at any time.
-
-    Raises:
-        StagingError: there is no home directory, or no working directory.
-    """
-    try:
-        return Path(path).expanduser().absolute()
-    except (RuntimeError, OSError) as error:
-        raise StagingError(
-            "A directory cannot be told from its name",
-            where={"path": path},
-            seen=f"{type(error).__name__}: {error}",
-            hint="name it from the root (/...), or set HOME and start in a directory that exists",
-        ) from error
-
-
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """At the first ``--``, or at the first word that is no option of ours: click, which the stock command uses, takes
-    both."""
-    value = False
-    for at, argument in enumerate(arguments):
-        if value:
-            value = False
-        elif argument == "--":
-            return arguments[:at], arguments[at + 1 :]
-        elif not argument.startswith("-"):
-            return arguments[:at], arguments[at:]
-        else:
-            value = argument in _WITH_VALUE
-    return arguments, []
 
 
 def options_from(environment: Mapping[str, str], registered: Registered | None = None) -> Options:
@@ -263,17 +193,34 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
     return Options(limits=Limits(**values), **own)
 
 
-def stage_code(invocation: Invocation, options: Options) -> None:
-    """Fetch, verify, unpack and put in place; say so in one line."""
-    from ..record.node import STAGED
+@dataclass(frozen=True)
+class Arrival:
+    """What a pod finds out, or does, before its task.
+
+    Attributes:
+        is_over: the verdict of its attempt is in the store: it comes too late.
+        staged: when staging began, by the monotonic clock, and its seconds; None where there was nothing to stage.
+    """
+
+    is_over: bool = False
+    staged: tuple[float, float] | None = None
+
+
+def arrive(invocation: Invocation, options: Options) -> Arrival:
+    """Look whether there is anything to do; then fetch the code, verify, unpack and put it in place; say so in one
+    line."""
+    if early.is_over(invocation.command, os.environ):
+        return Arrival(is_over=True)
+    if invocation.distribution is None:
+        return Arrival()
     from .staging import stage
 
     started = time.monotonic()
-    code = stage(invocation.distribution or "", invocation.dest, options)
+    code = stage(invocation.distribution, invocation.dest, options)
     how = "fetched" if code.new else "found on this node"
     seconds = time.monotonic() - started
-    STAGED.value = started, seconds
     logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
+    return Arrival(staged=(started, seconds))
 
 
 def make_importable(dest: Path, of_image: Path, modules: Path | None) -> None:
@@ -304,17 +251,6 @@ def _behind_pythonpath() -> int:
         if os.path.realpath(entry) in own or entry.endswith(zipped):
             return at
     return len(sys.path)
-
-
-def command_line(invocation: Invocation) -> list[str]:
-    """The command with what ``@dynamic`` tasks need to start others with the same code, as the stock command adds it:
-    before ``--resolver``, because everything behind the resolver's name is the resolver's."""
-    command = list(invocation.command)
-    if invocation.distribution is None or "--resolver" not in command:
-        return command
-    at = command.index("--resolver")
-    further = ["--dynamic-addl-distro", invocation.distribution, "--dynamic-dest-dir", invocation.dest_argument]
-    return [*command[:at], *further, *command[at:]]
 
 
 if __name__ == "__main__":

@@ -166,9 +166,12 @@ def _fetched(inputs_path: str, ctx: Any) -> str:
 def _loaded(load_task: Callable[[], Any]) -> Any:
     """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
     from ..ranks import users_code
+    from ..ranks.prefork import PREFORK
 
     try:
         with users_code.importing():
+            if PREFORK.value is not None:
+                PREFORK.value.raise_error()
             return load_task()
     except Exception as error:
         from ..job import arrival

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
 
 
+IN_POD = "TASK_EXECUTION"
+"""The mode of a task in its pod, by the name that flytekit's ``ExecutionState.Mode`` has for it."""
+
+
 @dataclass(frozen=True)
 class FlyteSnapshot:
     """Flyte's side of a running task; every field is text, a switch or None.
@@ -77,6 +81,26 @@ def take() -> FlyteSnapshot:
         serialization=settings.serialized_context if settings is not None else None,
         metadata=flytekit_inside.execution_metadata(ctx.file_access),
     )
+
+
+@contextlib.contextmanager
+def importing(mode: str) -> Iterator[None]:
+    """Inside, the user's module is imported as flytekit does it. In a pod ``ImageSpec.is_container()`` then knows
+    in which image, and flytekit neither builds images nor looks for mistakes that registration finds.
+
+    Args:
+        mode: of the task's :class:`FlyteSnapshot`.
+    """
+    if mode != IN_POD:
+        yield
+        return
+    from flytekit import FlyteContextManager
+    from flytekit.core.context_manager import ExecutionState
+
+    ctx = FlyteContextManager.current_context()
+    state = ctx.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
+    with FlyteContextManager.with_context(ctx.with_execution_state(state)):
+        yield
 
 
 def uploaded(snapshot: FlyteSnapshot) -> bool:
@@ -163,7 +187,7 @@ def _parameters(snapshot: FlyteSnapshot, sandbox: Path, checkpoint: Any) -> Any:
     working = sandbox / "work"
     working.mkdir(mode=0o700, exist_ok=True)
     stats: Any = MockStats()
-    if snapshot.mode == "TASK_EXECUTION":
+    if snapshot.mode == IN_POD:
         stats = get_stats(cfg=StatsConfig.auto(), prefix=f"{'.'.join(snapshot.task_id[:3])}.user_stats")
     return ExecutionParameters(
         execution_id=identifier.WorkflowExecutionIdentifier(*snapshot.execution_id),

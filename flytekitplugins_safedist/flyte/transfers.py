@@ -9,7 +9,7 @@ from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
-from ..handoff import HERE
+from ..handoff import Slot
 from ..texts import how_far, public
 
 logger = logging.getLogger(__name__)
@@ -17,11 +17,13 @@ logger = logging.getLogger(__name__)
 TELL_SECONDS = 10.0
 """Between two lines."""
 
+SILENT: Slot[bool] = Slot()
+"""Another rank of this node says it: from the rank."""
+
 
 def followed(what: str, address: str) -> Callback:
     """What fsspec is to tell of one download or upload. One rank of a node says it for all, which take the same."""
-    rank = HERE.rank
-    return DEFAULT_CALLBACK if rank is not None and rank.local_rank else Transfer(f"{what} {public(address)}")
+    return DEFAULT_CALLBACK if SILENT.value else Transfer(f"{what} {public(address)}")
 
 
 class Transfer(Callback):  # type: ignore[misc]  # fsspec is untyped to mypy here

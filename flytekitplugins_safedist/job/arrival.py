@@ -100,7 +100,7 @@ def job_name(flyte: task_context.FlyteSnapshot) -> str:
     """Names the task's node in its execution, for what outlives an attempt (a tracker's run): the same on every node of
     the job and in every attempt, in letters, digits and dashes. A local run has one attempt, and a random name."""
     execution, prefix = flyte.execution_id[2], flyte.output_metadata_prefix
-    if flyte.mode != "TASK_EXECUTION" or prefix is None:
+    if flyte.mode != task_context.IN_POD or prefix is None:
         return f"local-{uuid.uuid4().hex[:16]}"
     # One prefix for each node of the workflow, and for each part of a mapped task; the attempt is its last part.
     of_node = prefix.rstrip("/").rpartition("/")[0]

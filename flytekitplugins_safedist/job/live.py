@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from ..handoff import HERE
 from ..live import exporters, instruments
 from ..live.instruments import Instrument, Readings
 from ..live.line import Line, on_terminal
@@ -17,6 +16,7 @@ from ..live.pace import Pace, status
 from ..log import PREFIX
 from ..ranks import memory
 from ..ranks.rank_set import Ranks
+from ..record.node import STAGED
 from .membership import Membership
 from .prepare import Job, NodePlan
 
@@ -118,8 +118,8 @@ class RunLive:
     def _of_node(self) -> dict[Instrument, dict[str, float]]:
         history = self._job.me.history
         told = {instruments.RENDEZVOUS: self._waited}
-        if HERE.staged is not None:
-            told[instruments.STAGING] = HERE.staged[1]
+        if STAGED.value is not None:
+            told[instruments.STAGING] = STAGED.value[1]
         if self._node == 0:  # what all nodes know would count several times
             told |= {instruments.RESTARTS: len(history.restarts), instruments.LOSSES: len(history.losses)}
         return {instrument: {"": value} for instrument, value in told.items()}

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +20,11 @@ from ..diagnosis.gpus import GpuWatch
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..flyte.output_limits import limits_from
-from ..ranks import backends, disk, literals, memory, scratch
+from ..ranks import backends, disk, literals, memory, prefork, scratch
 from ..ranks.disk import DiskLimit
 from ..ranks.forkserver_client import RankServer
 from ..ranks.order import JobOrder
+from ..ranks.prefork import Prefork
 from ..ranks.scratch import JobScratch
 from ..texts import human
 from . import arrival
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-_RECORDED = "256"
-"""Collectives that torch's flight recorder remembers of each rank: the newest, which a hang is about."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Job:
         budgets = settings.max_restarts, settings.max_replacements, settings.preflight
         attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, environment))
         given = dict(settings.environment)
-        if flyte.mode == "TASK_EXECUTION":
+        if flyte.mode == task_context.IN_POD:
             # The container has them, unless the execution says otherwise (``--env``).
             given |= {name: environment[name] for name in given if name in environment}
         settings = replace(settings, nproc_per_node=place.nproc_per_node, environment=tuple(sorted(given.items())))
@@ -85,16 +83,13 @@ class Job:
 
     @property
     def ranks_environment(self) -> dict[str, str]:
-        """What ranks inherit. Modules are imported under it in the rank server: what they read then every rank has."""
-        defaults = {envvars.OMP_NUM_THREADS: "1"} if self.settings.nproc_per_node > 1 else {}  # as torchrun does
-        if self.settings.world_size > 1:
-            defaults[envvars.TORCH_FR_BUFFER_SIZE] = _RECORDED
-        return {**defaults, **self.environment, **dict(self.settings.environment)}
+        """What ranks inherit."""
+        return {**prefork.inherited(self.settings, self.environment), **dict(self.settings.environment)}
 
     @property
     def is_local(self) -> bool:
         """Whether it runs on the user's own machine."""
-        return self.attempt.flyte.mode != "TASK_EXECUTION"
+        return self.attempt.flyte.mode != task_context.IN_POD
 
     @property
     def number(self) -> int:
@@ -154,34 +149,42 @@ class NodePlan:
         return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=imported)
 
 
-def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | None) -> NodePlan:
+def prepare(job: Job, inputs: LiteralMap, held: ExitStack, early: Prefork) -> NodePlan:
     """Start what the ranks need; *held* ends it all, in the right order.
 
     Args:
         job: the job.
         inputs: of the task.
         held: takes over what is started.
-        server: one that was started earlier, or None to start one.
+        early: what a pod has done before.
     """
     settings = job.settings
     job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
-    running = server or RankServer.spawn(job.ranks_environment)
+    running = early.server or RankServer.spawn(job.ranks_environment)
     root = _scratch_root(settings.scratch, job.environment)
     held.enter_context(running)
     scratched = held.enter_context(_scratch(root, settings))
     # Orders hold every rank's environment, and with it the task's secrets: they never stay. Nor does a link.
     made = scratched.job
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
-    goes = goes if made.short == made.path else [made.short, *goes]
+    running.guard(goes if made.short == made.path else [made.short, *goes])
     limits = None if job.is_local else limits_from(job.ranks_environment)
     told = JobOrder.of(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes
-    fork = _prepared(running, job, told, goes, scratch.make_preload(made, settings.scratch.shared_caches))
+    preloads = settings.start_method == "preload"
+    if not running.prepared:
+        caches = scratch.make_caches(made.preload, settings.shared_caches)
+        _prepare(running, job, told, imports=preloads and early.unsafe is None, caches=caches)
     literals.write_literals(inputs, told.inputs)
     (made.orders / JobOrder.FILE).write_text(told.to_json())
+    answer = running.ready(settings.timeouts.start)
+    unsafe = early.unsafe or answer
+    if preloads and unsafe is not None:
+        logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
+    fork = preloads and unsafe is None
     if not fork:
         job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
     limit = disk.limit_of(settings, job.environment)
@@ -189,23 +192,12 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, server: RankServer | 
     return NodePlan(job, running, scratched, fork, limit, gpus, time.monotonic() - started)
 
 
-def _prepared(server: RankServer, job: Job, told: JobOrder, guard: Sequence[Path], caches: Mapping[str, str]) -> bool:
-    """Whether ranks may be forked from the server, which is ready then; says why not where the user asked for it."""
-    settings, backend = job.settings, job.backend
-    preloads = settings.start_method == "preload"
-    unsafe = server.prepare(
-        guard=guard,
-        cwd=Path.cwd(),
-        environment={**job.ranks_environment, **caches, **dict(settings.environment)},
-        sys_path=told.sys_path,
-        libraries=backend.libraries if preloads else [],
-        modules=[told.module] if told.module is not None else [],
-        late=backend.late,
-        timeout=settings.timeouts.start,
-    )
-    if preloads and unsafe is not None:
-        logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
-    return preloads and unsafe is None
+def _prepare(server: RankServer, job: Job, told: JobOrder, *, imports: bool, caches: Mapping[str, str]) -> None:
+    """Have a server that knows nothing yet import what all ranks need, or only be where they are started."""
+    backend = job.backend
+    names = {"libraries": backend.libraries, "modules": told.imports, "late": backend.late} if imports else {}
+    environment = {**job.ranks_environment, **caches, **dict(job.settings.environment)}
+    server.prepare(cwd=Path.cwd(), environment=environment, sys_path=told.sys_path, mode=told.flyte.mode, **names)
 
 
 def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:

@@ -40,7 +40,7 @@ def _context(go: Go, plan: NodePlan, local_rank: int) -> RankContext:
 
 def _environment(go: Go, plan: NodePlan, context: RankContext) -> dict[str, str]:
     settings, attempt = plan.settings, plan.job.attempt
-    own = plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
+    own = plan.scratch.rank(context.round, context.rank).environment(settings.shared_caches)
     place = plan.job.backend.environment(
         context, go.values, run_id=attempt.run_id, timeout=settings.timeouts.rendezvous
     )

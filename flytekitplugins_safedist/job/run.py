@@ -15,7 +15,7 @@ from ..config.plan import Plan
 from ..errors import JobInterruptedError, SafedistError
 from ..flyte import run_page, uploads
 from ..ranks import literals
-from ..ranks.forkserver_client import RankServer
+from ..ranks.prefork import Prefork
 from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent
 from .arrival import Attempt
@@ -57,8 +57,7 @@ def run(
     settings: Plan,
     inputs: LiteralMap,
     environment: Mapping[str, str],
-    *,
-    server: RankServer | None = None,
+    early: Prefork,
 ) -> Done | Elsewhere | Verdict:
     """Run one job on this node.
 
@@ -67,7 +66,7 @@ def run(
         settings: its configuration, resolved.
         inputs: its inputs, as literals.
         environment: this process's variables.
-        server: a rank server started earlier (the entrypoint does, beside staging), or None to start one.
+        early: what a pod has imported, and forked, before.
 
     Returns:
         What rank 0 made; ``Elsewhere`` on every other node; or the verdict on why the job failed.
@@ -82,7 +81,7 @@ def run(
     place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
     if not place.alone and comeback.is_decided(job.attempt.verdict_is_there, say):
-        with server or contextlib.nullcontext():
+        with early.server or contextlib.nullcontext():
             say(comeback.LEAVES)
         return Elsewhere()
     for note in place.notes:
@@ -90,7 +89,7 @@ def run(
     uploads.be_patient(settings.timeouts.upload)
     with ending.replaced_when_undecided(place, say), contextlib.ExitStack() as held:
         try:
-            plan = prepare.prepare(job, inputs, held, server)
+            plan = prepare.prepare(job, inputs, held, early)
         except SafedistError as error:
             held.close()  # nothing of it is left when the others hear of it
             if arrival.is_told(error, job.attempt):

@@ -30,7 +30,7 @@ from ..flyte.storage_errors import one_line
 from ..job import run
 from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import literals
-from ..ranks.forkserver_client import EARLY
+from ..ranks.prefork import PREFORK, Prefork
 from . import overrides
 from .serialization import SerializesToKubeflow, plan_task, registered_as
 
@@ -137,7 +137,7 @@ class SafeTask(SerializesToKubeflow):
         stopping.leave_within(self.plan.timeouts.exit)
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
-            result = run.run(self, self.plan, inputs, dict(os.environ), server=EARLY.take())
+            result = run.run(self, self.plan, inputs, dict(os.environ), PREFORK.take() or Prefork())
         except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
             if remote:
                 raise

@@ -7,8 +7,8 @@ of its ranks (it is their subreaper), so that also those go that left their rank
 do).
 
 The protocol is frames of JSON over a socket that only these two processes hold: ``prepare`` once, then ``start`` and
-``signal``, and its end. One request at a time, answered by a frame; ends of ranks come as frames of their own, at
-any time.
+``signal``, and its end. One request at a time, answered by a frame; ``guard`` comes at any time, and has no answer, and
+ends of ranks come as frames of their own.
 """
 
 from __future__ import annotations
@@ -53,11 +53,16 @@ def main(arguments: list[str]) -> NoReturn:
 class ForkServer:
     """Serves one agent until that is done, or gone."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, preloaded: Preloaded | None = None) -> None:
+        """
+        Args:
+            connection: to the agent.
+            preloaded: what was imported before this process was forked; None in a fresh interpreter.
+        """
         self.connection = connection
         self.ranks: set[int] = set()
         self.guarded: list[Path] = []
-        self.preloaded = Preloaded("nothing was preloaded")
+        self.preloaded = preloaded or Preloaded("nothing was preloaded")
         self.helpers: frozenset[int] = frozenset()  # what modules started when they were imported: every round's
         self.importing = False
         self.wake_read, self.wake_write = os.pipe()
@@ -98,6 +103,9 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
 
     def answer(self, op: str, **request: Any) -> None:
+        if op == "guard":
+            self.guarded += map(Path, request["paths"])
+            return
         try:
             reply = getattr(self, f"on_{op}")(**request)
         except (OSError, ValueError) as error:
@@ -120,26 +128,28 @@ class ForkServer:
 
     # --- requests ------------------------------------------------------------------------------------------------
     def on_prepare(
-        self, *, guard: list[str], cwd: str, environment: dict[str, str], sys_path: list[str], **names: list[str]
+        self, *, cwd: str, environment: dict[str, str], sys_path: list[str], mode: str, **names: list[str]
     ) -> dict[str, Any]:
         """Be the place where this job's modules are imported, however and wherever this process was started."""
-        self.guarded = [Path(path) for path in guard]
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update({**environment, **known.VARIABLES})
         preload.limit_openmp(os.environ)
         importer.install_from(os.environ)
         sys.path[:] = sys_path
-        if names["libraries"]:
-            self.import_for_ranks(**names)
+        if any(names.values()):
+            self.import_for_ranks(mode=mode, **names)
         return {"unsafe": self.preloaded.unsafe}
 
-    def import_for_ranks(self, **names: list[str]) -> None:
+    def import_for_ranks(self, *, mode: str, libraries: list[str], modules: list[str], late: list[str]) -> None:
         self.importing = True
         try:
             self.look_for_agent()  # it may have gone before we were importing
             replicas.install()
-            self.preloaded = preload.preload(**names)
+            if libraries:
+                self.preloaded = preload.preload(libraries, modules, late, mode)
+            else:  # the others were imported before this process was forked
+                self.preloaded = preload.with_late(self.preloaded, late)
         except IncompatibleVersionError as error:  # fresh interpreters will say so themselves, where it is seen
             self.preloaded = Preloaded(str(error))
         finally:
@@ -189,12 +199,22 @@ class ForkServer:
 
     def clean_up(self) -> None:
         signal.set_wakeup_fd(-1)
+        self.hear_the_last()
         for pid in self.ranks:
             _signal_rank(pid, signal.SIGKILL, whole_group=True)
         # A process in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
         process_tree.end(spare=(), patience=_KILL_GRACE_SECONDS)
         for path in self.guarded:
             scratch.remove(path)
+
+    def hear_the_last(self) -> None:
+        """What the agent wanted guarded, and this process has not read yet, because it was importing."""
+        with contextlib.suppress(OSError):
+            self.connection.settimeout(0)
+            while True:
+                message = json.loads(frames.receive(self.connection, frames.RANK_BYTES))
+                if message["op"] == "guard":
+                    self.answer(**message)
 
     def become_rank(self, order_file: Path, server: int) -> NoReturn:
         """In the forked child: shed the server, and be the rank."""

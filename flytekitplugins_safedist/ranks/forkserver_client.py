@@ -1,14 +1,7 @@
 """The agent's end of the rank server: start it, ask it, hear of ranks that ended.
 
-A pod's server is forked out of the entrypoint's own process, so that a node imports torch and flytekit only once. The
-order is what makes it safe: import everything heavy, look whether this process still has one thread and no CUDA, fork,
-and only then do anything that may start threads or open channels (staging, flytekit's clients). Where it is not safe,
-the agent starts its rank server as a fresh interpreter later on, which costs the imports a second time.
-
-The container's first process becomes the agent, and not the server. The server imports the user's module, which may
-end it, crash it or take its signals; the first process of a container takes all others with it, and nobody could upload
-why. And it imports before it forks: to run the task at all flytekit imports the user's module in the agent, and with it
-torch in nearly every job, which is there already, in pages that agent, server and ranks share.
+In a pod it is forked from what the entrypoint has imported (:mod:`.prefork`); elsewhere it is a fresh interpreter,
+which imports for all ranks.
 """
 
 from __future__ import annotations
@@ -23,27 +16,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import envvars, frames
-from ..config.registered import Registered
+from .. import frames
 from ..diagnosis import stacks
 from ..errors import LaunchError, LaunchTimeoutError
-from ..handoff import Slot
-from . import backends, forkserver, known, memory, preload, process_tree
+from . import forkserver, memory, process_tree
 from .outcome_text import signal_reason
+from .preload import Preloaded
 
 logger = logging.getLogger(__name__)
 
 SERVER_NICE_SECONDS = 40.0
 SIGNAL_SECONDS = 30.0
 """How long the server may take to pass a signal on. Its work is short then; only a stopped machine is that slow."""
-
-EARLY: Slot[RankServer] = Slot()
-"""Forked before anything could start a thread: from the entrypoint to the task's agent."""
 
 _LOOK_SECONDS = 1.0
 """Of silence, after which it is seen whether somebody has frozen the server."""
@@ -77,6 +66,7 @@ class RankServer:
         self._reply: dict[str, Any] | None = None
         self._exit_code: int | None = None
         self._looked_at = 0.0
+        self.prepared = False
 
     @classmethod
     def spawn(cls, environment: Mapping[str, str]) -> RankServer:
@@ -86,7 +76,7 @@ class RankServer:
             environment: its variables until :meth:`prepare`.
         """
         ours, theirs = socket.socketpair()
-        with theirs, _as_launch_error():
+        with theirs, process_tree.starting("the rank server"):
             child = subprocess.Popen(
                 [sys.executable, "-m", "flytekitplugins_safedist.ranks.forkserver", str(theirs.fileno())],
                 env=dict(environment),
@@ -99,21 +89,23 @@ class RankServer:
         return cls(ours, child.pid)
 
     @classmethod
-    def fork(cls) -> RankServer:
+    def fork(cls, preloaded: Preloaded) -> RankServer:
         """Fork a rank server from this very process: what it has imported need not be imported again.
 
-        Only for a process that has never had a second thread, nor a gRPC channel, nor CUDA: the entrypoint, at its
-        start. Callers check with :func:`~flytekitplugins_safedist.ranks.preload.unsafe_to_fork` first.
+        Only for a process that has never had a second thread, nor a gRPC channel, nor CUDA.
+
+        Args:
+            preloaded: what importing it has said.
         """
         ours, theirs = socket.socketpair()
-        with _as_launch_error():
+        with process_tree.starting("the rank server"):
             pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 ours.close()
                 os.setsid()
-                forkserver.ForkServer(theirs).run()
+                forkserver.ForkServer(theirs, preloaded).run()
                 code = 0
             finally:
                 os._exit(code)
@@ -126,35 +118,46 @@ class RankServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def guard(self, paths: Sequence[Path]) -> None:
+        """What the server removes at its end, which is this process's at the latest; also when that comes while the
+        server imports."""
+        self._send("guard", paths=list(map(str, paths)))
+
     def prepare(
         self,
         *,
-        guard: Sequence[Path],
         cwd: Path,
         environment: Mapping[str, str],
         sys_path: Sequence[str],
         libraries: Sequence[str] = (),
         modules: Sequence[str] = (),
         late: Sequence[str] = (),
-        timeout: float,
-    ) -> str | None:
-        """Make the server the place where this job's modules are imported, and import them.
+        mode: str = "",
+    ) -> None:
+        """Have the server be the place where this job's modules are imported, and import them; :meth:`ready` waits.
 
         Args:
-            guard: what it removes at its end, which is this process's at the latest.
             cwd: the working directory, of ranks to come as well.
             environment: all variables under which modules are imported; those of :mod:`.importer` say from where.
             sys_path: where they are looked for.
-            libraries, modules, late: see :func:`~flytekitplugins_safedist.ranks.preload.preload`; without libraries
-                nothing is imported.
+            libraries, modules, late: see :func:`~flytekitplugins_safedist.ranks.preload.preload`; a server that was
+                forked has the others than ``late``.
+            mode: see :func:`~flytekitplugins_safedist.flyte.task_context.importing`.
+        """
+        self.prepared = True
+        names = {"libraries": list(libraries), "modules": list(modules), "late": list(late)}
+        self._send("prepare", environment=dict(environment), cwd=str(cwd), sys_path=list(sys_path), mode=mode, **names)
+
+    def ready(self, timeout: float) -> str | None:
+        """Wait until what :meth:`prepare` was given is imported; why ranks must not be forked then (None: they may).
+
+        Args:
             timeout: seconds.
 
-        Returns:
-            Why ranks must not be forked from it (None: they may).
+        Raises:
+            LaunchError: it cannot be, or the server is gone.
         """
-        names = {"libraries": list(libraries), "modules": list(modules), "late": list(late)}
-        place = {"guard": list(map(str, guard)), "cwd": str(cwd), "sys_path": list(sys_path)}
-        unsafe: str | None = self._ask("prepare", timeout, environment=dict(environment), **place, **names)["unsafe"]
+        unsafe: str | None = self._answer("prepare", timeout)["unsafe"]
         return unsafe
 
     def imported(self) -> int:
@@ -212,10 +215,16 @@ class RankServer:
 
     # --- protocol --------------------------------------------------------------------------------------------------
     def _ask(self, op: str, timeout: float, **request: Any) -> dict[str, Any]:
+        self._send(op, **request)
+        return self._answer(op, timeout)
+
+    def _send(self, op: str, **request: Any) -> None:
         try:
             self._connection.sendall(frames.packed(json.dumps({"op": op, **request}).encode()))
         except OSError:
             raise self._lost() from None
+
+    def _answer(self, op: str, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         while self._reply is None:
             left = deadline - time.monotonic()
@@ -291,50 +300,3 @@ class RankServer:
                     break
                 else:
                     time.sleep(0.005)
-
-
-@contextlib.contextmanager
-def _as_launch_error() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LaunchError(
-            "the rank server cannot be started",
-            where={"host": socket.gethostname()},
-            seen=f"{type(error).__name__}: {error}",
-            hint="look at this node's limits of processes, memory and open files",
-        ) from error
-
-
-def fork_early(environment: Mapping[str, str]) -> None:
-    """Leave a rank server in :data:`EARLY` for the task that this pod is going to run, if it is one of ours.
-
-    Args:
-        environment: the pod's variables, with what was pinned into them when the task was registered.
-    """
-    registered = Registered.from_env(environment)
-    if registered is None or registered.start_method != "preload":
-        return
-    if preload.unsafe_to_fork("starting this process") is not None:
-        return
-    libraries = [*backends.create(registered.backend).libraries, "flytekitplugins_safedist.job.run"]
-    # One thread: the server, which knows the task's own word for their number, gives it to what is loaded here.
-    with variables({**environment, envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
-        unsafe = preload.import_libraries(libraries)
-    if unsafe is None:
-        preload.keep()
-        EARLY.value = RankServer.fork()
-    else:
-        logger.info(f"ranks are not forked from this process: {unsafe}")
-
-
-@contextlib.contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Libraries read these when they are loaded; ranks and the agent must not inherit what is meant for that alone."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

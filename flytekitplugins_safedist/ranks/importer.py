@@ -39,9 +39,10 @@ def install(tree: str | os.PathLike[str], dest: str | os.PathLike[str]) -> None:
 
 
 def install_from(environment: Mapping[str, str]) -> None:
-    """:func:`install` what :func:`export` left in the variables; nothing where there is nothing."""
+    """:func:`install` what :func:`export` left in the variables; nothing where there is nothing, or where this process
+    was forked from one that has it: what that has imported stays."""
     tree, dest = environment.get(envvars.CODE_TREE), environment.get(envvars.CODE_DEST)
-    if tree and dest:
+    if tree and dest and not any(isinstance(finder, CodeFinder) for finder in sys.meta_path):
         install(tree, dest)
 
 

@@ -7,7 +7,9 @@ lambdas) is pickled by value, with cloudpickle.
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -133,6 +135,8 @@ class JobOrder(Record):
     Attributes:
         module, name: where the task object is imported from, or both None.
         pickled: the task object by value, base64, where it cannot be imported.
+        imports: modules worth importing once for all ranks: the task's; of a task that travels by value those that its
+            own module, a script or a notebook, has imported.
         sys_path: the agent's module search path.
         argv: the agent's command line, for code that reads ``sys.argv``.
         inputs: file with the serialized ``LiteralMap``.
@@ -149,6 +153,7 @@ class JobOrder(Record):
     module: str | None
     name: str | None
     pickled: str | None
+    imports: tuple[str, ...]
     sys_path: tuple[str, ...]
     argv: tuple[str, ...]
     inputs: Path
@@ -171,7 +176,8 @@ class JobOrder(Record):
         home = task.task_function.__module__
         path = search_path(None if home == "__main__" else home, sys.modules, sys.path)
         by, main = reference(task, sys.modules), _main()
-        return cls(*by, path, tuple(sys.argv), inputs, flyte, upload_timeout, limits, main)
+        imports = (by[0],) if by[0] is not None else imports_of(task.task_function, sys.modules)
+        return cls(*by, imports, path, tuple(sys.argv), inputs, flyte, upload_timeout, limits, main)
 
 
 def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
@@ -203,6 +209,33 @@ def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tupl
             expected="a function at module level, in a module that ranks can import",
             hint="move the task (or what its closure holds: locks, sockets, open files) to module level",
         ) from error
+
+
+def imports_of(function: Callable[..., Any], modules: Mapping[str, Any]) -> tuple[str, ...]:
+    """The module of a function that is not imported by name itself, unless it is ``__main__``, and what that has
+    imported, as modules or from them, in that order.
+
+    Args:
+        function: of a task.
+        modules: ``sys.modules``.
+    """
+    inner = inspect.unwrap(function)
+    values = list(inner.__globals__.values()) if inspect.isfunction(inner) else []
+    named = [_home(inner), *(each.__name__ if inspect.ismodule(each) else _home(each) for each in values)]
+    found = [name for name in dict.fromkeys(named) if name is not None and name != "__main__"]
+    return tuple(name for name in found if name in modules and _can_be_found(name))
+
+
+def _can_be_found(name: str) -> bool:
+    """Not all that is in ``sys.modules`` can be imported elsewhere."""
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        return importlib.util.find_spec(name) is not None
+    return False
+
+
+def _home(value: Any) -> str | None:
+    name = value.__module__ if inspect.isclass(value) or inspect.isroutine(value) else None
+    return name if isinstance(name, str) else None
 
 
 def search_path(module: str | None, modules: Mapping[str, Any], path: Sequence[str]) -> tuple[str, ...]:

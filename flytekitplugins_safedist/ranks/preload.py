@@ -24,6 +24,7 @@ from typing import Any
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import IncompatibleVersionError
+from ..flyte import task_context
 from . import known, users_code
 
 GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
@@ -42,49 +43,65 @@ class Preloaded:
         unsafe: why ranks must not be forked from here, or None when they may.
         random_state: state of ``random`` where the user's modules seeded it (a seed that ranks keep), else None.
         numpy_seeded: whether the user's modules seeded numpy's; if not, ranks must not share its one sequence.
+        at_exit: what they registered for the interpreter's end.
+        error: what one of them raised as it was imported, where it would do so again.
     """
 
     unsafe: str | None
     random_state: Any = None
     numpy_seeded: bool = False
+    at_exit: tuple[Callable[[], object], ...] = ()
+    error: BaseException | None = None
 
 
-def preload(libraries: Sequence[str], modules: Sequence[str], late: Sequence[str] = ()) -> Preloaded:
+def preload(libraries: Sequence[str], modules: Sequence[str], late: Sequence[str] = (), mode: str = "") -> Preloaded:
     """Import everything, in order, stopping at the first import that makes forking unsafe.
 
     Args:
         libraries: torch, the backend, flytekit: imported before the random generators are looked at.
         modules: the user's.
-        late: what the libraries import by themselves when ranks begin their work; what cannot be imported is left
-            to that.
+        late: see :func:`with_late`.
+        mode: see :func:`..flyte.task_context.importing`.
     """
     reason = import_libraries(libraries)
     if reason is not None:
         return Preloaded(reason)
-    _forget_exit_handlers()
-    # numpy imports its generators lazily. They must be there before the user's modules, or a seed that one sets could
-    # not be told from numpy's own. torch has imported the rest of it anyway.
-    with contextlib.suppress(Exception):
-        importlib.import_module("numpy.random")
-    with _seeds_noted() as seeded:
-        for name in modules:
-            reason = _import_alike(name)
-            if reason is not None:
-                return Preloaded(reason)
-        random_state = random.getstate() if "random" in seeded else None
-    with _collector_resting():
-        for name in late:
-            reason = _import_alike(name, needed=False)
-            if reason is not None:
-                return Preloaded(reason)
-    keep()
-    return Preloaded(None, random_state=random_state, numpy_seeded="numpy.random" in seeded)
+    imported = import_modules(modules, mode)
+    return imported if imported.unsafe is not None else with_late(imported, late)
 
 
 def import_libraries(names: Sequence[str]) -> str | None:
     """Import them in order, up to the first that makes forking unsafe; why it does, or None."""
     with _collector_resting():
-        return next((reason for name in names if (reason := _import(name)) is not None), None)
+        return next((reason for name in names if (reason := _import(name)[0]) is not None), None)
+
+
+def import_modules(names: Sequence[str], mode: str) -> Preloaded:
+    """Import the user's modules, up to the first that makes forking unsafe; see :func:`preload`."""
+    # numpy imports its generators lazily. They must be there before the user's modules, or a seed that one sets could
+    # not be told from numpy's own. torch has imported the rest of it anyway.
+    with contextlib.suppress(Exception):
+        importlib.import_module("numpy.random")
+    with task_context.importing(mode), _seeds_noted() as seeded, _exit_handlers_noted() as at_exit:
+        for name in names:
+            reason, error = _import_alike(name)
+            if reason is not None:
+                return Preloaded(reason, error=error)
+        random_state = random.getstate() if "random" in seeded else None
+    return Preloaded(None, random_state, "numpy.random" in seeded, tuple(at_exit))
+
+
+def with_late(imported: Preloaded, names: Sequence[str]) -> Preloaded:
+    """In the process that ranks are forked from: import what the libraries import by themselves when ranks begin their
+    work. What cannot be imported is left to that."""
+    _forget_exit_handlers(imported.at_exit)
+    with _collector_resting():
+        for name in names:
+            reason, _ = _import_alike(name, needed=False)
+            if reason is not None:
+                return Preloaded(reason)
+    keep()
+    return imported
 
 
 def keep() -> None:
@@ -94,11 +111,34 @@ def keep() -> None:
     gc.freeze()
 
 
-def _forget_exit_handlers() -> None:
-    """Ranks run what modules of the user's register from here on, as fresh interpreters would, and before it what
+def _forget_exit_handlers(users: Sequence[Callable[[], object]]) -> None:
+    """Ranks run what modules of the user's have registered, as fresh interpreters would, and before it what
     multiprocessing does at every end. The libraries' are this process's own, which runs none."""
     atexit._clear()
-    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    for handler in (multiprocessing.util._exit_function, *users):  # type: ignore[attr-defined]
+        atexit.register(handler)
+
+
+@contextlib.contextmanager
+def _exit_handlers_noted() -> Iterator[list[Callable[[], object]]]:
+    """Note what is registered for the interpreter's end, and not taken back."""
+    noted: list[Callable[[], object]] = []
+    register: Callable[..., Any] = atexit.register
+    unregister = atexit.unregister
+
+    def noting(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        noted.append(functools.partial(function, *args, **kwargs))
+        return register(function, *args, **kwargs)
+
+    def forgetting(function: Callable[..., Any]) -> None:
+        noted[:] = [one for one in noted if one.func != function]  # type: ignore[attr-defined]
+        unregister(function)
+
+    atexit.register, atexit.unregister = noting, forgetting  # type: ignore[assignment]
+    try:
+        yield noted
+    finally:
+        atexit.register, atexit.unregister = register, unregister
 
 
 @contextlib.contextmanager
@@ -191,34 +231,35 @@ def _threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _import_alike(name: str, *, needed: bool = True) -> str | None:
-    """Import what must be the same in all ranks; why it is not, or why ranks must not be forked, or None."""
+def _import_alike(name: str, *, needed: bool = True) -> tuple[str | None, BaseException | None]:
+    """Import what must be the same in all ranks; why it is not, or why ranks must not be forked, or None. And what it
+    has raised, if it would raise that in a rank, too."""
     with known.identity_withheld(name.partition(".")[0] if needed else "") as reads:
-        reason = _import(name, needed=needed)
+        reason, raised = _import(name, needed=needed)
         noted = "; ".join(reads)
         try:
             known.put_right()
         except Exception as error:  # a version of a library that has it otherwise
-            return f"after importing {name}, what a library keeps of a rank cannot be put right: {error!r}"
+            return f"after importing {name}, what a library keeps of a rank cannot be put right: {error!r}", None
     if noted:  # first of all: an import that failed without a rank's variables has failed for this
-        return f"importing {name} reads {noted}: only a rank has it, and each its own; {_WAY_OUT}"
-    return reason
+        return f"importing {name} reads {noted}: only a rank has it, and each its own; {_WAY_OUT}", None
+    return reason, raised
 
 
-def _import(name: str, *, needed: bool = True) -> str | None:
+def _import(name: str, *, needed: bool = True) -> tuple[str | None, BaseException | None]:
     try:
         with users_code.importing(), known.threads_traced() as noted:
             importlib.import_module(name)
     except BaseException as error:  # a module may even call sys.exit; the preloading process must outlive it
         if needed:
-            return f"importing {name} once for all ranks failed with {users_code.why_it_failed(name, error)}"
+            return f"importing {name} once for all ranks failed with {users_code.why_it_failed(name, error)}", error
     try:
         # A launch plan with default inputs beside the tasks has started one; ended, it is no danger.
         flytekit_inside.stop_event_loops()
     except IncompatibleVersionError as error:
-        return f"after importing {name}, flytekit's threads cannot be ended: {error}"
+        return f"after importing {name}, flytekit's threads cannot be ended: {error}", None
     by = noted[0] if noted and noted[0].name != name else None
-    return unsafe_to_fork(f"importing {name}", f" in {by.name} ({by.origin})" if by is not None else "")
+    return unsafe_to_fork(f"importing {name}", f" in {by.name} ({by.origin})" if by is not None else ""), None
 
 
 def unsafe_to_fork(culprit: str, where: str = "") -> str | None:

@@ -6,12 +6,33 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from ..errors import LaunchError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+@contextlib.contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Inside, a process is started, and nothing else done.
+
+    Raises:
+        LaunchError: it cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(
+            f"{what} cannot be started",
+            where={"host": socket.gethostname()},
+            seen=f"{type(error).__name__}: {error}",
+            hint="look at this node's limits of processes, memory and open files",
+        ) from error
 
 
 def adopt_orphans() -> None:

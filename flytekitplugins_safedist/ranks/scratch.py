@@ -88,6 +88,11 @@ class JobScratch:
         return self.path / "orders"
 
     @property
+    def preload(self) -> Path:
+        """Parent of the compile caches of what is imported for all ranks."""
+        return self.path / "cache" / "preload"
+
+    @property
     def logs(self) -> Path:
         """One file per round and rank."""
         return self.path / "logs"
@@ -174,13 +179,12 @@ def _cache_variables(parent: Path, shared: Collection[str]) -> dict[str, str]:
     return {cache.variable: str(parent / cache.name) for cache in CACHES if cache.name not in shared}
 
 
-def make_preload(job: JobScratch, shared: Collection[str]) -> dict[str, str]:
+def make_caches(caches: Path, shared: Collection[str]) -> dict[str, str]:
     """Make compile caches for what is imported for all ranks; the variables that send it there, ``shared`` ones aside.
 
     Raises:
         ScratchError: they cannot be made.
     """
-    caches = job.path / "cache" / "preload"
     with _writing(caches):
         _make_caches(caches)
     return _cache_variables(caches, shared)

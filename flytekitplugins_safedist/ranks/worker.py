@@ -109,6 +109,9 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
     faulthandler.enable(file=2)
     stacks.listen(order.stacks)
     context.enter(order.context, shared)
+    from ..flyte import transfers  # and fsspec, for which nobody waits before the rank server is forked
+
+    transfers.SILENT.value = order.context.local_rank != 0
     debugger.take_breakpoints(order.terminal, order.context, shared)
 
 
@@ -166,7 +169,7 @@ def _loaded(job: JobOrder) -> PythonFunctionTask[Any]:
     # flytekit, which is imported by now, exits with a traceback at SIGINT. Ctrl-C ends an import at once: nothing is to
     # be cleared up yet.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with users_code.importing():
+    with task_context.importing(job.flyte.mode), users_code.importing():
         task = load_task(job)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,7 @@ from flytekitplugins_safedist.errors import ConfigError, StagingError
 from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
 from tests.harness.procs import ignored_signals
-from tests.harness.product import entrypoint
+from tests.harness.product import command_line, entrypoint, parse
 from tests.harness.registered import registered
 from tests.harness.tarballs import project
 
@@ -130,6 +130,28 @@ def test_code_baked_into_the_image_runs_with_the_same_command(pod):
 def test_a_restart_uses_what_is_there(pod):
     pod.fast("report")
     assert "found on this node" in pod.fast("report").err
+
+
+def test_a_module_of_the_archive_is_imported_once_in_a_pod_for_its_agent_and_all_ranks(pod):
+    ranks = """
+import json, os
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch, current_rank
+with open("imports", "a") as file:
+    file.write(f"{os.getpid()} ")
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def train() -> str:
+    return json.dumps({"ranks": current_rank().world_size, "agent": os.getppid()})
+"""
+    pod.archive.write_bytes(project({"ranks.py": ranks}))
+    pod.environment |= registered(nproc_per_node=2)
+    arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", "."]
+    process = pod.start(*arguments, "--", *pod.command("train", "ranks"))
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert pod.output()["ranks"] == 2
+    assert (pod.cwd / "imports").read_text().split() == [str(process.pid)]
 
 
 def test_tasks_that_share_a_destination_run_each_the_code_of_its_own_archive(pod):
@@ -351,7 +373,7 @@ def test_a_rank_server_that_cannot_be_forked_ends_as_the_platforms_and_kubernete
     process = pod.start(*pod.fast_arguments("report"), program=NO_FORK)
     _, err = process.communicate()
     assert process.returncode == 137, err
-    assert "the rank server cannot be started" in pod.message.read_text()
+    assert "the process that fetches the code cannot be started" in pod.message.read_text()
     assert "Resource temporarily unavailable" in pod.message.read_text()
 
 
@@ -426,30 +448,30 @@ def test_sigterm_ends_it_while_ranges_of_the_archive_hang(pod):
 def test_unfilled_placeholders_say_what_was_forgotten():
     arguments = ["--additional-distribution", "{{ .remote_package_path }}", "--dest-dir", "{{ .dest_dir }}", "--", "x"]
     with pytest.raises(StagingError, match="flytectl register files"):
-        entrypoint.parse(arguments)
+        parse(arguments)
 
 
 def test_dynamic_workflows_get_the_distribution_before_the_resolver():
     fast = ["--additional-distribution", "s3://b/k", "--dest-dir", "/d"]
     before, behind = ["pyflyte-execute", "--inputs", "i"], [*RESOLVER, "task-module", "m", "--resolver", "mine"]
-    invocation = entrypoint.parse([*fast, "--", *before, *behind])
+    invocation = parse([*fast, "--", *before, *behind])
     further = ["--dynamic-addl-distro", "s3://b/k", "--dynamic-dest-dir", "/d"]
-    assert entrypoint.command_line(invocation) == [*before, *further, *behind]
+    assert command_line(invocation) == [*before, *further, *behind]
 
 
 def test_without_fast_registration_the_command_is_left_alone():
-    invocation = entrypoint.parse(["--", "pyflyte-execute", "--resolver", "r"])
-    assert entrypoint.command_line(invocation) == ["pyflyte-execute", "--resolver", "r"]
+    invocation = parse(["--", "pyflyte-execute", "--resolver", "r"])
+    assert command_line(invocation) == ["pyflyte-execute", "--resolver", "r"]
 
 
 def test_the_separator_may_be_missing_as_with_the_stock_command():
-    invocation = entrypoint.parse(["--additional-distribution", "u", "--dest-dir", "/d", "pyflyte-execute", "--inputs"])
+    invocation = parse(["--additional-distribution", "u", "--dest-dir", "/d", "pyflyte-execute", "--inputs"])
     assert invocation.command == ("pyflyte-execute", "--inputs")
 
 
 @pytest.mark.parametrize("command", [["python", "-c", "1"], ["pyflyte-execute", "--", "x"], ["/bin/sh"]])
 def test_without_the_separator_any_command_is_taken_as_with_the_stock_command(command):
-    invocation = entrypoint.parse(["--dest-dir", "/d", "--additional-distribution=u", *command])
+    invocation = parse(["--dest-dir", "/d", "--additional-distribution=u", *command])
     assert invocation.command == tuple(command)
     assert (invocation.distribution, str(invocation.dest)) == ("u", "/d")
 
@@ -457,7 +479,7 @@ def test_without_the_separator_any_command_is_taken_as_with_the_stock_command(co
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--", ""], ["--dest-dir", "/d"]])
 def test_an_empty_command_is_a_usage_error(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
-        entrypoint.parse(arguments)
+        parse(arguments)
     assert caught.value.code == 2
     assert "no command is given" in capsys.readouterr().err
 
@@ -511,13 +533,13 @@ def test_nothing_heavy_and_no_thread_before_the_rank_server_can_be_forked():
     program = """
 import sys, threading
 from tests.harness.product import entrypoint
-def prepare(environment):
+def import_libraries(names, environment):
     heavy = {"flytekit", "fsspec", "s3fs", "torch", "horovod", "grpc", "botocore"} & set(sys.modules)
     print(sorted(heavy), threading.active_count())
     raise SystemExit(0)
-entrypoint.prepare_ranks = prepare
+entrypoint.import_libraries = import_libraries
 entrypoint.main(["--additional-distribution", "s3://bucket/key", "--dest-dir", ".", "--", "pyflyte-execute"])
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, **registered(), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "[] 1\n"

@@ -29,7 +29,7 @@ def environment(further: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), str(JOBS), *filter(None, sys.path)]), **further}
 
 
-def in_a_pod(task: str, directory: Path) -> tuple[dict[str, Any], str]:
+def in_a_pod(task: str, directory: Path, **further: str) -> tuple[dict[str, Any], str]:
     """What the task returned, and the log of ``safedist-execute`` under the variables that registration gives it."""
     directory.mkdir()
     (directory / "inputs.pb").write_bytes(b"")
@@ -44,7 +44,7 @@ def in_a_pod(task: str, directory: Path) -> tuple[dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "-c", program, "--", *command],
         cwd=directory,
-        env=environment(registered),
+        env=environment({**registered, **further}),
         capture_output=True,
         text=True,
         check=False,
@@ -67,14 +67,19 @@ def on_a_laptop(task: str, directory: Path, **further: str) -> dict[str, Any]:
 
 
 def test_a_pod_preloads_a_module_under_the_variables_of_its_task(tmp_path):
-    found, log = in_a_pod("found", tmp_path / "pod")
+    imports = tmp_path / "imports"
+    found, log = in_a_pod("found", tmp_path / "pod", _F_IMG_ID=job_preloaded.MINE.id, TEST_IMPORTS=str(imports))
+    assert imports.read_text() == "imported\n", "once for the agent, the rank server and both ranks"
+    assert found.pop("in images") == [True, False], "as flytekit's own command has it"
     assert "start_method preload" in log
     assert found["forked"]
     ours = {"MY": "x", "HIS": "y", "OMP_NUM_THREADS": "2"}
     assert found["at import"] == {**ours, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert found["threads"] == 2, "torch, which the pod loads before it knows the task"
     assert found["training"], "what an optimizer imports is there before there is one"
-    assert found["tuned"], "by a variable of the task's that is read then"
+    assert found["tuned"], "by variables of the task's and of its module's that are read then"
     assert found["in the rank"] == {**ours, "OPENBLAS_NUM_THREADS": None, "PYTORCH_NVML_BASED_CUDA_CHECK": None}
     # flytekit gives a task's own ``environment=`` to its container alone: its ranks have it on a laptop, too.
-    assert found == on_a_laptop("found", tmp_path)
+    laptop = on_a_laptop("found", tmp_path)
+    assert laptop.pop("in images") == [True, True]
+    assert found == laptop

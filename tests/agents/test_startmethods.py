@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
-from tests.harness.procs import uploaded_error
+from tests.harness.procs import ROOT, uploaded_error
 
 
 def test_preload_and_spawn_give_the_same_results(warm, tmp_path):
@@ -93,3 +96,37 @@ def test_imports_of_fresh_interpreters_have_the_deadline_of_the_start_too(warm, 
     assert "have not begun the task's function in time" in text
     assert "still importing, or loading the task, after 2 s" in text
     assert ended.scratch == []
+
+
+SCRIPT = """
+import json
+import costly
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+@task(task_config=SafeTorch(nproc_per_node=3))
+def train() -> int:
+    return costly.TWO + 1
+
+if __name__ == "__main__":
+    print("found", train())
+"""
+COSTLY = """
+import os
+with open(os.environ["TEST_IMPORTS"], "a") as imports:
+    imports.write("imported ")
+TWO = 2
+"""
+
+
+def test_what_a_script_imports_is_imported_once_for_all_its_ranks(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "costly.py").write_text(COSTLY)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_IMPORTS": str(tmp_path / "imports")}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "found 3" in done.stdout
+    assert "start_method preload" in done.stderr
+    assert (tmp_path / "imports").read_text().split() == ["imported"] * 2, "by the script, and for its ranks"

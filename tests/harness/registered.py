@@ -25,7 +25,7 @@ def registered(*, nodes: str = "1", nproc_per_node: int = 1, **more: Any) -> dic
     job = {
         **{"version": 1, "backend": "torch", "min_nodes": int(low), "max_nodes": int(high or low)},
         **{"nproc_per_node": nproc_per_node, "nproc_is_open": False, "gpus": None, "start_method": "preload"},
-        **{"max_replacements": 10, **more, "timeouts": {**TIMEOUTS, **more.get("timeouts", {})}},
+        **{"max_replacements": 10, "shared_caches": [], **more, "timeouts": {**TIMEOUTS, **more.get("timeouts", {})}},
     }
     return {"SAFEDIST_JOB": json.dumps(job)}
 

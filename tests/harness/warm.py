@@ -30,7 +30,8 @@ from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.ranks import backends, known, preload
-from flytekitplugins_safedist.ranks.forkserver_client import EARLY, RankServer, variables
+from flytekitplugins_safedist.ranks.forkserver_client import RankServer
+from flytekitplugins_safedist.ranks.prefork import PREFORK, Prefork, variables
 from tests.harness import hugepages
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> None:
                 connections.remove(ready)
                 ready.close()
                 if not connections:
-                    return
+                    os._exit(0)  # what libraries have to say at an interpreter's end concerns no test
 
 
 def _asked(connection: socket.socket, sockets: list[socket.socket]) -> bool:
@@ -163,7 +164,7 @@ def _call(case: dict[str, Any]) -> int:
     flytekit_inside.draw_names_anew()  # all cases of this process have one sandbox
     if case["prefork"]:
         # As fork_early() does in safedist-execute: before anything here may start a thread.
-        EARLY.value = RankServer.fork()
+        PREFORK.value = Prefork(RankServer.fork(preload.Preloaded(None)))
     if case["kind"] == "entrypoint":
         sys.argv[1:] = case["arguments"]
         entrypoint.main()

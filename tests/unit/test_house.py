@@ -55,12 +55,13 @@ STATE = {
     "ranks.users_code": "a cache: why a package could not be imported at first",
     "stopping": "the process's signals, and what they have decided: there is one of each",
     # What is left for another part of the process, with flytekit or the user's code in between (handoff.Slot):
+    "flyte.transfers": "whether this rank says how far they are",
     "flyte.uploads": "for how long uploads are tried, and where the verdict goes",
     "job.ending": "node 0's coordinator, to be closed after the upload",
     "lastwords": "why the job failed",
     "plugin.task": "the inputs, within one dispatch",
     "ranks.context": "who this rank is, and what is to be done at the end of its function",
-    "ranks.forkserver_client": "the rank server that was forked early",
+    "ranks.prefork": "what a pod has imported, and the rank server that was forked from that",
     "record.node": "how long staging took",
     "record.writer": "what notes this rank's stages",
 }
@@ -70,7 +71,7 @@ ENVIRONMENT = {
     "container.entrypoint": "where code lies and temporary files go, for the task's command",
     "container.task_command": "takes out what Flyte says to this command alone",
     "ranks.forkserver": "what modules read when they are imported for all ranks",
-    "ranks.forkserver_client": "what libraries read when they are imported; put back",
+    "ranks.prefork": "what modules read when they are imported; put back",
     "ranks.known": "hides who this process is from modules that are imported; put back",
     "ranks.worker": "a rank's whole environment, before anything of the user's runs",
 }

@@ -31,6 +31,7 @@ def test_the_job_comes_back_as_it_was_pinned(nodes: str, low: int, high: int) ->
         gpus=8,
         start_method="spawn",
         max_replacements=3,
+        shared_caches=(),
         timeouts=timeouts,
     )
     assert found.nnodes == nodes

@@ -6,7 +6,6 @@ import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.flyte import transfers
 from flytekitplugins_safedist.flyte.transfers import Transfer
-from flytekitplugins_safedist.handoff import HERE
 from tests.harness.moto_s3 import BUCKET, S3
 
 MB = 10**6
@@ -80,9 +78,9 @@ def test_what_is_quick_says_nothing(access, tmp_path, caplog) -> None:
 
 def test_one_rank_of_a_node_says_it_and_names_no_secret(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     caplog.set_level(logging.INFO, transfers.__name__)
-    monkeypatch.setattr(HERE, "rank", SimpleNamespace(local_rank=1))
+    monkeypatch.setattr(transfers.SILENT, "value", True)
     assert transfers.followed("download of", "s3://b/k") is DEFAULT_CALLBACK
-    monkeypatch.setattr(HERE, "rank", SimpleNamespace(local_rank=0))
+    monkeypatch.setattr(transfers.SILENT, "value", False)
     monkeypatch.setattr(transfers, "TELL_SECONDS", 0.0)
     told = transfers.followed("download of", "https://me:secret@host/k?sig=secret")
     with told.branched("a", "b") as child:

@@ -59,17 +59,10 @@ def order(tmp_path: Path, name: str) -> Path:
 
 
 def prepare(server: RankServer, cwd: Path, *modules: str, guard: Sequence[Path] = (), timeout: float = DEADLINE) -> str:
-    return str(
-        server.prepare(
-            guard=guard,
-            cwd=cwd,
-            environment=os.environ,
-            sys_path=[str(cwd), *sys.path],
-            libraries=["json"],
-            modules=modules,
-            timeout=timeout,
-        )
-    )
+    server.guard(guard)
+    path = [str(cwd), *sys.path]
+    server.prepare(cwd=cwd, environment=os.environ, sys_path=path, libraries=["json"], modules=modules)
+    return str(server.ready(timeout))
 
 
 def ended(server: RankServer, count: int) -> list[EndedRank]:
@@ -106,14 +99,17 @@ def test_what_was_guarded_goes_with_a_killed_agent_as_with_one_that_closes(tmp_p
         "import os, sys\nfrom pathlib import Path\n"
         "from flytekitplugins_safedist.ranks.forkserver_client import RankServer\n"
         "server = RankServer.spawn(os.environ)\n"
-        "server.prepare(guard=[Path(sys.argv[1])], cwd='/', environment=os.environ, sys_path=sys.path, timeout=60)\n"
+        "importing = {'libraries': ['json'], 'modules': ['endless']} if len(sys.argv) > 2 else {}\n"
+        "server.prepare(cwd='/', environment=os.environ, sys_path=[*sys.argv[2:], *sys.path], **importing)\n"
+        "server.guard([Path(sys.argv[1])])\n"
         "print(server._pid, flush=True)\nsys.stdin.readline()\nserver.close()\n"
     )
-    for how in ("kill", "close"):
+    (tmp_path / "endless.py").write_text("import threading\nthreading.Event().wait()\n")
+    for how in ("kill", "close", "kill while it imports"):
         guarded = tmp_path / how
         guarded.mkdir()
         agent = subprocess.Popen(
-            [sys.executable, "-c", script, str(guarded)],
+            [sys.executable, "-c", script, str(guarded), *([str(tmp_path)] if "imports" in how else [])],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,7 +118,7 @@ def test_what_was_guarded_goes_with_a_killed_agent_as_with_one_that_closes(tmp_p
         assert agent.stdin is not None
         assert agent.stdout is not None
         server = int(agent.stdout.readline())
-        if how == "kill":
+        if "kill" in how:
             agent.kill()
         agent.stdin.close()
         agent.stdout.close()

@@ -385,7 +385,7 @@ def test_a_lock_that_a_killed_rank_left_in_a_cache_does_not_hold_the_next_round(
 
 def test_what_is_imported_for_all_ranks_has_caches_of_its_own(tmp_path):
     job = scratch.make_job(tmp_path)
-    given = scratch.make_preload(job, {"triton"})
+    given = scratch.make_caches(job.preload, {"triton"})
     assert Path(given["TORCHINDUCTOR_CACHE_DIR"]) == job.path / "cache" / "preload" / "inductor"
     assert "TRITON_CACHE_DIR" not in given
     assert all(Path(path).is_dir() for path in given.values())

@@ -1,0 +1,114 @@
+"""The command line of ``safedist-execute``, as a value."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CodeNotFoundError, StagingError
+
+_WITH_VALUE = ("--additional-distribution", "--dest-dir")
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """The command line, taken apart.
+
+    Attributes:
+        distribution: address of the code archive; None without fast registration.
+        dest: where its files go.
+        dest_argument: the same as it was written: passed on for tasks that dynamic workflows start.
+        command: the command to run afterwards.
+    """
+
+    distribution: str | None
+    dest: Path
+    dest_argument: str
+    command: tuple[str, ...]
+
+
+def parse(arguments: list[str]) -> Invocation:
+    """Take the command line apart.
+
+    Raises:
+        CodeNotFoundError: placeholders that registration was to fill in are still there.
+        SystemExit: the usage is wrong (argparse says how).
+    """
+    parser = argparse.ArgumentParser(
+        prog="safedist-execute",
+        usage="safedist-execute [--additional-distribution URI] [--dest-dir DIR] -- pyflyte-execute ...",
+        description="Stage a task's code once, then run the task.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--additional-distribution", metavar="URI", help="the code archive of fast registration")
+    parser.add_argument("--dest-dir", metavar="DIR", help="where its files go (default: the working directory)")
+    own, command = _split(arguments)
+    parsed = parser.parse_args(own)
+    if not command or not command[0]:
+        parser.error("no command is given after --")
+    for value in (parsed.additional_distribution, parsed.dest_dir):
+        if value is not None and value.startswith("{{"):
+            raise CodeNotFoundError(
+                "The task was registered with a placeholder in the place of its code archive",
+                where={"argument": value},
+                hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
+            )
+    dest = _absolute(parsed.dest_dir or ".")
+    dest_argument = parsed.dest_dir or str(dest)
+    return Invocation(
+        parsed.additional_distribution or None, Path(os.path.realpath(dest)), dest_argument, tuple(command)
+    )
+
+
+def _absolute(path: str) -> Path:
+    """*path* from the root, with ``~`` filled in: a task may change its working directory at any time.
+
+    Raises:
+        StagingError: there is no home directory, or no working directory.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise StagingError(
+            "A directory cannot be told from its name",
+            where={"path": path},
+            seen=f"{type(error).__name__}: {error}",
+            hint="name it from the root (/...), or set HOME and start in a directory that exists",
+        ) from error
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """At the first ``--``, or at the first word that is no option of ours: click, which the stock command uses, takes
+    both."""
+    value = False
+    for at, argument in enumerate(arguments):
+        if value:
+            value = False
+        elif argument == "--":
+            return arguments[:at], arguments[at + 1 :]
+        elif not argument.startswith("-"):
+            return arguments[:at], arguments[at:]
+        else:
+            value = argument in _WITH_VALUE
+    return arguments, []
+
+
+def module_of(command: Sequence[str]) -> str | None:
+    """The module that flytekit's usual resolver will import the task from (``-- task-module M task-name N``, a mapped
+    task's, too); None where another one is to find it."""
+    names = list(command)[:-1]
+    return command[names.index("task-module") + 1] if "task-module" in names else None
+
+
+def command_line(invocation: Invocation) -> list[str]:
+    """The command with what ``@dynamic`` tasks need to start others with the same code, as the stock command adds it:
+    before ``--resolver``, because everything behind the resolver's name is the resolver's."""
+    command = list(invocation.command)
+    if invocation.distribution is None or "--resolver" not in command:
+        return command
+    at = command.index("--resolver")
+    further = ["--dynamic-addl-distro", invocation.distribution, "--dynamic-dest-dir", invocation.dest_argument]
+    return [*command[:at], *further, *command[at:]]
