@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, saves
 from flytekitplugins_safedist.checkpoint.store import Store
+from flytekitplugins_safedist.errors import CheckpointError
 from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
 
@@ -64,6 +66,18 @@ def test_an_urgent_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_
     assert agent.finished(1, urgent=True)
     assert stood_still == ["still"]
     assert "the last save before the pod leaves failed" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_state_that_cannot_be_saved_is_an_error_also_where_all_agree_on_that_save(asked, agent, stood_still, tmp_path):
+    if asked:
+        answered(agent, 1, 1, urgent=False)
+    with Checkpoints(tmp_path / "place", every=None) as ckpt:
+        ckpt.save(0, {"x": 0}, force=True)
+        with pytest.raises(CheckpointError):
+            ckpt.save(1, {"x": threading.Lock()}, force=True)
+    assert agent.finished(1, urgent=True) == asked
+    assert stood_still == []
 
 
 def test_a_trainer_that_makes_its_own_files_is_told_before_and_saves_then(agent, stood_still, tmp_path):
