@@ -130,3 +130,36 @@ def test_what_a_script_imports_is_imported_once_for_all_its_ranks(tmp_path):
     assert "found 3" in done.stdout
     assert "start_method preload" in done.stderr
     assert (tmp_path / "imports").read_text().split() == ["imported"] * 2, "by the script, and for its ranks"
+
+
+SPAWNING = """
+import multiprocessing
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+def square(number: int) -> int:
+    return number ** 2
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def train() -> int:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return sum(pool.map(square, range(4)))
+
+if __name__ == "__main__":
+    print("found", train())
+"""
+
+
+@pytest.mark.parametrize("command", [["package/tool.py"], ["-m", "package.tool"]], ids=["a file", "a module"])
+def test_processes_that_a_rank_spawns_find_what_the_script_defines(tmp_path, command):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    # What only the module finds: a spawned process that took it for a file would not.
+    relative = "from . import __name__ as here\n" if command[0] == "-m" else ""
+    (tmp_path / "package/tool.py").write_text(relative + SPAWNING)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "found 14" in done.stdout

@@ -38,6 +38,8 @@ from flytekitplugins_safedist.plugin.task import SafeTask
         ("2Ei", 2**61),
         ("1E", 10**18),
         ("1500m", 1),
+        ("1500000u", 1),
+        ("2500000000n", 2),
         ("500m", 0),
         (".5Gi", 2**29),
         ("1.", 1),

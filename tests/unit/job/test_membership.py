@@ -53,9 +53,17 @@ def test_the_pod_that_leads_a_range_listens_as_soon_as_a_connection_gives_its_po
     assert led()._server is not None
 
 
-@pytest.mark.parametrize(("nnodes", "address"), [(1, "127.0.0.1"), (2, "localhost")])
+@pytest.mark.parametrize(
+    ("nnodes", "named", "address", "meeting"),
+    [
+        (1, "localhost", "127.0.0.1", "127.0.0.1"),
+        (2, "localhost", "localhost", "localhost"),
+        (2, "::1", "::1", "[::1]"),
+    ],
+)
 def test_ranks_of_several_nodes_meet_at_node_0s_name_and_those_of_one_on_loopback(
-    led: Callable[..., Membership], nnodes: int, address: str
+    led: Callable[..., Membership], nnodes: int, named: str, address: str, meeting: str
 ) -> None:
-    offered = led(0, Endpoint("localhost", 0))._prepare(nnodes)
+    offered = led(0, Endpoint(named, 0))._prepare(nnodes)
     assert offered[envvars.MASTER_ADDR] == address
+    assert offered[envvars.MEETING].rpartition(":")[0] == meeting
