@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
+from ..diagnosis.gpus import LOOK_SECONDS as GPU_SECONDS
 from ..errors import FsTimeoutError
 from ..flyte import run_page
 from ..flyte.run_page import ConsoleDeck, Kept
@@ -22,8 +23,9 @@ from ..ranks.outcome import RankOutcome
 from ..ranks.outcome_text import how
 from ..ranks.rank_set import Ranks
 from ..record import findings, node, page, trace
+from ..record.events import GpuPart
 from ..record.node import STAGED, NodeRecorder, RankEnd, text_of
-from ..record.scrub import scrubber
+from ..scrub import scrubber
 from .live import RunLive
 from .membership import Membership
 from .messages import Go
@@ -63,7 +65,7 @@ class RunSeen:
         self.live = RunLive(plan, job, self._scrub)
         self._deck: ConsoleDeck | None = None
         self._telling: threading.Thread | None = None
-        self._next = 0.0
+        self._next = self._next_gpus = 0.0
         flyte = plan.job.attempt.flyte
         if not plan.job.is_local and plan.job.task.enable_deck and flyte.output_metadata_prefix is not None:
             self._deck = ConsoleDeck(flyte.output_metadata_prefix, flyte.raw_output_prefix)
@@ -101,6 +103,12 @@ class RunSeen:
         a time, in a thread: a store that is slow holds up nothing here."""
         self.live.look(ranks)
         now = time.monotonic()
+        if now >= self._next_gpus:
+            self._next_gpus = now + GPU_SECONDS
+            for gpu in self._plan.gpus.usage():
+                if gpu.busy is not None and gpu.memory is not None:
+                    total, piece = gpu.memory_total or 0, ([gpu.busy], [gpu.memory], gpu.slowed)
+                    self._record.sees(GpuPart(gpu.index, gpu.uuid, total, now, GPU_SECONDS, *piece))
         if self._deck is None or ranks is None or now < self._next:
             return
         if self._telling is None or not self._telling.is_alive():

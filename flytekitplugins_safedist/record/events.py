@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mashumaro.mixins.dict import DataClassDictMixin
@@ -199,6 +199,35 @@ class RoundPart(DataClassDictMixin):
 
 
 @dataclass
+class GpuPart(DataClassDictMixin):
+    """One GPU of a node.
+
+    Attributes:
+        index, uuid: which, as in :class:`..diagnosis.gpus.GpuUse`.
+        total: bytes of its memory.
+        since, every: when the first piece of the time began, and seconds of each; they grow with the run's length.
+        busy: percent in which a kernel ran, on average, of each piece.
+        memory: bytes in use, at most, in each piece.
+        slowed: why its clocks were lowered the last time; "" where they never were.
+    """
+
+    index: int
+    uuid: str
+    total: int
+    since: float
+    every: float
+    busy: list[int] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    slowed: str = ""
+
+    def halved(self) -> GpuPart:
+        """With pieces twice as long."""
+        busy = [round(sum(self.busy[at : at + 2]) / len(self.busy[at : at + 2])) for at in range(0, len(self.busy), 2)]
+        memory = [max(self.memory[at : at + 2]) for at in range(0, len(self.memory), 2)]
+        return replace(self, every=2 * self.every, busy=busy, memory=memory)
+
+
+@dataclass
 class NodePart(DataClassDictMixin):
     """What one node has noted.
 
@@ -208,6 +237,7 @@ class NodePart(DataClassDictMixin):
         epoch: what to add to its times for seconds since the epoch.
         phases: of the node itself: name, begin, seconds.
         rounds: that it took part in; of many the first ones without their ranks.
+        gpus: that it has.
         offset: what to add to its times for those of node 0.
         error: how far that may be off, in seconds; None where nobody has measured it.
         version: :data:`VERSION`.
@@ -218,6 +248,7 @@ class NodePart(DataClassDictMixin):
     epoch: float
     phases: list[tuple[str, float, float]] = field(default_factory=list)
     rounds: list[RoundPart] = field(default_factory=list)
+    gpus: list[GpuPart] = field(default_factory=list)
     offset: float = 0.0
     error: float | None = 0.0
     version: int = VERSION

@@ -14,6 +14,7 @@ from ..handoff import Slot
 from .clocks import Offset
 from .events import (
     Event,
+    GpuPart,
     Interval,
     NodePart,
     PhaseDone,
@@ -77,11 +78,28 @@ class NodeRecorder:
         self._scrub = scrub
         self._waiting_since = time.monotonic()
         self.is_open = False
+        self._gpus: dict[int, list[GpuPart]] = {}
 
     def phase(self, name: str, since: float, seconds: float) -> None:
         """Of the node itself."""
         self.part.phases.append((name, round(since, 4), round(seconds, 4)))
         del self.part.phases[: -2 * _MOST_ROUNDS]
+
+    def sees(self, gpu: GpuPart) -> None:
+        """How a GPU is used: its latest piece of the time, of always the same length."""
+        known = {each.index: at for at, each in enumerate(self.part.gpus)}
+        if gpu.index not in known:
+            known[gpu.index] = len(self.part.gpus)
+            self.part.gpus.append(replace(gpu, busy=[], memory=[]))
+        part, latest = self.part.gpus[known[gpu.index]], self._gpus.setdefault(gpu.index, [])
+        part.slowed = gpu.slowed or part.slowed
+        latest.append(gpu)
+        if len(latest) * gpu.every >= part.every:
+            part.busy.append(round(sum(each.busy[0] for each in latest) / len(latest)))
+            part.memory.append(max(each.memory[0] for each in latest))
+            latest.clear()
+        if len(part.busy) > 2 * SLICES:
+            self.part.gpus[known[gpu.index]] = part.halved()
 
     def begins(self, round_no: int, node_rank: int) -> float:
         """Every node is there: a round begins. How long this one has waited for it, in seconds."""
@@ -108,7 +126,8 @@ class NodeRecorder:
 
     def now(self, ends: Sequence[RankEnd]) -> NodePart:
         """The part as it is in the middle of a round, whose ranks go on."""
-        part = replace(self.part, phases=[*self.part.phases], rounds=[*self.part.rounds])
+        mine = self.part
+        part = replace(mine, phases=[*mine.phases], rounds=[*mine.rounds], gpus=[*map(replace, mine.gpus)])
         if self.is_open:
             until = max((end.until for end in ends), default=time.monotonic())
             part.rounds[-1] = now = replace(part.rounds[-1], until=round(until, 4), why="it goes on")
@@ -139,7 +158,14 @@ def _shorter(part: NodePart, *, fine: bool, rounds: int) -> NodePart:
     kept = part.rounds if rounds > 1 else part.rounds[-4:]
     bare = [replace(each, ranks=[]) for each in kept[: max(0, len(kept) - rounds)]]
     told = [replace(each, ranks=list(map(short, each.ranks))) for each in kept[len(bare) :]]
-    return replace(part, rounds=bare + told, phases=part.phases if rounds > 1 else part.phases[-8:])
+    gpus = part.gpus if fine else [_in_one(gpu) for gpu in part.gpus]
+    return replace(part, rounds=bare + told, phases=part.phases if rounds > 1 else part.phases[-8:], gpus=gpus)
+
+
+def _in_one(gpu: GpuPart) -> GpuPart:
+    while len(gpu.busy) > 1:
+        gpu = gpu.halved()
+    return gpu
 
 
 def _part(end: RankEnd, of: RoundPart) -> RankPart:
@@ -258,6 +284,8 @@ def merged(own: NodePart, others: Iterable[tuple[str, Offset]]) -> list[NodePart
 def _moved(part: NodePart) -> NodePart:
     by = part.offset
     part.phases = [(name, since + by, seconds) for name, since, seconds in part.phases]
+    for gpu in part.gpus:
+        gpu.since += by
     for every in part.rounds:
         every.since, every.until = every.since + by, every.until + by
         for rank in every.ranks:

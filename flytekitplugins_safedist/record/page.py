@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from . import findings, pictures
-from .events import RankPart, percentile
+from .events import GpuPart, RankPart, percentile
 from .findings import Findings, shown_seconds, stragglers
 from .pictures import table
 
@@ -82,6 +82,7 @@ def _made(found: Findings, told: JobEnd, rows: int) -> str:
         _stages(found, ranks),
         _steps(found, ranks),
         _memory(ranks),
+        _gpus(found, rows),
         _nodes(found),
     ]
     return "".join(sections)
@@ -196,6 +197,30 @@ def _memory(ranks: Sequence[RankPart]) -> str:
         rows.append((rank.rank, f"{rank.peak / 2**20:.0f} MiB", gpu, shown_seconds(rank.cpu)))
     more = table("rank|most memory|most of its GPU's|processor time", rows)
     return _figure("Memory", pictures.memory(ranks), more)
+
+
+def _gpus(found: Findings, most: int) -> str:
+    """Of each GPU how it was used; of very many those that were used least."""
+    tracks = [(part.node, gpu) for part in found.parts for gpu in part.gpus if gpu.busy]
+    tracks = sorted(tracks, key=lambda each: _mean(each[1]))[:most]
+    if not tracks:
+        return ""
+    tracks.sort(key=lambda each: (each[0], each[1].index))
+    rows = [
+        (node, gpu.index, gpu.uuid, f"{_mean(gpu):.0f}%", _of(max(gpu.memory), gpu.total), gpu.slowed)
+        for node, gpu in tracks
+    ]
+    picture = pictures.gpus(found, {f"{node}: GPU {gpu.index}": gpu for node, gpu in tracks})
+    more = pictures.legend({"low": "busy for a third", "mid": "two thirds", "high": "all the time"})
+    return _figure("GPUs", picture, more + table("node|GPU|id|busy|most memory|slowed for", rows))
+
+
+def _mean(gpu: GpuPart) -> float:
+    return sum(gpu.busy) / len(gpu.busy)
+
+
+def _of(memory: int, total: int) -> str:
+    return f"{memory / 2**30:.1f} of {total / 2**30:.1f} GiB"
 
 
 def _nodes(found: Findings) -> str:

@@ -35,6 +35,11 @@ def _of_node(part: NodePart, zero: float) -> Iterator[dict[str, Any]]:
     yield {**named, "name": "thread_name", "tid": _NODES_OWN, "args": {"name": "the node"}}
     for name, since, seconds in part.phases:
         yield piece(_NODES_OWN, name, since, seconds)
+    for gpu in part.gpus:
+        for at, (busy, memory) in enumerate(zip(gpu.busy, gpu.memory, strict=True)):
+            ts = round((gpu.since + at * gpu.every - zero) * 1e6)
+            yield {"ph": "C", "pid": pid, "ts": ts, "name": f"GPU {gpu.index} busy (%)", "args": {"value": busy}}
+            yield {"ph": "C", "pid": pid, "ts": ts, "name": f"GPU {gpu.index} memory", "args": {"value": memory}}
     for every in part.rounds:
         title = f"round {every.round}"
         yield piece(_NODES_OWN, title, every.since, every.until - every.since, why=every.why)

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ..handoff import Slot
+from ..scrub import scrubber
 from .events import VERSION, Event, Interval, PhaseDone, RankStarted, SaveDone, bucket
-from .scrub import scrubber
 
 _FIRST_SECONDS = 0.5
 """Between two lines, at first."""

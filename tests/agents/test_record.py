@@ -14,6 +14,7 @@ import pytest
 
 from tests.harness.job import Job
 from tests.harness.moto_s3 import BUCKET
+from tests.harness.nvml import Gpus
 from tests.harness.pod import Pod
 from tests.harness.procs import KILL, TERM, Ended, Running, gate, until
 from tests.harness.proxy import Proxy
@@ -185,13 +186,20 @@ def seen_now(deck: Path) -> str:
     ).text
 
 
-def test_while_the_job_runs_the_page_shows_the_ranks_of_all_nodes(warm, tmp_path, ranks_gate):
-    job = TwoNodes(warm, tmp_path, "two_nodes_wait", "", {**ranks_gate.environment, **QUICK})
+def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm, tmp_path, ranks_gate, nvml_driver):
+    Gpus(tmp_path / "gpus", 2).say(1, busy=97, used=3 << 30, total=80 << 30)
+    gpus = {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
+    job = TwoNodes(warm, tmp_path, "two_nodes_wait", "", {**ranks_gate.environment, **QUICK, **gpus})
     other = job.start(1)
     first = job.start(0)
     ranks_gate.heard(4)
     deck = first.files / "outputs" / "deck.html"
-    until(lambda: deck.exists() and "4 rank(s) on 2 node(s); 1 round(s); 3 steps" in seen_now(deck), "all ranks' steps")
+
+    def shows(text: str, times: int) -> bool:
+        return deck.exists() and seen_now(deck).count(text) == times
+
+    until(lambda: shows("4 rank(s) on 2 node(s); 1 round(s); 3 steps", 1), "all ranks' steps")
+    until(lambda: shows("97%3.0 of 80.0 GiB", 2), "a GPU of each node")
     text = seen_now(deck)
     assert "two_nodes_wait" in text
     assert re.search(r"running; [\d.]+ (ms|s|min)", text), text

@@ -9,10 +9,11 @@ import time
 from flytekit import task
 
 from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank, stage
-from tests.harness import product
+from tests.harness import nvml, product
 from tests.harness.procs import say, wait_for_word
 
 STEPS = 12
+nvml.load()
 
 if "TEST_PAGE_SECONDS" in os.environ:
     product.seen.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])

@@ -13,6 +13,7 @@ import pytest
 from flytekitplugins_safedist.record import findings, node, page, trace, writer
 from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.events import (
+    GpuPart,
     Interval,
     PhaseDone,
     RankPart,
@@ -257,3 +258,24 @@ def test_what_does_not_fit_a_message_loses_what_is_finest_and_oldest_first(tmp_p
     latest = json.loads(node.text_of(made.part, len(json.dumps(coarser)) - 1))
     assert [(every["round"], len(every["ranks"])) for every in latest["rounds"]] == [(1, 0), (2, 0), (3, 0), (4, 1)]
     assert [len(every["ranks"]) for every in json.loads(node.text_of(made.part, 10))["rounds"]] == [0] * 4
+
+
+def test_how_gpus_were_used_keeps_its_size_and_its_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = NodeRecorder("host", plain)
+    for number in range(5000):
+        memory = 7 << 30 if number == 3210 else 1 << 30
+        made.sees(GpuPart(3, "GPU-3", 80 << 30, 5.0 * number, 5.0, [100 if number < 2500 else 0], [memory], ""))
+    [gpu] = made.part.gpus
+    assert 100 <= len(gpu.busy) == len(gpu.memory) <= 2 * node.SLICES
+    assert gpu.since == 0
+    assert gpu.every * len(gpu.busy) == pytest.approx(25_000, rel=0.02), "all of the time"
+    assert sum(gpu.busy) / len(gpu.busy) == pytest.approx(50, abs=2)
+    assert max(gpu.memory) == 7 << 30
+    [short] = json.loads(node.text_of(made.part, 500))["gpus"]
+    assert (len(short["busy"]), max(short["memory"])) == (1, 7 << 30)
+    made.sees(GpuPart(4, "GPU-4", 80 << 30, 0.0, 5.0, [10], [1 << 30], "its temperature"))
+    html = page.fragment(findings.found_in([made.part]), page.JobEnd("train"))
+    assert "<td>3</td><td>GPU-3</td><td>50%</td><td>7.0 of 80.0 GiB</td>" in html
+    assert "<td>its temperature</td>" in html
+    events = json.loads(gzip.decompress(trace.trace([made.part])))["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {"GPU 3 busy (%)", "GPU 3 memory"}

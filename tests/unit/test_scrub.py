@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.record.scrub import scrubber
+from flytekitplugins_safedist.scrub import scrubber
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
