@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .config.options import Logs as Logs
     from .config.options import Metrics as Metrics
     from .config.options import Preflight as Preflight
+    from .config.options import Profile as Profile
     from .config.options import SafeHorovod as SafeHorovod
     from .config.options import SafeTorch as SafeTorch
     from .config.options import Scratch as Scratch
@@ -34,6 +35,7 @@ _PUBLIC = {
     "Metrics": "config.options",
     "Preflight": "config.options",
     "Problem": "errors",
+    "Profile": "config.options",
     "RankContext": "ranks.context",
     "RecoverableRankFailedError": "plugin.task",
     "SafeHorovod": "plugin.task",

@@ -29,6 +29,13 @@ def backends(group: Any) -> list[Any]:
     return [backend_for(device) for device in lookup(group, "_device_types", of="torch")]
 
 
+def is_profiled() -> bool:
+    """Whether a profiler of torch's runs in this thread."""
+    import torch
+
+    return bool(lookup(torch.autograd, "_profiler_enabled", of="torch")())
+
+
 def storage_info(part: str, offset: int, length: int) -> Any:
     """Where an item of a checkpoint lies, as DCP's metadata has it."""
     from torch.distributed.checkpoint import filesystem

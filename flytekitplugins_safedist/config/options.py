@@ -76,6 +76,11 @@ def _are_ranks(show: Any) -> bool:
     return isinstance(show, (tuple, list, set, frozenset)) and all(is_count(rank, least=0) for rank in show)
 
 
+def _are_steps(steps: Any) -> bool:
+    first, last = steps
+    return isinstance(steps, tuple) and is_count(first, least=1) and is_count(last, least=first)
+
+
 def _can_be_filled_in(prefix: str) -> bool:
     """Whether each rank can have it before its lines. A width of millions would be filled in as well, in memory."""
     specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(prefix)]
@@ -256,6 +261,22 @@ class Preflight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Steps that torch.profiler looks into, for the trace of the run (docs/record.md). A rank tells its steps by
+    ``current_rank().progress``.
+
+    Attributes:
+        steps: the first and the last of them.
+        ranks: which ones do; None: all.
+    """
+
+    steps: Annotated[
+        tuple[int, int], Must(_are_steps, "is not a first and a last step", "use (10, 12), the first >= 1")
+    ]
+    ranks: Ranks | None = (0,)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SafeDistributed:
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
@@ -278,6 +299,7 @@ class SafeDistributed:
         hangs: see :class:`Hangs`.
         metrics: see :class:`Metrics`.
         preflight: see :class:`Preflight`; None: nothing is checked.
+        profile: see :class:`Profile`.
         operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
         master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
             every role is OnFailure unless it names another: a pod that is lost comes back.
@@ -300,6 +322,7 @@ class SafeDistributed:
     hangs: Hangs = field(default_factory=Hangs)
     metrics: Metrics = field(default_factory=Metrics)
     preflight: Preflight | None = None
+    profile: Profile | None = None
     operator: Operator = "pytorch"
     master: Master | None = None
     worker: Worker | None = None

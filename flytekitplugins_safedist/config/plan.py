@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import Problem
 from .asked import TaskArguments
 from .gpus import fewest, per_role
-from .options import Hangs, Logs, Metrics, Preflight, SafeDistributed, SafeHorovod, Scratch, parse_nodes
+from .options import Hangs, Logs, Metrics, Preflight, Profile, SafeDistributed, SafeHorovod, Scratch, parse_nodes
 from .quantities import size_in_bytes
 from .registered import Registered
 from .roles import Role, roles
@@ -26,7 +26,7 @@ class Plan(Registered):
     Attributes:
         config, arguments: what the user wrote.
         roles: of the job's pods; none for one node.
-        max_restarts, scratch, logs, hangs, metrics: as configured.
+        max_restarts, scratch, logs, hangs, metrics, preflight, profile: as configured.
         size_limit: scratch limit in bytes, or None.
         environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
     """
@@ -41,6 +41,7 @@ class Plan(Registered):
     hangs: Hangs
     metrics: Metrics
     preflight: Preflight | None
+    profile: Profile | None
     environment: tuple[tuple[str, str], ...]
 
     @property
@@ -86,6 +87,7 @@ def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None
         hangs=config.hangs,
         metrics=config.metrics,
         preflight=config.preflight,
+        profile=config.profile,
         environment=tuple(sorted((arguments.environment or {}).items())),
     )
     return made, []

@@ -18,7 +18,17 @@ def orders(go: Go, plan: NodePlan) -> list[RankOrder]:
     """
     contexts = [_context(go, plan, local_rank) for local_rank in range(plan.settings.nproc_per_node)]
     terminal = debugger.terminal()
-    return [RankOrder.of(context, _environment(go, plan, context), plan.scratch, terminal) for context in contexts]
+    look = plan.settings.profile
+    return [
+        RankOrder.of(
+            context,
+            _environment(go, plan, context),
+            plan.scratch,
+            terminal,
+            look.steps if look is not None and (look.ranks is None or context.rank in look.ranks) else None,
+        )
+        for context in contexts
+    ]
 
 
 def _context(go: Go, plan: NodePlan, local_rank: int) -> RankContext:

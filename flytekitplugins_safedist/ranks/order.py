@@ -80,6 +80,7 @@ class RankOrder(Record):
         log: file for standard output and error.
         records: the socket at which torch tells of the rank's collectives.
         terminal: at which the job was started, for ``breakpoint()``; "": none.
+        profile: the first and the last step that torch.profiler looks into, where it does.
     """
 
     context: RankContext
@@ -88,9 +89,17 @@ class RankOrder(Record):
     log: Path
     records: Path
     terminal: str = ""
+    profile: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, context: RankContext, environment: Mapping[str, str], job: JobScratch, terminal: str = "") -> RankOrder:
+    def of(
+        cls,
+        context: RankContext,
+        environment: Mapping[str, str],
+        job: JobScratch,
+        terminal: str = "",
+        profile: tuple[int, int] | None = None,
+    ) -> RankOrder:
         """The order of a rank in the job's scratch."""
         file = order_file(job, context.round, context.rank)
         return cls(
@@ -100,6 +109,7 @@ class RankOrder(Record):
             log=job.log(context.round, context.rank),
             records=job.short / job.orders.name / file.with_suffix(".fr").name,
             terminal=terminal,
+            profile=profile,
         )
 
     @property

@@ -22,6 +22,7 @@ from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context, uploads
+from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
 from . import (
@@ -75,7 +76,10 @@ def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
     shared = shared_page.open_page(order.page)
     try:
         _become(order, shared, preloaded)
-        RECORDER.value = Recorder(order.events, rank=order.context.rank, round_no=order.context.round, at=began)
+        look = order.profile and StepProfile(*order.profile, draft=order.file.with_suffix(".profile.json"))
+        RECORDER.value = Recorder(
+            order.events, rank=order.context.rank, round_no=order.context.round, at=began, profile=look
+        )
         _work(order, shared, seconds)
         # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
         # may be done then.

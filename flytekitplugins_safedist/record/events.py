@@ -105,6 +105,13 @@ class Interval(Event):
     gpu: int
 
 
+@dataclass(frozen=True)
+class Profiled(Event):
+    """What torch.profiler saw (:mod:`.profile`)."""
+
+    text: str
+
+
 def events_of(text: str) -> Iterator[Event]:
     """The events of a file. A line that was cut short by SIGKILL, or is damaged, is none."""
     for line in text.splitlines():
@@ -165,6 +172,7 @@ class RankPart(DataClassDictMixin):
         saves: step, begin and seconds.
         values: the latest that the user has said.
         cpu, peak, gpu: as in :class:`Interval`, at the end.
+        profile: what torch.profiler saw, as :func:`.profile.packed`; "" for nothing.
     """
 
     rank: int
@@ -185,6 +193,7 @@ class RankPart(DataClassDictMixin):
     cpu: float = 0.0
     peak: int = 0
     gpu: int = 0
+    profile: str = ""
 
 
 @dataclass

@@ -18,6 +18,7 @@ from .events import (
     Interval,
     NodePart,
     PhaseDone,
+    Profiled,
     RankPart,
     RankStarted,
     RoundPart,
@@ -142,18 +143,20 @@ class NodeRecorder:
 
 def text_of(part: NodePart, limit: int) -> str:
     """As JSON of at most *limit* bytes, where that holds a little: what is oldest and finest goes first."""
-    for fine, rounds in ((True, _FULL_ROUNDS), (False, _FULL_ROUNDS), (False, 1), (False, 0)):
+    for fine, rounds in ((2, _FULL_ROUNDS), (1, _FULL_ROUNDS), (0, _FULL_ROUNDS), (0, 1), (0, 0)):
         text = json.dumps(_shorter(part, fine=fine, rounds=rounds).to_dict())
         if len(text) <= limit:
             break
     return text
 
 
-def _shorter(part: NodePart, *, fine: bool, rounds: int) -> NodePart:
-    """The ranks of the latest *rounds* alone, and without what is *fine*."""
+def _shorter(part: NodePart, *, fine: int, rounds: int) -> NodePart:
+    """The ranks of the latest *rounds* alone; what is *fine* goes in two parts, profiles first."""
 
     def short(rank: RankPart) -> RankPart:
-        return rank if fine else replace(rank, shares={}, pace="", stalls=rank.stalls[:2], saves=rank.saves[-4:])
+        if fine:
+            return rank if fine > 1 else replace(rank, profile="")
+        return replace(rank, shares={}, pace="", stalls=rank.stalls[:2], saves=rank.saves[-4:], profile="")
 
     kept = part.rounds if rounds > 1 else part.rounds[-4:]
     bare = [replace(each, ranks=[]) for each in kept[: max(0, len(kept) - rounds)]]
@@ -188,6 +191,7 @@ def _part(end: RankEnd, of: RoundPart) -> RankPart:
         part.gpu = max(part.gpu, interval.gpu)
     saves = [(event.step, event.since, event.seconds) for event in events if isinstance(event, SaveDone)]
     part.saves = saves[-_MOST_SAVES:]
+    part.profile = next((event.text for event in events if isinstance(event, Profiled)), "")
     _slice(part, intervals, of)
     part.stalls = _stalls(part, intervals)
     return part

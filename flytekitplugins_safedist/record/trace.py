@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .events import NodePart, RankPart, RoundPart
 from .findings import found_in
+from .profile import unpacked
 
 _NODES_OWN = 999_999
 """The thread that stands for a node itself; the others are ranks."""
+_PROFILED = 1_000_000
+"""The first thread of rank 0's profile; then that of rank 1's, and so on."""
 
 
 def trace(parts: Sequence[NodePart]) -> bytes:
@@ -19,12 +22,34 @@ def trace(parts: Sequence[NodePart]) -> bytes:
     nodes' *parts*, in one clock."""
     zero = found_in(parts).since
     events = [event for part in parts for event in _of_node(part, zero)]
+    _nest([event for event in events if event["ph"] == "X"])
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
 
 
+def _nest(slices: Sequence[dict[str, Any]]) -> None:
+    """Have slices of one thread lie apart, or one within the other, as they are drawn: times are rounded. Of two that
+    overlap the one is cut that loses less by it."""
+    threads: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for each in sorted(slices, key=lambda each: (each["ts"], -each["dur"])):
+        around, ts, end = threads.setdefault((each["pid"], each["tid"]), []), each["ts"], _end(each)
+        while around and _end(around[-1]) < end:
+            outer = around[-1]
+            if end - _end(outer) <= _end(outer) - ts:
+                end = _end(outer)
+                each["dur"] = round(end - ts, 3)
+            else:
+                outer["dur"] = min(outer["dur"], round(ts - outer["ts"], 3))
+                around.pop()
+        around.append(each)
+
+
+def _end(event: Mapping[str, Any]) -> float:
+    return float(round(event["ts"] + event["dur"], 3))
+
+
 def _of_node(part: NodePart, zero: float) -> Iterator[dict[str, Any]]:
-    pid = part.node
+    pid = max(0, part.node)  # of a node that came to no round
 
     def piece(tid: int, name: str, since: float, seconds: float, **args: object) -> dict[str, Any]:
         times = {"ts": round((since - zero) * 1e6), "dur": max(1, round(seconds * 1e6))}
@@ -51,12 +76,27 @@ def _of_node(part: NodePart, zero: float) -> Iterator[dict[str, Any]]:
                 yield piece(rank.rank, "save", since, seconds, step=step)
             for since, seconds in rank.stalls:
                 yield piece(rank.rank, "stall", since, seconds)
+            for event in _profile(rank, zero - part.offset):
+                yield {**event, "pid": pid}
             for event in _counters(rank, every):
                 yield {**event, "pid": pid, "ts": round((event["ts"] - zero) * 1e6)}
 
 
+def _profile(rank: RankPart, zero: float) -> Iterator[dict[str, Any]]:
+    """What torch saw, on tracks beside the rank's."""
+    if not rank.profile:
+        return
+    since, tracks, slices = unpacked(rank.profile)
+    first, start = _PROFILED * (rank.rank + 1), (since - zero) * 1e6
+    for at, track in enumerate(tracks):
+        yield {"ph": "M", "tid": first + at, "name": "thread_name", "args": {"name": f"rank {rank.rank}: {track}"}}
+    for name, at, ns, took in slices:
+        times = {"ts": round(start + ns / 1e3, 3), "dur": took / 1e3}
+        yield {"ph": "X", "tid": first + at, "name": name, "cat": "torch", **times}
+
+
 def _counters(rank: RankPart, every: RoundPart) -> Iterator[dict[str, Any]]:
-    """A value for each slice in which it is another one."""
+    """A value for each piece of the time in which it is another one."""
     rows = {f"rank {rank.rank} steps/s": (rank.pace, rank.rate / 9)}
     rows |= {f"rank {rank.rank} {name}": (row, 1 / 9) for name, row in rank.shares.items()}
     for name, (digits, unit) in rows.items():

@@ -18,7 +18,8 @@ from types import TracebackType
 
 from ..handoff import Slot
 from ..scrub import scrubber
-from .events import VERSION, Event, Interval, PhaseDone, RankStarted, SaveDone, bucket
+from .events import VERSION, Event, Interval, PhaseDone, Profiled, RankStarted, SaveDone, bucket
+from .profile import StepProfile
 
 _FIRST_SECONDS = 0.5
 """Between two lines, at first."""
@@ -80,9 +81,10 @@ class Recorder:
         path: the rank's file.
         rank, round_no: which rank of which launch.
         at: when it had its order.
+        profile: what looks into some of its steps.
     """
 
-    def __init__(self, path: Path, *, rank: int, round_no: int, at: float) -> None:
+    def __init__(self, path: Path, *, rank: int, round_no: int, at: float, profile: StepProfile | None = None) -> None:
         self._path, self._at, self._pid = path, at, os.getpid()
         self._names: dict[str, str] = {}
         self._paths: set[str] = set()
@@ -91,7 +93,7 @@ class Recorder:
         self._every, self._lines, self._saves = _FIRST_SECONDS, 0, 0
         self._values: dict[str, float] = {}
         self._step, self._is_told, self._cycle = -1, False, ""
-        self._stepped = 0.0
+        self._stepped, self._profile = 0.0, profile
         self._clear(at)
         self._write(RankStarted(VERSION, rank, round_no, at))
 
@@ -124,10 +126,19 @@ class Recorder:
                 with suppress(TypeError, ValueError):  # no number: nothing that a run should end for
                     self._values[name] = float(value)
         self._ended_step(now)
+        if self._profile is not None:
+            self._profiled(self._profile.ended(self._step))
+            self._stepped = time.monotonic()  # what the profiler takes for itself is no step's
 
     def close(self) -> None:
         """The rank ends: write what is left."""
         self._flush(time.monotonic())
+        if self._profile is not None:
+            self._profiled(self._profile.end())
+
+    def _profiled(self, text: str) -> None:
+        if text:
+            self._write(Profiled(text))
 
     # --- stages ----------------------------------------------------------------------------------------------------
     def enter(self, name: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import chrome_trace
 from tests.harness.job import Job
 from tests.harness.moto_s3 import BUCKET
 from tests.harness.nvml import Gpus
@@ -64,7 +65,9 @@ def left(ended: Ended) -> tuple[str, dict[str, object]]:
     [address] = re.findall(r"the record of this run: (\S+)/run\.html", ended.err)
     html = (Path(address) / "run.html").read_text()
     assert Page(html).fetched == []
-    return html, json.loads(gzip.decompress((Path(address) / "trace.json.gz").read_bytes()))
+    trace = json.loads(gzip.decompress((Path(address) / "trace.json.gz").read_bytes()))
+    chrome_trace.check(trace)
+    return html, trace
 
 
 @pytest.mark.parametrize(("late", "where"), [(0, "forward"), (2, "load")])
@@ -77,6 +80,28 @@ def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for(warm, 
     assert f"rank {late} in stage '{where}'" in ended.err, "in the log, too"
     names = {(event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"}
     assert {(rank, phase) for rank in range(3) for phase in ("import", "function")} <= names
+
+
+def test_the_steps_that_torch_profiler_was_asked_for_are_in_the_trace_beside_their_rank(warm, tmp_path):
+    ended = warm.run("job_recorded:one_is_profiled", tmp_path / "job", environment={"DATABASE_PASSWORD": SECRET})
+    assert ended.value == 5, ended.err
+    events = left(ended)[1]["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    seen = [event for event in events if event.get("cat") == "torch"]
+    assert {tracks[event["tid"]].partition(":")[0] for event in seen} == {"rank 1"}
+    names = {event["name"] for event in seen}
+    assert {"aten::mm", "at [$DATABASE_PASSWORD]"} <= names
+    assert {name for name in names if name.startswith("step")} == {"step 2", "step 3"}
+    [whole] = [event for event in events if event["name"] == "function" and event["tid"] == 1]
+    for event in seen:
+        assert whole["ts"] <= event["ts"] <= event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+
+
+def test_a_rank_that_cannot_be_profiled_says_so_and_goes_on(warm, tmp_path):
+    ended = warm.run("job_recorded:profiles_itself", tmp_path / "job")
+    assert ended.value == 5, ended.err
+    assert "no profile of this rank: a profiler of the task's own is running" in ended.out
+    assert "steps seen by its own: 5" in ended.out
 
 
 def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):

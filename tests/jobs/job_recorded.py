@@ -8,7 +8,7 @@ import time
 
 from flytekit import task
 
-from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank, stage
+from flytekitplugins_safedist import Hangs, Profile, SafeTorch, Timeouts, current_rank, stage
 from tests.harness import nvml, product
 from tests.harness.procs import say, wait_for_word
 
@@ -62,6 +62,32 @@ def a_range() -> int:
     say(f"rank {current_rank().rank}")
     wait_for_word()
     return current_rank().round
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, profile=Profile(ranks=(1,), steps=(2, 3))))
+def one_is_profiled() -> int:
+    """Five steps, each in a block of its own."""
+    import torch
+    from torch.profiler import record_function
+
+    for step in range(5):
+        with record_function(f"step {step}"), record_function(f"at {os.environ['DATABASE_PASSWORD']}"):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+        current_rank().progress(step)
+    return 5
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, profile=Profile(steps=(2, 3))))
+def profiles_itself() -> int:
+    """A process can have one profiler."""
+    from torch import profiler
+
+    with profiler.profile() as own:
+        for step in range(5):
+            with profiler.record_function("a step"):
+                current_rank().progress(step)
+    print("steps seen by its own:", next(each.count for each in own.key_averages() if each.key == "a step"))
+    return 5
 
 
 @task(task_config=THREE, enable_deck=True)

@@ -80,7 +80,7 @@ def test_what_is_not_explained_would_be_seen() -> None:
 
 
 def test_every_field_that_a_user_writes_is_explained() -> None:
-    for name in ("Logs", "Metrics", "SafeHorovod", "SafeTorch", "Scratch", "Timeouts"):
+    for name in ("Logs", "Metrics", "Profile", "SafeHorovod", "SafeTorch", "Scratch", "Timeouts"):
         config = getattr(importlib.import_module(ROOT), name)
         text = "\n".join(one.__doc__ or "" for one in config.__mro__ if one.__module__.startswith(ROOT))
         fields = [field.name for field in dataclasses.fields(config)]

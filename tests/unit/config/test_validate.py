@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch
+from flytekitplugins_safedist import Logs, Profile, SafeHorovod, SafeTorch, Scratch
 from flytekitplugins_safedist.config.asked import TaskArguments
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.serialization import plan_task
@@ -144,6 +144,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "scratch medium": (
         lambda: declare(SafeTorch(scratch=Scratch(volume="tape"))),  # type: ignore[arg-type]
         "scratch.volume='tape' is unknown (use one of: 'disk', 'memory')",
+    ),
+    "profile of one step": (
+        lambda: declare(SafeTorch(profile=Profile(steps=10))),  # type: ignore[arg-type]
+        "profile.steps=10 is not a first and a last step",
+    ),
+    "profile backwards": (
+        lambda: declare(SafeTorch(profile=Profile(steps=(5, 4)))),
+        "profile.steps=(5, 4) is not a first and a last step (use (10, 12), the first >= 1)",
     ),
     "claim beside memory": (
         lambda: declare(SafeTorch(scratch=Scratch(claim="c", volume="memory"))),

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.events import (
     GpuPart,
     Interval,
+    NodePart,
     PhaseDone,
     RankPart,
     RankStarted,
+    RoundPart,
     SaveDone,
     StageTimes,
     bucket,
@@ -25,10 +28,19 @@ from flytekitplugins_safedist.record.events import (
     percentile,
 )
 from flytekitplugins_safedist.record.node import NodeRecorder, RankEnd
+from flytekitplugins_safedist.record.profile import packed, unpacked
+from tests.harness import chrome_trace
 
 
 def plain(text: str) -> str:
     return text
+
+
+def events_in(parts: list[NodePart]) -> list[dict[str, Any]]:
+    """Of the trace of these nodes, which is as it should be."""
+    made = json.loads(gzip.decompress(trace.trace(parts)))
+    chrome_trace.check(made)
+    return list(made["traceEvents"])
 
 
 def interval(since: float, seconds: float, steps: int = 10, **stages: tuple[int, float, float, float]) -> Interval:
@@ -141,7 +153,7 @@ def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_small_messages
     html = page.fragment(found, told)
     assert 30_000 < len(html.encode()) <= page.LIMIT == 300_000
     assert "<td>63</td>" in html, "all of them"
-    events = json.loads(gzip.decompress(trace.trace(parts)))["traceEvents"]
+    events = events_in(parts)
     assert {event["pid"] for event in events} == set(range(8))
     assert all(event["ts"] >= -1 for event in events if event["ph"] != "M")
 
@@ -277,5 +289,59 @@ def test_how_gpus_were_used_keeps_its_size_and_its_peaks(monkeypatch: pytest.Mon
     html = page.fragment(findings.found_in([made.part]), page.JobEnd("train"))
     assert "<td>3</td><td>GPU-3</td><td>50%</td><td>7.0 of 80.0 GiB</td>" in html
     assert "<td>its temperature</td>" in html
-    events = json.loads(gzip.decompress(trace.trace([made.part])))["traceEvents"]
+    events = events_in([made.part])
     assert {event["name"] for event in events if event["ph"] == "C"} >= {"GPU 3 busy (%)", "GPU 3 memory"}
+
+
+def slice_(name: str, at: float, took: float, **more: object) -> dict[str, object]:
+    """As torch 2.13 writes one."""
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 7, "tid": 7, "ts": at, "dur": took, **more}
+
+
+MARKS = [slice_("safedist: the clock", at, 1.0) for at in (1e9, 1e9 + 9)]
+
+
+def test_a_profile_is_on_the_clock_of_its_last_mark_and_on_tracks_beside_its_rank() -> None:
+    thread = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 4, "args": {"name": "stream 4 "}}
+    kernel = slice_("gemm", 1e9 + 2_000_009, 500.25, pid=0, tid=4)
+    spans = slice_("PyTorch Profiler (0)", 1e9, 1e7, cat="Trace", tid="PyTorch Profiler")
+    flow = {"ph": "s", "name": "fwdbwd", "pid": 7, "tid": 7, "ts": 1e9}
+    text = packed([thread, *MARKS, slice_("mm", 1e9 + 1_000_009, 20), kernel, spans, flow], 100.0, plain)
+    far = RankPart(1, 0.0, 0.0, "returned", profile=text)
+    part = NodePart(1, "b", 0.0, rounds=[RoundPart(0, 90.0, 110.0, ranks=[far])])
+    parts = node.merged(
+        NodePart(0, "a", 0.0, phases=[("prepare", 45.0, 1.0)]), [(json.dumps(part.to_dict()), Offset(-50, 0))]
+    )
+    assert json.dumps(part.to_dict()) == node.text_of(part, 1 << 20)
+    events = events_in(parts)
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    seen = {event["name"]: event for event in events if event.get("cat") == "torch"}
+    assert {name: tracks[event["tid"]] for name, event in seen.items()} == {
+        "mm": "rank 1: 7",
+        "gemm": "rank 1: stream 4",
+    }
+    since = findings.found_in(parts).since
+    assert [seen[name]["ts"] / 1e6 + since for name in ("mm", "gemm")] == pytest.approx([51.0, 52.0], abs=1e-5)
+    assert seen["gemm"]["dur"] == 500.25
+
+
+def test_of_a_profile_that_is_too_large_the_longest_slices_are_kept_and_it_goes_first() -> None:
+    chance = random.Random(1)
+    many = [slice_(f"op {number} {chance.random()}", 1e9 + 9 + 2 * number, chance.random()) for number in range(50_000)]
+    text = packed([*MARKS, *many, slice_("whole", 1e9 + 9, 1e5)], 100.0, plain)
+    assert 1 << 15 < len(text) <= 128 << 10
+    _, _, slices = unpacked(text)
+    assert slices[0][0] == "whole"
+    assert min(took for _, _, _, took in slices) > 500, "ns"
+    rank = RankPart(0, 0.0, 1.0, "returned", pace="9" * 96, profile=text)
+    part = NodePart(0, "a", 0.0, rounds=[RoundPart(0, 0.0, 1.0, ranks=[rank])])
+    [kept] = json.loads(node.text_of(part, 64 << 10))["rounds"][0]["ranks"]
+    assert (kept["profile"], kept["pace"]) == ("", "9" * 96)
+
+
+def test_slices_that_overlap_by_rounding_are_cut_where_it_costs_least() -> None:
+    phases = [("prepare", 0.0, 0.3), ("rendezvous", 0.2999, 0.5)]
+    rank = RankPart(0, 1.0, 2.0, "returned", phases=[("function", 1.0, 1.0)], stalls=[(1.2, 0.8001)])
+    part = NodePart(0, "a", 0.0, phases=phases, rounds=[RoundPart(0, 1.0, 2.0, ranks=[rank])])
+    took = {event["name"]: event["dur"] for event in events_in([part]) if event["ph"] == "X"}
+    assert took == {"prepare": 299_900, "rendezvous": 500_000, "round 0": 1e6, "function": 1e6, "stall": 800_000}

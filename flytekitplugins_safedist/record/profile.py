@@ -1,0 +1,113 @@
+"""torch.profiler between two steps of a rank, as text of bounded size."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..compat import torch as torch_inside
+from ..scrub import scrubber
+
+_MARK = "safedist: the clock"
+_MOST_SLICES = 20_000
+_CHARACTERS = 128 << 10
+"""Of the text; the shortest slices are left out."""
+
+
+class StepProfile:
+    """Runs torch.profiler from the end of the step before the first one to the end of the last one.
+
+    No job fails for it: what torch cannot do is said in the rank's log.
+
+    Args:
+        first, last: the steps.
+        draft: a file for torch's own trace.
+    """
+
+    def __init__(self, first: int, last: int, draft: Path) -> None:
+        self._first, self._last, self._draft = first, last, draft
+        self._running: Any = None
+        self._since = 0.0
+        self._is_over = False
+
+    def ended(self, step: int) -> str:
+        """A step has ended: begin, go on, or end and hand the text over; "" for none."""
+        if step >= self._last:
+            return self.end()
+        if self._running is None and not self._is_over and step + 1 >= self._first:
+            return self._begin()
+        return ""
+
+    def _begin(self) -> str:
+        try:
+            from torch import profiler
+
+            if torch_inside.is_profiled():  # a process has one: starting another one ends it
+                return self._fails("a profiler of the task's own is running")
+            begun = profiler.profile()
+            begun.start()
+            for _ in range(2):  # the first one takes milliseconds
+                with profiler.record_function(_MARK):
+                    self._since = time.monotonic()
+            self._running = begun
+        except Exception as error:  # no torch, or whatever it raises
+            return self._fails(f"{type(error).__name__}: {error}")
+        return ""
+
+    def end(self) -> str:
+        """The text of what ran since it began; "" where nothing did."""
+        begun, self._running, self._is_over = self._running, None, True
+        if begun is None:
+            return ""
+        try:
+            begun.stop()
+            begun.export_chrome_trace(str(self._draft))
+            events = json.loads(self._draft.read_text(errors="replace"))["traceEvents"]
+            return packed(events, self._since, scrubber(os.environ))
+        except Exception as error:  # torch's, a full disk
+            return self._fails(f"{type(error).__name__}: {error}")
+        finally:
+            self._draft.unlink(missing_ok=True)
+
+    def _fails(self, why: str) -> str:
+        self._is_over = True
+        print(f"no profile of this rank: {why}", file=sys.stderr)  # noqa: T201  (its log)
+        return ""
+
+
+def packed(events: Sequence[Mapping[str, Any]], since: float, scrub: Callable[[str], str]) -> str:
+    """A trace of torch's as text: its slices, on the clock by which its last mark began at *since*."""
+    whole = [event for event in events if event["ph"] == "X" and event.get("cat") != "Trace"]
+    zero = max(event["ts"] for event in whole if event["name"] == _MARK)
+    slices = sorted((event for event in whole if event["name"] != _MARK), key=lambda event: -event["dur"])
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    text, most = "", _MOST_SLICES
+    while not text or len(text) > _CHARACTERS:
+        names, tracks = dict[str, int](), dict[tuple[Any, Any], int]()
+        rows = [
+            (
+                names.setdefault(event["name"], len(names)),
+                tracks.setdefault((event["pid"], event["tid"]), len(tracks)),
+                round((event["ts"] - zero) * 1e3),
+                round(event["dur"] * 1e3),
+            )
+            for event in slices[:most]
+        ]
+        shown = [named.get(track, str(track[1])).strip() for track in tracks]
+        data = {"since": since, "names": [scrub(name)[:100] for name in names], "tracks": shown, "rows": rows}
+        text, most = base64.b85encode(zlib.compress(json.dumps(data).encode())).decode(), most // 2
+    return text
+
+
+def unpacked(text: str) -> tuple[float, list[str], list[tuple[str, int, int, int]]]:
+    """When its clock began; the names of its tracks; of each slice the name, the track, and nanoseconds from there, and
+    how many it took."""
+    data = json.loads(zlib.decompress(base64.b85decode(text)))
+    return data["since"], data["tracks"], [(data["names"][name], *rest) for name, *rest in data["rows"]]
