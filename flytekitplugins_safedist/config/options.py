@@ -167,8 +167,8 @@ class Timeouts:
 
     Attributes:
         code: for the code archive: for the store, and for another process of the node that fetches it.
-        start: for all ranks of a node to begin the task's function: imports of the user's module included, whether in
-            the preloading process or in each rank.
+        start: for all ranks of a node to begin the task's function, with the imports of the user's module that they
+            wait for; and before that for the import in a pod's first process.
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end, and for the pod's process that has its verdict: threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from .. import stopping
 from ..errors import SafedistError, StagingError
+from ..flyte.storage_errors import unsigned
 from ..ranks import process_tree
 
 T = TypeVar("T")
@@ -107,12 +109,15 @@ def _answer(work: Callable[[], Any]) -> bytes:
         return b""
     except BaseException as error:
         if not isinstance(error, SafedistError):
-            traceback.print_exc()  # where it was raised is known here only
+            # Where it was raised is known here only.
+            print(unsigned(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
         try:
-            return pickle.dumps((False, error))
+            told = pickle.dumps((False, error))
+            pickle.loads(told)  # noqa: S301  (some can be written and not read)
         except Exception:  # an error of a library's that cannot be pickled
-            seen = f"{type(error).__name__}: {error}"
-            return pickle.dumps((False, StagingError("the code cannot be fetched", seen=seen)))
+            seen = unsigned(f"{type(error).__name__}: {error}")
+            told = pickle.dumps((False, StagingError("the code cannot be fetched", seen=seen)))
+        return told
 
 
 def _leave(*_: object) -> NoReturn:

@@ -27,7 +27,7 @@ from ..config.registered import Registered, grace_pinned
 from ..errors import ConfigError, Problem, SafedistError
 from ..flyte.storage_errors import unsigned
 from ..ranks.prefork import PREFORK, import_and_fork, import_libraries, libraries
-from ..record.node import STAGED
+from ..record.node import EARLIER
 from . import child, early, readonly
 from .invocation import Invocation, command_line, module_of, parse
 from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
@@ -120,6 +120,7 @@ def _staged_and_run(invocation: Invocation, options: Options, registered: Regist
         if is_task:  # no other command of ours looks there
             options = replace(options, modules=readonly.private(Path(tempfile.gettempdir()), own))
     preloads = is_task and registered is not None and registered.start_method == "preload"
+    began, earlier = time.monotonic(), {}
     forks = registered if preloads and _may_fork(["flytekit"]) else None
     if forks is not None:
         with child.working(lambda: arrive(placed, options)) as arriving:
@@ -132,12 +133,14 @@ def _staged_and_run(invocation: Invocation, options: Options, registered: Regist
         stopping.decided(0)
         return 0
     if arrival.staged is not None:
-        STAGED.value = arrival.staged
+        earlier["staging"], began = arrival.staged, sum(arrival.staged)
         make_importable(placed.dest, invocation.dest, options.modules)
     if forks is not None:
         caches = readonly.private(Path(tempfile.gettempdir()), own)
         PREFORK.value = import_and_fork(forks, module_of(invocation.command), os.environ, caches)
+        earlier["import"] = began, time.monotonic() - began
         stopping.listen_again()
+    EARLIER.value = earlier
     # ---- from here on there may be threads and clients --------------------------------------------------------------
     return execute_and_leave(command_line(invocation))
 

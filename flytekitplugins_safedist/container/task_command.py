@@ -165,11 +165,14 @@ def _fetched(inputs_path: str, ctx: Any) -> str:
 
 def _loaded(load_task: Callable[[], Any]) -> Any:
     """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
+    from ..config.registered import Registered
     from ..ranks import users_code
     from ..ranks.prefork import PREFORK
 
+    registered = Registered.from_env(os.environ)
+    seconds = registered.timeouts.start if registered is not None else None
     try:
-        with users_code.importing():
+        with users_code.importing(), users_code.in_time(seconds):
             if PREFORK.value is not None:
                 PREFORK.value.raise_error()
             return load_task()

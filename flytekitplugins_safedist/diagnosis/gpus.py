@@ -37,6 +37,9 @@ USERS = {
     43: "GPU stopped processing, after an error of the program's",
     45: "clean-up after an earlier error",
 }
+_OFF_THE_BUS = 79
+_OF_AN_END = 45
+"""What the driver reports when a program with work on the GPU is ended, too, whatever ended it."""
 _BUS, _ECC, _NVLINK, _OTHER = (f"SYSTEM:Gpu{name}" for name in ("FallenOffBus", "EccError", "NvlinkError", "XidError"))
 HARDWARE = {
     46: (_OTHER, "GPU stopped processing"),
@@ -112,6 +115,7 @@ class GpuFault:
         code: of a failure that comes with it; "" where it says nothing of that.
         time_ns: when it was seen, in nanoseconds since the epoch.
         stays: until the GPU is reset, at least.
+        xid: its number.
     """
 
     index: int
@@ -120,11 +124,17 @@ class GpuFault:
     code: str
     time_ns: int
     stays: bool = False
+    xid: int = 0
 
     @property
     def is_hardware(self) -> bool:
         """No program causes it."""
         return self.code.startswith("SYSTEM:")
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing works on this GPU any more."""
+        return self.xid == _OFF_THE_BUS
 
     @property
     def gpu(self) -> str:
@@ -140,7 +150,7 @@ def fault_of(xid: int, gpu: GpuUse, time_ns: int) -> GpuFault:
     """What an Xid of a GPU means."""
     code, name = HARDWARE.get(xid, ("USER:GpuXidError" if xid in USERS else "", USERS.get(xid, "")))
     stays = xid in HARDWARE and xid not in _MENDED_BY_A_RESTART
-    return GpuFault(gpu.index, gpu.uuid, f"Xid {xid}" + (f": {name}" if name else ""), code, time_ns, stays)
+    return GpuFault(gpu.index, gpu.uuid, f"Xid {xid}" + (f": {name}" if name else ""), code, time_ns, stays, xid)
 
 
 def indices_of(local_rank: int, ranks: int, gpus: Sequence[GpuUse], visible: str) -> set[int]:
@@ -160,15 +170,23 @@ def indices_of(local_rank: int, ranks: int, gpus: Sequence[GpuUse], visible: str
     return {found[local_rank % len(found)]} if ranks > 1 and found else set(found)
 
 
-def to_blame(faults: Sequence[GpuFault], indices: Collection[int], since_ns: int) -> GpuFault | None:
+def to_blame(faults: Sequence[GpuFault], indices: Collection[int], since_ns: int, failed_ns: int) -> GpuFault | None:
     """The fault that a failure comes of, if one does: the first of the hardware's, else of the program's.
 
     Args:
         faults: of the node, the oldest first.
         indices: the GPUs of the rank that has failed.
-        since_ns: no older one.
+        since_ns: no older one, but of a GPU that is gone.
+        failed_ns: when it has failed; what comes of the end itself is after that.
     """
-    own = [each for each in faults if each.code and each.time_ns >= since_ns and each.index in (*indices, -1)]
+    own = [
+        each
+        for each in faults
+        if each.code
+        and each.index in (*indices, -1)
+        and (each.is_gone or each.time_ns >= since_ns)
+        and not (each.xid == _OF_AN_END and each.time_ns > failed_ns)
+    ]
     return min(own, key=lambda each: not each.is_hardware, default=None)
 
 
@@ -265,7 +283,7 @@ class GpuWatch:
         try:
             return self._told(nvml, handle, gpu)
         except nvml.NVMLError_GpuIsLost:
-            self._note(fault_of(79, gpu, time.time_ns()))
+            self._note(fault_of(_OFF_THE_BUS, gpu, time.time_ns()))
             return gpu
 
     def _told(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:

@@ -75,16 +75,19 @@ class ConsoleDeck:
     def __init__(self, prefix: str, raw: str) -> None:
         self._address, self._raw = f"{prefix.rstrip('/')}/deck.html", raw
         self._cancel: Callable[[], object] = bool
+        self._is_cancelled = False
 
     def put(self, decks: Mapping[str, str]) -> None:
         """Upload a page of these decks, their HTML by name. One try.
 
         Raises:
+            CancelledError: :meth:`cancel` was called, also before.
             Exception: whatever the store's client raises.
         """
         from flytekit.utils.asyn import run_sync
 
         html, path = flytekit_inside.deck_page(decks).encode("utf-8", "backslashreplace"), path_of(self._address)
+        self._go_on()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path, durable=False) as file:
@@ -101,10 +104,16 @@ class ConsoleDeck:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101
         self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        self._go_on()
         access = FileAccessProvider(sandbox, self._raw)  # flytekit's own: one try
         told = {"ContentType": "text/html", "content_type": "text/html"}  # as flytekit says it, to S3 and to GCS
         await asyncio.wait_for(access.async_put_data(draft, self._address, **told), DECK_SECONDS)
 
     def cancel(self) -> None:
-        """End the upload that is under way in another thread."""
+        """End the upload that is under way in another thread, or about to begin."""
+        self._is_cancelled = True
         self._cancel()
+
+    def _go_on(self) -> None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError

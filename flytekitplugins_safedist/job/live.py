@@ -16,7 +16,7 @@ from ..live.pace import Pace, status
 from ..log import PREFIX
 from ..ranks import memory
 from ..ranks.rank_set import Ranks
-from ..record.node import STAGED
+from ..record.node import EARLIER
 from .membership import Membership
 from .prepare import Job, NodePlan
 
@@ -118,8 +118,8 @@ class RunLive:
     def _of_node(self) -> dict[Instrument, dict[str, float]]:
         history = self._job.me.history
         told = {instruments.RENDEZVOUS: self._waited}
-        if STAGED.value is not None:
-            told[instruments.STAGING] = STAGED.value[1]
+        if EARLIER.value is not None and "staging" in EARLIER.value:
+            told[instruments.STAGING] = EARLIER.value["staging"][1]
         if self._node == 0:  # what all nodes know would count several times
             told |= {instruments.RESTARTS: len(history.restarts), instruments.LOSSES: len(history.losses)}
         return {instrument: {"": value} for instrument, value in told.items()}

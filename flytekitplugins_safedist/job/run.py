@@ -16,6 +16,7 @@ from ..errors import JobInterruptedError, SafedistError
 from ..flyte import run_page, uploads
 from ..ranks import literals
 from ..ranks.prefork import Prefork
+from ..record.node import EARLIER
 from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent
 from .arrival import Attempt
@@ -196,8 +197,11 @@ def _start_line(plan: NodePlan) -> str:
 
 def _end_line(report: Report, preparing: float) -> str:
     how = "failed" if report.verdict is not None else "succeeded"
+    imported = (EARLIER.value or {}).get("import", (0.0, 0.0))[1]
     phases = {"prepare": preparing, **report.seconds}
-    total = phases.pop("total") + preparing
+    total = phases.pop("total") + preparing + imported
+    if imported:
+        phases["import"] = phases.get("import", 0.0) + imported
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
     told = f"{how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}"
     return f"end: {told}{_where(report)}"

@@ -24,7 +24,7 @@ from ..ranks.outcome_text import how
 from ..ranks.rank_set import Ranks
 from ..record import findings, node, page, trace
 from ..record.events import GpuPart
-from ..record.node import STAGED, NodeRecorder, RankEnd, text_of
+from ..record.node import EARLIER, NodeRecorder, RankEnd, text_of
 from ..scrub import scrubber
 from .live import RunLive
 from .membership import Membership
@@ -59,12 +59,13 @@ class RunSeen:
         self._plan, self._job, self._limit = plan, job, 0
         self._scrub = scrubber(plan.job.ranks_environment)
         self._record = NodeRecorder(socket.gethostname(), self._scrub)
-        if STAGED.value is not None:
-            self._record.phase("staging", *STAGED.value)
+        for name, times in (EARLIER.value or {}).items():
+            self._record.phase(name, *times)
         self._record.phase("prepare", time.monotonic() - plan.seconds, plan.seconds)
         self.live = RunLive(plan, job, self._scrub)
         self._deck: ConsoleDeck | None = None
         self._telling: threading.Thread | None = None
+        self._begun, self._noting = 0, threading.Lock()
         self._next = self._next_gpus = 0.0
         flyte = plan.job.attempt.flyte
         if not plan.job.is_local and plan.job.task.enable_deck and flyte.output_metadata_prefix is not None:
@@ -73,6 +74,7 @@ class RunSeen:
     def begins(self, go: Go) -> None:
         """A round begins."""
         least, most = _NODE_BYTES
+        self._begun += 1
         self._limit = min(most, max(least, _JOB_BYTES // go.nnodes))
         self.live.begins(go.node_rank, self._record.begins(go.round, go.node_rank))
 
@@ -90,9 +92,11 @@ class RunSeen:
         since_boot, now = time.monotonic() - time.time(), time.monotonic()
         ended = {each.rank: (how(each), each.time_ns / 1e9 + since_boot) for each in ranks.outcomes()}
         unseen = "nobody saw its end", now
-        self._record.over([RankEnd(rank, self._events(rank), *ended.get(rank, unseen)) for rank in ranks.pages])
+        ends = [RankEnd(rank, self._events(rank), *ended.get(rank, unseen)) for rank in ranks.pages]
+        with self._noting:  # node 0 keeps the last: one that says that the round goes on must not follow
+            self._record.over(ends)
+            self._job.note(lambda: text_of(self._record.part, self._limit))
         self.live.look(ranks, now=True)
-        self._job.note(lambda: text_of(self._record.part, self._limit))
 
     def _events(self, rank: int) -> Path:
         return order_file(self._plan.scratch, self._job.me.round, rank).with_suffix(EVENTS)
@@ -116,11 +120,11 @@ class RunSeen:
             ends = [RankEnd(rank, self._events(rank), "running", now) for rank in ranks.pages]
             context = contextvars.copy_context()  # flytekit's
             self._telling = threading.Thread(
-                target=context.run, args=(self._tell, self._deck, ends), name="safedist-deck", daemon=True
+                target=context.run, args=(self._tell, self._deck, ends, self._begun), name="safedist-deck", daemon=True
             )
             self._telling.start()
 
-    def _tell(self, deck: ConsoleDeck, ends: Sequence[RankEnd]) -> None:
+    def _tell(self, deck: ConsoleDeck, ends: Sequence[RankEnd], begun: int) -> None:
         try:
             part = self._record.now(ends)
             if self._job.hosts:
@@ -128,7 +132,9 @@ class RunSeen:
                 told = replace(self._told(None, ""), trace="", goes_on=True)
                 deck.put({run_page.NAME: page.fragment(found, told)})
             else:
-                self._job.note(lambda: text_of(part, self._limit))
+                with self._noting:
+                    if self._record.is_open and self._begun == begun:
+                        self._job.note(lambda: text_of(part, self._limit))
         except (Exception, CancelledError) as error:  # whatever the store's client raises
             logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
 

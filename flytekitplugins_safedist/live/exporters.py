@@ -6,6 +6,8 @@ its own.
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +18,8 @@ from .instruments import TABLE, Instrument, Readings, plain
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Observation
+
+logger = logging.getLogger(__name__)
 
 _LAST_EXPORT_SECONDS = 1.5
 """That the end of a job waits for it."""
@@ -42,11 +46,18 @@ def begin(
         ways.append(("otlp", _send))
     for name, way in ways:
         try:
-            held.callback(way(read, about))
+            held.callback(_without_failing, way(read, about))
         except ImportError as error:
-            warn(f"no metrics for {name}: {error} (pip install 'flytekitplugins-safedist[{name}]')")
+            warn(f"no metrics for {name}: {error}: the image needs it (docs/metrics.md)")
         except Exception as error:  # a port that is taken; a variable that the library cannot read
             warn(f"no metrics for {name}: {type(error).__name__}: {error}")
+
+
+def _without_failing(end: Callable[[], object]) -> None:
+    try:
+        end()
+    except Exception as error:  # whatever an exporter raises: the job has its result
+        logger.debug(f"the last metrics are not sent: {type(error).__name__}: {error}")
 
 
 def _serve(port: int, read: _Read, about: Mapping[str, str]) -> Callable[[], object]:
@@ -55,7 +66,8 @@ def _serve(port: int, read: _Read, about: Mapping[str, str]) -> Callable[[], obj
 
     registry = CollectorRegistry(target_info={plain(name): value for name, value in about.items()})
     registry.register(_Collector(read))
-    server, _ = start_http_server(port, registry=registry)
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  (a pod's; it has one of them)
+    server, _ = start_http_server(port, everywhere, registry)
 
     def end() -> None:
         server.shutdown()

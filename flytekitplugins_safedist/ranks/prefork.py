@@ -22,7 +22,7 @@ from .. import envvars
 from ..config.registered import Registered
 from ..flyte import task_context
 from ..handoff import Slot
-from . import backends, known, preload, scratch
+from . import backends, known, preload, scratch, users_code
 from .forkserver_client import RankServer
 
 _RECORDED = "256"
@@ -89,7 +89,8 @@ def import_and_fork(asked: Registered, module: str | None, environment: Mapping[
     inside = {**inherited(asked, environment), **scratch.make_caches(caches, asked.shared_caches)}
     with variables({**inside, **known.VARIABLES}):
         preload.limit_openmp(inside)
-        imported = preload.import_modules([module] if module is not None else [], task_context.IN_POD)
+        with users_code.in_time(asked.timeouts.start):
+            imported = preload.import_modules([module] if module is not None else [], task_context.IN_POD)
         inside = dict(os.environ)  # with what the module has set
     if imported.unsafe is not None:
         return Prefork(None, imported.unsafe, imported.error)

@@ -16,6 +16,9 @@ from .outcome import Fault, RankOutcome
 _SECONDS = 10
 """From what a GPU reports to the failure that comes of it: CUDA says it at the program's next call."""
 
+_FRESH_SECONDS = 1.0
+"""That a look counts for further failures."""
+
 _OF_A_GPU = re.compile(r"\b(CUDA|cuda\w*|cu(BLAS|DNN|FFT|SPARSE|SOLVER)\w*|NCCL)\b", re.IGNORECASE)
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -32,28 +35,33 @@ class RankGpus:
         self._watch = watch
         self._visible = [order.environment.get(envvars.CUDA_VISIBLE_DEVICES, "") for order in orders]
         self._began_ns = time.time_ns()
+        self._looked = float("-inf")
 
     def look(self) -> None:
         """Now."""
         self._watch.look()
 
     def of(self, local_rank: int) -> tuple[tuple[GpuUse, ...], tuple[GpuFault, ...]]:
-        """A rank's GPUs, and what they have reported in this round, until the latest look."""
+        """A rank's GPUs, and what they have reported in this round, or when they were lost, until the latest look."""
         own = self._indices(local_rank)
-        faults = [each for each in self._watch.faults() if each.time_ns >= self._began_ns and each.index in (*own, -1)]
-        return tuple(gpu for gpu in self._watch.usage() if gpu.index in own), tuple(faults)
+        faults = [each for each in self._watch.faults() if each.is_gone or each.time_ns >= self._began_ns]
+        of_own = tuple(each for each in faults if each.index in (*own, -1))
+        return tuple(gpu for gpu in self._watch.usage() if gpu.index in own), of_own
 
     def behind(self, local_rank: int) -> GpuFault | None:
         """What a rank hangs for, if its GPU has reported that."""
-        return to_blame(self._watch.faults(), self._indices(local_rank), self._began_ns)
+        return to_blame(self._watch.faults(), self._indices(local_rank), self._began_ns, time.time_ns())
 
     def named(self, failure: RankOutcome) -> RankOutcome:
         """A failure with what its GPU has reported, where it comes of that."""
         if failure.gpu is not None or not _may_come_of_a_gpu(failure):
             return failure
-        self._watch.look()
-        since = self._began_ns if failure.timed_out else failure.time_ns - _SECONDS * 10**9
-        return replace(failure, gpu=to_blame(self._watch.faults(), self._indices(failure.local_rank), since))
+        if time.monotonic() > self._looked + _FRESH_SECONDS:  # all ranks of a node may fail at once
+            self._watch.look()
+            self._looked = time.monotonic()
+        since = self._began_ns if failure.timed_out else max(self._began_ns, failure.time_ns - _SECONDS * 10**9)
+        own = self._indices(failure.local_rank)
+        return replace(failure, gpu=to_blame(self._watch.faults(), own, since, failure.time_ns))
 
     def _indices(self, local_rank: int) -> set[int]:
         return indices_of(local_rank, len(self._visible), self._watch.usage(), self._visible[local_rank])

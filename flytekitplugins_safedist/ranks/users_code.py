@@ -17,10 +17,11 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from .. import stopping
-from ..errors import PayloadError
+from ..errors import LaunchTimeoutError, PayloadError
 from ..texts import said
 from . import process_tree
 
@@ -28,6 +29,9 @@ _OPEN = Path("/proc/self/fd")
 _ABOVE = 1 << 16
 _ROOM = 256
 """Copies of what is open have numbers from ``_ABOVE - _ROOM`` on: far above those that a module goes through."""
+
+_FRAMES = 4
+"""Of where an import stands: the last ones, below Python's own."""
 
 _FAILED: dict[str, str] = {}
 """By package, the error of its first import in this process."""
@@ -104,6 +108,39 @@ def importing() -> Iterator[None]:
         os._exit, os.fork, is_over = before, forks, True
     if ended:  # also where the module has swallowed it
         raise _refused(ended[0]) from ended[0]
+
+
+@contextmanager
+def in_time(seconds: float | None) -> Iterator[None]:
+    """Inside, the main thread imports the user's module. Native code that holds Python's lock is not interrupted.
+
+    Args:
+        seconds: it may take; None: as long as it likes.
+
+    Raises:
+        LaunchTimeoutError: it takes longer.
+    """
+    if seconds is None:
+        yield
+        return
+
+    def late(_: int, frame: FrameType | None) -> NoReturn:
+        stands = "".join(traceback.format_stack(frame)[-_FRAMES:])
+        raise LaunchTimeoutError(
+            "importing the task's module takes too long",
+            where={"pid": os.getpid(), "host": socket.gethostname()},
+            seen=f"after {seconds:g} s it is here:\n{stands}",
+            expected="Timeouts(start=...) to be enough for it",
+            hint="look at what that line waits for, or raise Timeouts(start=...)",
+        )
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # no thread: this process may be forked afterwards
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _refused(ended: BaseException) -> PayloadError:

@@ -86,20 +86,20 @@ def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
         shown = encodable(recording.own_frames_cut(error))
-        _recorded()
+        _recorded(failed=True)
         raised = recording.record(error, shown, world_size=order.context.world_size)
         shared.end(_outcome(order, Status.RAISED, seconds, raised, shared.step))
         if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
             print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
         return EXIT_FAILED
-    _recorded()
+    _recorded(failed=False)
     shared.end(_outcome(order, Status.SUCCEEDED, seconds, None))
     return 0
 
 
-def _recorded() -> None:
+def _recorded(*, failed: bool) -> None:
     if RECORDER.value is not None:
-        RECORDER.value.close()
+        RECORDER.value.close(failed=failed)
 
 
 def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> None:

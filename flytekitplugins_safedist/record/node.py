@@ -41,8 +41,9 @@ _FILE_BYTES = 8 << 20
 STALL_TIMES, STALL_SECONDS = 10.0, 1.0
 """A step is a stall that took ten times as long as most, and a second."""
 
-STAGED: Slot[tuple[float, float]] = Slot()
-"""When staging began, by the monotonic clock, and its seconds: from the entrypoint to the record of the run."""
+EARLIER: Slot[dict[str, tuple[float, float]]] = Slot()
+"""A pod's phases before its agent's, ``staging`` and ``import``: when each began, by the monotonic clock, and its
+seconds. From the entrypoint."""
 
 
 @dataclass(frozen=True)

@@ -130,10 +130,11 @@ class Recorder:
             self._profiled(self._profile.ended(self._step))
             self._stepped = time.monotonic()  # what the profiler takes for itself is no step's
 
-    def close(self) -> None:
-        """The rank ends: write what is left."""
+    def close(self, *, failed: bool) -> None:
+        """The rank ends: write what is left. Where it has failed, without what the profiler saw: it waits for what its
+        GPU still does, which may be a collective without its peers."""
         self._flush(time.monotonic())
-        if self._profile is not None:
+        if self._profile is not None and not failed:
             self._profiled(self._profile.end())
 
     def _profiled(self, text: str) -> None:

@@ -134,11 +134,12 @@ def test_a_restart_uses_what_is_there(pod):
 
 def test_a_module_of_the_archive_is_imported_once_in_a_pod_for_its_agent_and_all_ranks(pod):
     ranks = """
-import json, os
+import json, os, time
 from flytekit import task
 from flytekitplugins_safedist import SafeTorch, current_rank
 with open("imports", "a") as file:
     file.write(f"{os.getpid()} ")
+time.sleep(0.2)
 
 @task(task_config=SafeTorch(nproc_per_node=2))
 def train() -> str:
@@ -152,6 +153,22 @@ def train() -> str:
     assert process.returncode == 0, err
     assert pod.output()["ranks"] == 2
     assert (pod.cwd / "imports").read_text().split() == [str(process.pid)]
+    assert float(re.findall(r"import (\S+) s", err)[-1]) >= 0.2, "it is in the time that the job is said to have taken"
+
+
+@pytest.mark.parametrize("start_method", ["preload", "spawn"])
+def test_an_import_that_does_not_end_is_told_with_where_it_stands(pod, start_method):
+    """As of what it waits for: a file server, another machine, a lock."""
+    pod.archive.write_bytes(project({"hangs.py": "import threading\nthreading.Event().wait()  # for ever\n"}))
+    pod.environment |= registered(start_method=start_method, timeouts={"start": 2})
+    arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", "."]
+    process = pod.start(*arguments, "--", *pod.command("train", "hangs"))
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    error = pod.error()
+    assert error.code == "SYSTEM:RanksNotStarted"
+    assert "importing the task's module takes too long" in error.message
+    assert "threading.Event().wait()  # for ever" in error.message
 
 
 def test_tasks_that_share_a_destination_run_each_the_code_of_its_own_archive(pod):

@@ -81,6 +81,7 @@ NOT_HERE = {
     "make matrix": "hours; its oldest and newest are make corners, which .ci/run runs",
     "make mutants": "hours",
     'make mutants MUTANTS="job ranks --sample 40 --seed 7"': "hours",
+    "pip install '.[gpu,prometheus,otlp]'": "make's pip installs the same",
     "pip install '.[torch,kubeflow]'": "a CUDA build of torch is gigabytes; make's pip installs the same",
     "pip install --ignore-requires-python --no-deps": "a Python that flytekit refuses",
     "python horovod_build/build.py --no-install --wheel-dir dist": "compiles for minutes what make demo has compiled",

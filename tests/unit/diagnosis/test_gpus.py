@@ -184,11 +184,16 @@ def fault(xid: int, index: int = 0, time_ns: int = 0) -> GpuFault:
         ([fault(31, index=1)], None),
         ([fault(8)], None),
         ([fault(31, time_ns=-1)], None),
+        ([fault(48, time_ns=-1)], None),
+        ([fault(79, time_ns=-1)], 79),
+        ([fault(45)], 45),
+        ([fault(45, time_ns=6)], None),
+        ([fault(43, time_ns=6)], 43),
         ([fault(74, index=-1)], 74),
     ],
 )
-def test_the_hardwares_comes_before_the_programs_and_the_first_before_later_ones(
+def test_the_hardwares_comes_before_the_programs_and_none_is_of_another_time_or_of_the_end_itself(
     faults: list[GpuFault], which: int | None
 ) -> None:
-    found = to_blame(faults, {0}, 0)
+    found = to_blame(faults, {0}, 0, failed_ns=5)
     assert (found and found.what.split(":")[0]) == (which and f"Xid {which}")

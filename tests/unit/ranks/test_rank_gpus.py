@@ -26,7 +26,7 @@ class Watch:
 
     def __init__(self, seen: int) -> None:
         self.looks = 0
-        self._faults = (fault_of(48, GPUS[1], seen),)
+        self.reported = (fault_of(48, GPUS[1], seen),)
 
     def look(self) -> None:
         self.looks += 1
@@ -35,7 +35,7 @@ class Watch:
         return GPUS
 
     def faults(self) -> Any:
-        return self._faults
+        return self.reported
 
 
 @pytest.fixture
@@ -81,6 +81,19 @@ def test_within_some_seconds(gpus, seconds: int, is_named: bool) -> None:
     made, watch, seen = gpus
     assert (made.named(failed(1, seen + seconds * SECOND, of=CUDAS)).gpu is not None) == is_named
     assert watch.looks == 1
+
+
+def test_the_driver_is_asked_once_for_all_ranks_that_fail_together(gpus) -> None:
+    made, watch, seen = gpus
+    for rank in (0, 1, 0, 1):
+        made.named(failed(rank, seen, of=CUDAS))
+    assert watch.looks == 1
+
+
+def test_what_a_gpu_reported_in_the_round_before_is_no_cause(gpus) -> None:
+    made, watch, seen = gpus
+    watch.reported = (fault_of(43, GPUS[1], seen - 65 * SECOND),)
+    assert made.named(failed(1, seen - 58 * SECOND, of=CUDAS)).gpu is None
 
 
 def test_what_has_timed_out_may_have_waited_for_a_fault_of_any_time_of_the_round(gpus) -> None:

@@ -176,7 +176,7 @@ def test_what_a_rank_writes_is_what_its_node_reads(tmp_path: Path, monkeypatch: 
             with writer.stage(name), writer.stage("part"):
                 clock[0] += seconds if (step, name) != (11, "load") else 30.0
     recorder.saved(7, 110.0, 0.5)
-    recorder.close()
+    recorder.close(failed=False)
     nodes = NodeRecorder("host", plain)
     nodes.begins(0, 0)
     nodes.over([RankEnd(0, file, "returned", clock[0])])
@@ -199,7 +199,7 @@ def test_names_without_end_are_one(tmp_path: Path) -> None:
     recorder = writer.Recorder(tmp_path / "events", rank=0, round_no=0, at=0.0)
     for number in range(1000):
         recorder.leave(recorder.enter(f"step {number}"), 0.0, 0.001)
-    recorder.close()
+    recorder.close(failed=False)
     text = (tmp_path / "events").read_text()
     assert "(others)" in text
     assert "step 999" not in text
@@ -239,7 +239,7 @@ def test_steps_that_are_told_are_counted_and_not_the_stages(tmp_path: Path, monk
             clock[0] += 0.1
             recorder.leave(recorder.enter("micro"), clock[0], clock[0])
         recorder.progress(np.int64(100 + step), {"loss": np.float32(1.0 / (step + 1)), "none": None})
-    recorder.close()
+    recorder.close(failed=False)
     nodes = NodeRecorder("host", plain)
     nodes.begins(0, 0)
     nodes.over([RankEnd(0, tmp_path / "events", "returned", clock[0])])
