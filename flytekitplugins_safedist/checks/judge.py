@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from statistics import median
 from typing import Literal
 
@@ -12,8 +13,8 @@ from mashumaro.mixins.dict import DataClassDictMixin
 CLOCK_SECONDS = 1.0
 """By which clocks may differ: more than where something sets them, and less than where nothing does."""
 
-_CHARACTERS = 4000
-"""Of a text that may be about thousands of nodes."""
+_CHARACTERS, _PAIRS = 4000, 50
+"""Of a text that may be about thousands of nodes, and listed in it: all pairs may be millions."""
 
 Subject = Literal["Checks", "Clock", "Dns", "Gpu", "Disk", "Network", "SharedMemory", "Speed"]
 """What a check is about: a failure's code is ``SYSTEM:Preflight`` and this."""
@@ -86,12 +87,16 @@ def judge(reports: Mapping[int, NodeReport], names: Mapping[int, str], slow: flo
 
 def _unreached(reports: Mapping[int, NodeReport], names: Mapping[int, str]) -> Iterator[Trouble]:
     """Pairs that cannot talk; or the one node that is in all of them."""
-    pairs = {(one, other): why for one, report in reports.items() for other, why in report.unreached.items()}
+    pairs = [(one, other) for one, report in reports.items() for other in report.unreached]
     if pairs:
-        common = set.intersection(*map(set, pairs)) if len(pairs) > 2 else set()
-        alone = f"{names[min(common)]} is cut off: " if len(common) == 1 else ""
-        listed = [f"{names[one]} cannot connect to {names[other]} ({why})" for (one, other), why in pairs.items()]
-        yield Trouble("Network", is_broken=True, text=alone + ", ".join(listed))
+        common = [node for node in pairs[0] if all(node in pair for pair in pairs)] if len(pairs) > 2 else []
+        alone = f"{names[common[0]]} is cut off: " if len(common) == 1 else ""
+        listed = [
+            f"{names[one]} cannot connect to {names[other]} ({reports[one].unreached[other]})"
+            for one, other in islice(pairs, _PAIRS)
+        ]
+        more = f", and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
+        yield Trouble("Network", is_broken=True, text=alone + ", ".join(listed) + more)
 
 
 def _told(reports: Mapping[int, NodeReport], names: Mapping[int, str]) -> Iterator[Trouble]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from .. import envvars
 from ..config.registered import Registered
 from ..fs.oserrors import mount_of
 
@@ -94,16 +95,19 @@ def check_torch(found: dict[str, Any] | str, env: Mapping[str, str]) -> Iterator
 
 
 def _gpus(found: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[Finding]:
+    registered = Registered.from_env(env)
     driver = Path("/proc/driver/nvidia/version").exists() or bool(list(Path("/dev").glob("nvidia[0-9]*")))
     if driver and not found["gpus"]:
         why = "this torch is built for the CPU" if not found["cuda_build"] else "CUDA cannot be initialised"
         remedy = "install the CUDA build of torch; check the driver with nvidia-smi and NVIDIA_VISIBLE_DEVICES"
-        yield Finding("gpu", "broken", f"there is an NVIDIA driver, but torch sees no GPU: {why}", remedy)
+        # The driver is the machine's: a task that asks for no GPU may be meant to run there without one.
+        is_task = registered is not None or envvars.ROUND in env
+        status: Status = "warning" if is_task and not (registered and registered.gpus) else "broken"
+        yield Finding("gpu", status, f"there is an NVIDIA driver, but torch sees no GPU: {why}", remedy)
     if found["gpus"] and not found["nccl"]:
         yield Finding(
             "nccl", "warning", "torch was built without NCCL: GPU collectives will be slow", "use a CUDA build"
         )
-    registered = Registered.from_env(env)
     if registered is not None and found["gpus"] < (registered.gpus or 0):
         what = f"{registered.gpus} GPUs are asked for this pod, and torch sees {found['gpus']}"
         yield Finding("gpu", "broken", what, "see nvidia-smi in the pod, and whether this torch is built for CUDA")

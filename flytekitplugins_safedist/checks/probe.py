@@ -30,51 +30,54 @@ from .machine import Finding, check_directory, check_network, check_shared_memor
 _CONNECT_SECONDS, _DIALLED_AT_ONCE = 5.0, 64
 _DISK_MIB, _REDUCED_MIB = 64, 64
 _TIMES = 4
+_FIRST_ASKED, _THEN_TOLD = 0.4, 0.6  # parts of the time: node 0 asks where all listen, and the others ask it
 _CLOCK = struct.Struct("!d")
 _KEY = "safedist/preflight"
 
 
 def main() -> None:
-    """``python -m``, with a directory to examine, the file to report to, and seconds to wait for the others. Ends when
-    its standard input does: with the agent."""
+    """``python -m``, with a directory to examine, the file to report to, and until when, of the monotonic clock,
+    to wait for the others. Ends when its standard input does: with the agent."""
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()
-    directory, file, seconds = sys.argv[1:]
+    directory, file, until = sys.argv[1:]
 
     def leave(report: NodeReport) -> None:
         part = Path(f"{file}.part")
         part.write_text(json.dumps(report.to_dict()))
         part.replace(file)
 
-    leave(examined(Path(directory), float(seconds), os.environ, leave))
+    leave(examined(Path(directory), float(until), os.environ, leave))
     os._exit(0)  # a process group whose peers have gone may not end by itself
 
 
 def examined(
-    directory: Path, seconds: float, env: Mapping[str, str], leave: Callable[[NodeReport], object]
+    directory: Path, until: float, env: Mapping[str, str], leave: Callable[[NodeReport], object]
 ) -> NodeReport:
     """All checks of this node. What is found of the others is left early: whoever then never ends has told that."""
     meeting, node, nodes = of_rank(env), int(env[envvars.RANK]), int(env[envvars.WORLD_SIZE])
-    peers = Peers(meeting, node, nodes, seconds) if meeting is not None and nodes > 1 else None
+    peers = Peers(meeting, node, nodes, until) if meeting is not None and nodes > 1 else None
     if peers is not None:
         leave(NodeReport(unreached=peers.unreached, ahead=peers.ahead, slack=peers.slack))
     facts = _or_why(torch_facts)
     told = list(_told(directory, facts, env))
     measured: dict[str, dict[str, float]] = {"disk, MB/s:": {"": _disk(directory)}}
-    if isinstance(facts, dict):
-        measured |= _computing(facts["gpus"])
-        if peers is not None and peers.all_talk:
-            speed = _or_why(lambda: _reducing(peers, on_gpu=facts["gpus"] > 0))
-            if isinstance(speed, str):
-                remedy = (
-                    "see whether ranks may use this network (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO)"
-                )
-                told.append(
-                    Trouble("Network", is_broken=True, text=f"an all-reduce between nodes fails: {speed}; {remedy}")
-                )
-            else:
-                measured["all-reduce with a neighbour, GB/s:"] = {"": speed}
+    computed = _or_why(lambda: _computing(facts["gpus"])) if isinstance(facts, dict) else {}
+    if isinstance(computed, str):
+        remedy = "see nvidia-smi on the node, and its kernel's log for Xid errors"
+        told.append(Trouble("Gpu", is_broken=True, text=f"a matrix product fails: {computed}; {remedy}"))
+    else:
+        measured |= computed
     if peers is None:
         return NodeReport(tuple(told), measured)
+    if peers.all_can(can=isinstance(facts, dict) and isinstance(computed, dict)):
+        speed = _or_why(lambda: _reducing(peers, on_gpu=facts["gpus"] > 0))
+        if isinstance(speed, str):
+            remedy = "see whether ranks may use this network (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO)"
+            told.append(
+                Trouble("Network", is_broken=True, text=f"an all-reduce between nodes fails: {speed}; {remedy}")
+            )
+        else:
+            measured["all-reduce with a neighbour, GB/s:"] = {"": speed}
     peers.leave()
     return NodeReport(tuple(told), measured, peers.unreached, peers.ahead, peers.slack)
 
@@ -149,16 +152,18 @@ def _reducing(peers: Peers, *, on_gpu: bool) -> float:
     import torch
     import torch.distributed as dist
 
-    seconds = timedelta(seconds=peers.seconds)
+    def limit() -> timedelta:
+        return timedelta(seconds=peers.left() + 1)
+
     store = dist.TCPStore(peers.address, 0, is_master=True, wait_for_workers=False) if peers.node == 0 else None
     host, port = peers.said("store", f"{peers.address} {store.port}" if store is not None else None).split()
-    store = store or dist.TCPStore(host, int(port), is_master=False)
+    store = store or dist.TCPStore(host, int(port), is_master=False, timeout=limit())
     x = torch.ones(_REDUCED_MIB << 18, device="cuda:0" if on_gpu else "cpu")
     best = 0.0
     for pair in peers.pairs():
         # No group of all, and groups within it: how torch names those that overlap differs from rank to rank.
         own = dist.PrefixStore("-".join(map(str, pair)), store)
-        place = {"store": own, "rank": pair.index(peers.node), "world_size": 2, "timeout": seconds}
+        place = {"store": own, "rank": pair.index(peers.node), "world_size": 2, "timeout": limit()}
         dist.init_process_group("nccl" if on_gpu else "gloo", **place)
         spent = _timed(lambda: dist.all_reduce(x), lambda: torch.cuda.synchronize() if on_gpu else None)
         dist.destroy_process_group()
@@ -173,11 +178,11 @@ class Peers:
     Args:
         meeting: the round's corner.
         node, nodes: which of how many.
-        seconds: to wait for the others.
+        until: when to wait for the others, of the monotonic clock.
     """
 
-    def __init__(self, meeting: Meeting, node: int, nodes: int, seconds: float) -> None:
-        self.node, self.nodes, self.seconds, self._meeting = node, nodes, seconds, meeting
+    def __init__(self, meeting: Meeting, node: int, nodes: int, until: float) -> None:
+        self.node, self.nodes, self._until, self._meeting = node, nodes, until, meeting
         host, _, port = meeting.where.rpartition(":")
         self.address = own_address(host.strip("[]"), int(port))
         self.unreached: dict[int, str] = {}
@@ -186,12 +191,19 @@ class Peers:
         self._listener = socket.create_server(("", 0), family=family, backlog=nodes)
         threading.Thread(target=self._answer, daemon=True).start()
         meeting.set(f"{_KEY}/at/{node}", f"{self.address} {self._listener.getsockname()[1]}".encode())
-        found = {peer: self.said(f"at/{peer}", None) for peer in range(nodes) if peer != node}
+        found = self._where()
         with ThreadPoolExecutor(_DIALLED_AT_ONCE) as pool:
             list(pool.map(self._dial, found.keys(), found.values()))
-        meeting.add(f"{_KEY}/unreached", len(self.unreached))
-        self._together("dialled")
-        self.all_talk = meeting.add(f"{_KEY}/unreached", 0) == 0
+
+    def left(self) -> float:
+        """Seconds to wait for others."""
+        return max(0.0, self._until - time.monotonic())
+
+    def all_can(self, *, can: bool) -> bool:
+        """Whether every node has reached all others and can measure with them, as this one says of itself: nobody waits
+        for one that will not come."""
+        self._meeting.add(f"{_KEY}/cannot", int(not can or bool(self.unreached)))
+        return self._together("tried") and self._meeting.add(f"{_KEY}/cannot", 0) == 0
 
     def leave(self) -> None:
         """When all others have measured, too: none is to wait for one that has gone."""
@@ -201,7 +213,7 @@ class Peers:
         """What one probe says to all others: this one, where it has a value."""
         if value is not None:
             self._meeting.set(f"{_KEY}/{name}", value.encode())
-        return (self._meeting.wait(f"{_KEY}/{name}", self.seconds) or b"").decode()
+        return (self._meeting.wait(f"{_KEY}/{name}", self.left()) or b"").decode()
 
     def pairs(self) -> list[tuple[int, int]]:
         """This node's neighbours in a ring, with itself, in an order in which no two wait for each other."""
@@ -210,10 +222,23 @@ class Peers:
         ordered = dict.fromkeys([*first, *second, *last])
         return [(min(pair), max(pair)) for pair in ordered if self.node in pair]
 
-    def _together(self, what: str) -> None:
+    def _where(self) -> dict[int, str]:
+        """Where each other probe listens, "" where it has not begun. Node 0 asks for all, and the others ask node 0:
+        each asking each is a million calls at 1000 nodes."""
+        key, all_of_it = f"{_KEY}/at", self.left()
+        if self.node == 0:
+            kept = (1 - _FIRST_ASKED) * all_of_it  # for what comes after
+            asked = (self._meeting.wait(f"{key}/{peer}", max(0.0, self.left() - kept)) for peer in range(self.nodes))
+            self._meeting.set(key, json.dumps([(where or b"").decode() for where in asked]).encode())
+        told = self._meeting.wait(key, _THEN_TOLD * all_of_it)
+        found = json.loads(told) if told else [""]  # then only node 0 is known to be missing
+        return {peer: where for peer, where in enumerate(found) if peer != self.node}
+
+    def _together(self, what: str) -> bool:
+        """Whether all have come this far, in time."""
         if self._meeting.add(f"{_KEY}/{what}", 1) == self.nodes:
             self._meeting.set(f"{_KEY}/all-{what}", b"")
-        self._meeting.wait(f"{_KEY}/all-{what}", self.seconds)
+        return self._meeting.wait(f"{_KEY}/all-{what}", self.left()) is not None and self.left() > 0
 
     def _answer(self) -> None:
         """With this node's clock."""

@@ -75,6 +75,15 @@ def test_one_that_is_in_all_pairs_is_cut_off() -> None:
     assert found.text.startswith("node 1 is cut off: node 0 cannot connect to node 1 (timed out), node 1 cannot")
 
 
+def test_of_all_pairs_of_many_nodes_some_are_listed_and_all_are_counted() -> None:
+    nodes = range(40)
+    reports = {node: NodeReport(unreached={other: "no" for other in nodes if other != node}) for node in nodes}
+    found = judge(reports, {node: f"n{node}" for node in nodes}, slow=0.5)
+    assert found.code == "SYSTEM:PreflightNetwork"
+    assert found.text.count("cannot connect") == 50
+    assert ", and 1510 more. 40 node(s)" in found.text
+
+
 def test_every_gpu_is_compared_with_all_gpus() -> None:
     def gpus(*speeds: float) -> NodeReport:
         return NodeReport(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.checks.machine import check_directory, check_network, check_shared_memory
+from flytekitplugins_safedist.checks.machine import check_directory, check_network, check_shared_memory, check_torch
 from tests.harness.fusefs import FuseMount, require
+from tests.harness.registered import registered
 
 
 def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dict[str, Any]]]:
@@ -126,3 +127,21 @@ def test_the_address_that_others_use_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     assert (status, facts["addresses"]) == ("ok", ["10.1.2.3"])
     assert "is 10.1.2.3, default interface" in what
+
+
+@pytest.mark.parametrize(
+    ("env", "statuses"),
+    [
+        ({}, ["broken"]),  # by hand
+        (registered(gpus=1), ["broken", "broken"]),
+        (registered(), ["warning"]),
+        ({"SAFEDIST_ROUND": "0"}, ["warning"]),  # a local run
+    ],
+)
+def test_a_driver_of_the_machine_is_broken_only_where_gpus_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], statuses: list[str]
+) -> None:
+    """The driver is a stand-in: /proc is the machine's."""
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/proc/driver/nvidia/version")
+    facts = {"version": "2.13.0", "cuda_build": None, "hip_build": None, "gpus": 0, "nccl": False, "gloo": True}
+    assert [each.status for each in check_torch(facts, env) if each.check == "gpu"] == statuses

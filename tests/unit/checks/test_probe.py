@@ -1,0 +1,106 @@
+"""How the probes of a job's nodes find each other and wait for each other, in a real corner; and what a probe makes of
+a GPU that fails, of which there is none here."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.checks import probe
+from flytekitplugins_safedist.checks.probe import Peers, examined
+from flytekitplugins_safedist.job.corner import Corner
+from flytekitplugins_safedist.meeting import Meeting
+
+LONG = 300.0
+
+
+class Here(Meeting):
+    """A corner of this process, without the server before it. Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1", "job", 0)
+        self.calls: Counter[str] = Counter()
+        self._corner, self._loop = Corner(), asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def _call(self, head: Mapping[str, Any], body: bytes = b"", seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
+        self.calls[head["op"]] += 1
+        return asyncio.run_coroutine_threadsafe(self._corner.answer(head, body), self._loop).result()
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def corner() -> Iterator[Here]:
+    made = Here()
+    yield made
+    made.end()
+
+
+def meet(corner: Here, nodes: int, limits: Mapping[int, float]) -> dict[int, Peers]:
+    """Those of *nodes* that come, and how many seconds each has."""
+    with ThreadPoolExecutor(nodes) as pool:
+        came = {
+            node: pool.submit(Peers, corner, node, nodes, time.monotonic() + limit) for node, limit in limits.items()
+        }
+    return {node: each.result() for node, each in came.items()}
+
+
+def test_probes_find_each_other_with_few_calls(corner: Here) -> None:
+    nodes = 8
+    peers = meet(corner, nodes, dict.fromkeys(range(nodes), LONG))
+    assert all(each.unreached == {} for each in peers.values())
+    assert corner.calls == {"set": nodes + 1, "wait": 2 * nodes}
+
+
+def test_a_node_that_never_comes_is_named_by_all(corner: Here) -> None:
+    """Node 0 gives it up first."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(Peers, corner, 1, 3, time.monotonic() + LONG)
+        assert corner.wait("safedist/preflight/at/1", LONG)
+        first = Peers(corner, 0, 3, time.monotonic() + 0.1)
+    assert first.unreached == other.result().unreached == {2: "its checks have not begun"}
+
+
+def test_where_node_0_never_comes_it_alone_is_named(corner: Here) -> None:
+    assert Peers(corner, 1, 3, time.monotonic()).unreached == {0: "its checks have not begun"}
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_all_measure_together_or_none_does(corner: Here, *, last: bool) -> None:
+    peers = meet(corner, 3, dict.fromkeys(range(3), LONG))
+    with ThreadPoolExecutor(3) as pool:
+        can = [pool.submit(each.all_can, can=last or node != 2) for node, each in peers.items()]
+    assert [each.result() for each in can] == [last] * 3
+
+
+def test_one_whose_peer_hangs_goes_on_without_it_when_its_time_is_up(corner: Here) -> None:
+    peers = meet(corner, 2, {0: LONG, 1: 1.0})
+    assert not peers[1].all_can(can=True)
+
+
+def test_a_gpu_that_cannot_compute_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(_: int) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with ...")
+
+    facts = {"version": "2", "cuda_build": "12.8", "hip_build": None, "gpus": 1, "nccl": True, "gloo": True}
+    monkeypatch.setattr(probe, "torch_facts", lambda: facts)
+    monkeypatch.setattr(probe, "_computing", fails)
+    report = examined(tmp_path, time.monotonic(), {"RANK": "0", "WORLD_SIZE": "1"}, lambda _: None)
+    (told,) = [each for each in report.told if each.subject == "Gpu"]
+    assert told.is_broken
+    assert told.text.startswith(
+        "a matrix product fails: RuntimeError: CUDA error: uncorrectable ECC error encountered;"
+    )
