@@ -79,16 +79,22 @@ def working(work: Callable[[], T]) -> Iterator[Child[T]]:
     """Inside, *work* goes on in a child process, which at the end is gone. SIGTERM unwinds this process meanwhile."""
     with stopping.unwinding():
         read, write = os.pipe()
-        with process_tree.starting("the process that fetches the code"):
-            pid = os.fork()
-        if pid == 0:
-            _be_the_child(work, write)
-        os.close(write)
-        child: Child[T] = Child(pid, read)
+        child: Child[T] | None = None
+        # Until the child has its own handler: this process's would raise in it where nobody hears (a hook of fork()).
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
+            with process_tree.starting("the process that fetches the code"):
+                pid = os.fork()
+            if pid == 0:
+                _be_the_child(work, write)
+            child = Child(pid, read)
+            os.close(write)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             yield child
         finally:
-            child.end()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if child is not None:
+                child.end()
             os.close(read)
 
 
@@ -96,6 +102,7 @@ def _be_the_child(work: Callable[[], Any], answers: int) -> NoReturn:
     try:
         signal.signal(signal.SIGTERM, _leave)
         process_tree.die_with_parent(signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         with os.fdopen(answers, "wb") as pipe:
             pipe.write(_answer(work))
     finally:

@@ -16,7 +16,10 @@ Kind = Literal["gpu", "frozen", "gil", "input", "returned", "missing", "slow", "
 
 _BUSY = 0.1
 """Cores that a rank uses which computes, with all that it has started, rather than waits. Horovod's thread, which wakes
-each millisecond, may use as many: a rank that others wait for is busy with up to so many more than they use."""
+each millisecond, may use twice as many: a rank that others wait for is busy with up to so many more than they use."""
+
+_WAKING = "/horovod/"
+"""Who stands in a call of that library waits there, by waking each millisecond, too: what it uses tells nothing."""
 
 _LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
@@ -112,7 +115,8 @@ def _kind(one: Standing, idle: float = 0.0) -> Kind:
         return "frozen"
     if one.returned:
         return "returned"
-    if one.moved or one.cpu > _BUSY + min(_BUSY, idle) or is_saving:
+    computes = one.cpu > _BUSY + min(2 * _BUSY, idle) and not (one.stack and _WAKING in one.stack[0].file)
+    if one.moved or computes or is_saving:
         return "slow"
     if one.holds_gil:
         return "gil"

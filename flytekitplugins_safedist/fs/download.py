@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import stat
 import sys
 import time
 from pathlib import Path
@@ -108,13 +109,18 @@ def _record(target: Path) -> Path:
     return target.parent / f".{target.name}.safedist-source"
 
 
+def _recorded(target: Path) -> str | None:
+    """The source of what is there; None where somebody else has put it there."""
+    try:
+        return str(json.loads(_record(target).read_bytes())["source"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _is_there(target: Path, name: str, sha256: str | None) -> bool:
     if not os.path.lexists(target):
         return False
-    try:
-        recorded = json.loads(_record(target).read_bytes())["source"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        recorded = name  # by somebody else
+    recorded = retry_os_call(lambda: _recorded(target), target, "see where it was fetched from") or name
     if recorded != name:
         log.warning("%s was fetched from %s; it is fetched anew from %s", target, recorded, name)
         return False
@@ -139,14 +145,22 @@ def _make_way(target: Path, name: str, sha256: str | None) -> None:
         json.dump({"source": name}, file)
 
 
+def _is_directory(path: Path) -> bool:
+    return stat.S_ISDIR(retry_os_call(path.stat, path, "look at what was fetched").st_mode)
+
+
 def _digest(path: Path) -> str:
-    if path.is_dir():
+    if _is_directory(path):
         return "of a directory, which has none"
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+
+    def of_all() -> str:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    return retry_os_call(of_all, path, "read it")
 
 
 def _without_secrets(uri: str) -> str:
@@ -168,7 +182,7 @@ class _Fetch:
             with made_aside(target, durable=False) as draft:
                 self._tried(draft)
                 self._verify(draft)
-                if not draft.is_dir():  # a directory may have a million files
+                if not _is_directory(draft):  # a directory may have a million files
                     fsync_tree(draft)
                 _make_way(target, self._name, self._sha256)
             fsync_dir(target.parent)
@@ -236,5 +250,7 @@ class _Fetch:
                 where={"source": self._name},
                 seen=f"sha256 {digest}, {draft.stat().st_size} bytes",
                 expected=f"sha256 {self._sha256.lower()}",
-                hint="fetch an archive or a file, or compare the files' digests yourself" if draft.is_dir() else "",
+                hint="fetch an archive or a file, or compare the files' digests yourself"
+                if _is_directory(draft)
+                else "",
             )

@@ -110,6 +110,14 @@ def test_at_sixty_points_of_all_imports_sigterm_ends_the_process_at_once_and_in_
     assert pod.uploaded() == ["outputs.pb"]  # the walker's own
 
 
+def test_a_child_that_is_told_to_stop_before_it_can_answer_is_ended_in_silence(tmp_path):
+    pod = Stopped(tmp_path, MODULE)
+    process = pod.begin("harmless", "tests.harness.stop_at_fork", **TORCH)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, pod.uploaded()) == (TOLD, []), err
+    assert err == "[safedist] told to stop by SIGTERM\n"
+
+
 @pytest.mark.parametrize("task", ["swallows_and_returns", "swallows_for_ever"])
 def test_a_task_that_catches_everything_is_ended_and_uploads_nothing(tmp_path, task):
     pod = Stopped(tmp_path, MODULE)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from flytekitplugins_safedist.errors import FsIoError
 from flytekitplugins_safedist.fs import (
@@ -74,6 +77,26 @@ def test_ranks_make_and_see_whole_files_and_directories_whatever_the_clients_ans
     for turn in range(ROUNDS):
         made = sorted(os.listdir(tmp_path / "server" / "out" / str(turn)))
         assert made == sorted(f"{kind}-{rank}" for rank in range(RANKS) for kind in ("part", "shard"))
+
+
+@pytest.mark.parametrize("code", ["EIO", "ESTALE", "EINTR"])
+def test_a_download_that_has_arrived_outlives_an_answer_that_is_lost(tmp_path, code):
+    require()
+    (tmp_path / "source").write_bytes(b"weights")
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+
+        class Lossy(LocalFileSystem):
+            protocol = "lossy"
+
+            def get_file(self, _path: str, draft: str, **_: Any) -> None:
+                super().get_file(str(tmp_path / "source"), draft)
+                client.set(faults=[{"op": op, "errno": code, "first": 3} for op in ("getattr", "open")])
+
+        fsspec.register_implementation("lossy", Lossy, clobber=True)
+        download_once("lossy://source", client.path / "weights")
+        client.set(faults=[])
+        assert (client.path / "weights").read_bytes() == b"weights"
+        assert sorted(os.listdir(client.path)) == [".weights.safedist-source", "weights"]
 
 
 def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_durable(tmp_path):

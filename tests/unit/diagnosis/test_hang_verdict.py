@@ -414,9 +414,20 @@ def test_of_horovods_ranks_that_wait_for_different_tensors_the_odd_one_is_the_cu
 
 @pytest.mark.parametrize(
     ("used", "by_who_waits", "kind"),
-    [(0.14, 0.11, "missing"), (0.14, 0.0, "slow"), (0.25, 0.11, "slow"), (1.0, 1.0, "slow")],
+    [(0.14, 0.11, "missing"), (0.14, 0.0, "slow"), (0.25, 0.11, "slow"), (0.25, 0.17, "missing"), (1.0, 1.0, "slow")],
 )
 def test_what_a_librarys_own_thread_uses_in_every_rank_is_no_work(used: float, by_who_waits: float, kind: str) -> None:
     hang = judge([waits(0, cpu=by_who_waits), elsewhere(1, cpu=used), waits(2, cpu=used)])
     assert hang is not None
     assert hang.kind == kind
+
+
+def test_a_rank_that_stands_in_a_call_of_horovods_waits_whatever_it_uses() -> None:
+    stack = (
+        Frame("/lib/horovod/common/basics.py", 385, "_add_process_set_impl"),
+        Frame("/app/train.py", 7, "evaluate"),
+    )
+    hang = judge([waits(0, cpu=0.14), elsewhere(1, cpu=0.56, threads=(stack,))])
+    assert hang is not None
+    assert hang.kind == "missing"
+    assert judge([waits(0), elsewhere(1, cpu=0.56, threads=((stack[1], stack[0]),))]).kind == "slow"  # type: ignore[union-attr]
