@@ -14,12 +14,6 @@ END_SECONDS = 10.0
 UPLOAD_SECONDS = 25.0
 """For an upload that runs when the pod is told to stop, or begins then: outputs, or the one error."""
 
-KUBERNETES_SECONDS = 30.0
-"""What a pod has that asks for nothing."""
-
-MARGIN_SECONDS = 2.0
-"""Between our own end and the kubelet's SIGKILL."""
-
 
 def needed(timeouts: Timeouts) -> int:
     """Whole seconds that a pod needs between SIGTERM and SIGKILL: ranks save their work and are ended, and what there

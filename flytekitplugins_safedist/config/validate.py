@@ -65,7 +65,7 @@ def problems_of_job(
         reason = "is a range, which an MPIJob cannot have: its launcher starts a fixed list of workers"
         yield Problem("nnodes", config.nnodes, reason, "use the operator 'pytorch', or a fixed number of nodes")
     yield from _replacements(config, high)
-    yield from _shown(config, high)
+    yield from _named_ranks(config, high)
     yield from _hangs(config.hangs)
     yield from _scratch(config.scratch)
     yield from _roles(config, roles, low, high)
@@ -159,13 +159,14 @@ def _replacements(config: SafeDistributed, nodes: int) -> Iterator[Problem]:
         yield Problem("max_replacements", replacements, reason, f"lower it to {MOST_COUNTED // nodes - 1}")
 
 
-def _shown(config: SafeDistributed, nodes: int) -> Iterator[Problem]:
-    """Ranks to show that the job will not have. Without ``nproc_per_node`` they follow the GPUs of a pod, which a call
-    may change."""
-    show: Any = config.logs.show
+def _named_ranks(config: SafeDistributed, nodes: int) -> Iterator[Problem]:
+    """Ranks that the job will not have. Without ``nproc_per_node`` they follow the GPUs of a pod, which a call may
+    change."""
     world = nodes * (config.nproc_per_node or 0)
-    if world and show and max((show[0], show[-1]) if isinstance(show, range) else show) >= world:
-        yield Problem("logs.show", show, f"names a rank that is not there: {world} in all", f"use 0 to {world - 1}")
+    named: dict[str, Any] = {"logs.show": config.logs.show, "profile.ranks": config.profile and config.profile.ranks}
+    for field, ranks in named.items():
+        if world and ranks and max((ranks[0], ranks[-1]) if isinstance(ranks, range) else ranks) >= world:
+            yield Problem(field, ranks, f"names a rank that is not there: {world} in all", f"use 0 to {world - 1}")
 
 
 def _hangs(hangs: Hangs) -> Iterator[Problem]:

@@ -132,6 +132,12 @@ class GpuFault:
         return self.code.startswith("SYSTEM:")
 
     @property
+    def lasts(self) -> bool:
+        """Whether what happens much later may come of it: a row of memory that was remapped goes on as if nothing had
+        been."""
+        return self.stays or not self.is_hardware
+
+    @property
     def is_gone(self) -> bool:
         """Whether nothing works on this GPU any more."""
         return self.xid == _OFF_THE_BUS

@@ -77,10 +77,10 @@ def judge(standing: Sequence[Standing]) -> Hang | None:
 
 def _by_gpus(standing: Sequence[Standing], hang: Hang) -> Hang:
     """The same; for the ranks whose GPU has failed, where one has, whatever they do."""
-    sick = [each for each in standing if any(fault.is_hardware for fault in each.faults)]
+    sick = [each for each in standing if any(fault.stays for fault in each.faults)]
     if not sick:
         return hang
-    fault = next(fault for fault in sick[0].faults if fault.is_hardware)
+    fault = next(fault for fault in sick[0].faults if fault.stays)
     others = tuple(rank for rank in hang.waiting if rank not in _ranks(sick))
     why = f"rank {sick[0].rank} has a GPU that has failed: {fault}; {hang.why}"
     return replace(

@@ -190,7 +190,7 @@ class NodeAgent:
     def _refused(self, refused: m.Refused) -> None:
         raise refusal(refused, self._job.me)
 
-    def _go(self, go: m.Go) -> None:
+    def _go(self, go: m.Go, checked: float) -> None:
         if go.round <= self._job.me.round:
             return  # said again, to a connection that came back
         plan = self.plan
@@ -205,7 +205,7 @@ class NodeAgent:
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
-        self.seen.begins(go)
+        self.seen.begins(go, checked)
         settings, output = plan.settings, {"show": self._show, "warn": logger.warning}
         ranks = Ranks(plan.server, orders(go, plan), settings, gpus=plan.gpus, **output)
         self._ranks = ranks

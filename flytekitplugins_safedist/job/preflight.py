@@ -34,13 +34,14 @@ class PreflightGate:
     Args:
         plan: this node's.
         tell: says something to the coordinator.
-        begin: begins a round.
+        begin: begins a round; after so many seconds of checks.
     """
 
-    def __init__(self, plan: NodePlan, tell: Callable[[Message], object], begin: Callable[[Go], object]) -> None:
+    def __init__(self, plan: NodePlan, tell: Callable[[Message], object], begin: Callable[[Go, float], object]) -> None:
         self._plan, self._tell, self._begin = plan, tell, begin
         self._lock = threading.Lock()  # what is over is not told, and what begins is ended with it
         self._waits: Go | None = None
+        self._since = 0.0
         self._found: Checked | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._late: threading.Timer | None = None
@@ -50,13 +51,13 @@ class PreflightGate:
         waits, preflight = self._waits, self._plan.settings.preflight
         if not go.checks or preflight is None:
             self.close()
-            self._begin(go)
+            self._begin(go, 0.0)
         elif waits is not None and (waits.round, waits.values) == (go.round, go.values):
             if self._found is not None:
                 self._tell(self._found)  # again, to a connection that came back
         else:  # also of the same number: a replaced node 0 counts anew, and offers other ports
             self.close()
-            self._waits, seconds = go, preflight.timeout
+            self._waits, self._since, seconds = go, time.monotonic(), preflight.timeout
             # The coordinator has no limit for this: every path of _check ends in a Checked, and this says it for one
             # that hangs in a system call.
             late = _unfit(f"hang: no answer in {seconds + _LATE_SECONDS:g} s")
@@ -71,7 +72,7 @@ class PreflightGate:
         if waits is not None and waits.round == cleared.round:
             self.close()
             logger.info(f"preflight: {cleared.text}")
-            self._begin(waits)
+            self._begin(waits, time.monotonic() - self._since)
 
     def stop(self, stop: Stop) -> None:
         """The round is over before it began here."""

@@ -71,12 +71,12 @@ class RunSeen:
         if not plan.job.is_local and plan.job.task.enable_deck and flyte.output_metadata_prefix is not None:
             self._deck = ConsoleDeck(flyte.output_metadata_prefix, flyte.raw_output_prefix)
 
-    def begins(self, go: Go) -> None:
-        """A round begins."""
+    def begins(self, go: Go, checked: float) -> None:
+        """A round begins; the nodes were *checked* before, for so many seconds."""
         least, most = _NODE_BYTES
         self._begun += 1
         self._limit = min(most, max(least, _JOB_BYTES // go.nnodes))
-        self.live.begins(go.node_rank, self._record.begins(go.round, go.node_rank))
+        self.live.begins(go.node_rank, self._record.begins(go.round, go.node_rank, checked))
 
     def why(self, text: str) -> None:
         """Why the latest round ended, as the coordinator says."""

@@ -194,8 +194,8 @@ class SafeTask(SerializesToKubeflow):
 
 def _upload_decks(ctx: FlyteContext) -> None:
     params = ctx.user_space_params
-    deck = run_page.ConsoleDeck(params.output_metadata_prefix, ctx.file_access.raw_output_prefix)
     try:
+        deck = run_page.ConsoleDeck(params.output_metadata_prefix, ctx.file_access.raw_output_prefix)
         deck.put({each.name: each.html for each in params.decks})
     except Exception as error:  # whatever the store's client raises: the verdict counts
         logger.warning(f"the task's deck could not be uploaded: {one_line(error)}")

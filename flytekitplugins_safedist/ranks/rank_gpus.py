@@ -50,7 +50,7 @@ class RankGpus:
 
     def behind(self, local_rank: int) -> GpuFault | None:
         """What a rank hangs for, if its GPU has reported that."""
-        return to_blame(self._watch.faults(), self._indices(local_rank), self._began_ns, time.time_ns())
+        return self._to_blame(local_rank, time.time_ns(), at_any_time=True)
 
     def named(self, failure: RankOutcome) -> RankOutcome:
         """A failure with what its GPU has reported, where it comes of that."""
@@ -59,9 +59,14 @@ class RankGpus:
         if time.monotonic() > self._looked + _FRESH_SECONDS:  # all ranks of a node may fail at once
             self._watch.look()
             self._looked = time.monotonic()
-        since = self._began_ns if failure.timed_out else max(self._began_ns, failure.time_ns - _SECONDS * 10**9)
-        own = self._indices(failure.local_rank)
-        return replace(failure, gpu=to_blame(self._watch.faults(), own, since, failure.time_ns))
+        gpu = self._to_blame(failure.local_rank, failure.time_ns, at_any_time=failure.timed_out)
+        return replace(failure, gpu=gpu)
+
+    def _to_blame(self, local_rank: int, failed_ns: int, *, at_any_time: bool) -> GpuFault | None:
+        before = failed_ns - _SECONDS * 10**9
+        known = self._watch.faults()
+        faults = [each for each in known if each.is_gone or (at_any_time and each.lasts) or each.time_ns >= before]
+        return to_blame(faults, self._indices(local_rank), self._began_ns, failed_ns)
 
     def _indices(self, local_rank: int) -> set[int]:
         return indices_of(local_rank, len(self._visible), self._watch.usage(), self._visible[local_rank])

@@ -57,8 +57,8 @@ class RankStarted(Event):
 
 @dataclass(frozen=True)
 class PhaseDone(Event):
-    """A phase has ended: ``import``, ``inputs``, ``function``, ``outputs`` of a rank; ``staging``, ``prepare`` and
-    ``rendezvous`` of a node."""
+    """A phase has ended: ``import``, ``inputs``, ``function``, ``outputs`` of a rank; ``staging``, ``prepare``,
+    ``rendezvous`` and ``preflight`` of a node."""
 
     name: str
     since: float

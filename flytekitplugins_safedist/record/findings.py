@@ -28,7 +28,7 @@ _BESIDE = 0.2
 NAMED = 3
 """Ranks that are named, at most."""
 
-PHASES = ("staging", "prepare", "rendezvous", "start", "import", "inputs", "function", "outputs")
+PHASES = ("staging", "prepare", "rendezvous", "preflight", "start", "import", "inputs", "function", "outputs")
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,14 @@ class NodeRecorder:
         if len(part.busy) > 2 * SLICES:
             self.part.gpus[known[gpu.index]] = part.halved()
 
-    def begins(self, round_no: int, node_rank: int) -> float:
-        """Every node is there: a round begins. How long this one has waited for it, in seconds."""
+    def begins(self, round_no: int, node_rank: int, checked: float = 0.0) -> float:
+        """Every node is there, and was *checked* for so many seconds: a round begins. How long this one has waited for
+        the others, in seconds."""
         now = time.monotonic()
-        waited = now - self._waiting_since
+        waited = now - checked - self._waiting_since
         self.phase("rendezvous", self._waiting_since, waited)
+        if checked:
+            self.phase("preflight", now - checked, checked)
         self.part.node = node_rank
         self.part.rounds.append(RoundPart(round_no, round(now, 4), round(now, 4)))
         del self.part.rounds[:-_MOST_ROUNDS]

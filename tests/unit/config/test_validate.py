@@ -153,6 +153,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: declare(SafeTorch(profile=Profile(steps=(5, 4)))),
         "profile.steps=(5, 4) is not a first and a last step (use (10, 12), the first >= 1)",
     ),
+    "profile of a rank too many": (
+        lambda: declare(SafeTorch(nproc_per_node=2, profile=Profile(steps=(10, 12), ranks=(0, 99)))),
+        "profile.ranks=(0, 99) names a rank that is not there: 2 in all (use 0 to 1)",
+    ),
     "claim beside memory": (
         lambda: declare(SafeTorch(scratch=Scratch(claim="c", volume="memory"))),
         "scratch.claim='c' is mounted in the place of a volume (drop it, or volume='memory')",

@@ -387,6 +387,12 @@ def test_what_the_program_has_done_to_its_gpu_is_no_fault_of_the_hardware() -> N
     assert hang.kind == "missing"
 
 
+def test_a_row_of_memory_that_was_remapped_is_no_cause_of_a_hang() -> None:
+    hang = judge([waits(0), elsewhere(1, faults=of_gpu(63))])
+    assert hang is not None
+    assert hang.kind == "missing"
+
+
 def test_nobody_hangs_for_a_fault_alone() -> None:
     assert judge([elsewhere(0), elsewhere(1, faults=of_gpu(79))]) is None
 

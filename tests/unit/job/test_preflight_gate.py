@@ -52,7 +52,7 @@ class Gate(PreflightGate):
         job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={})
         place = SimpleNamespace(path=directory, orders=directory)
         plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place)
-        super().__init__(plan, self.told.put, self.began.append)
+        super().__init__(plan, self.told.put, lambda go, _: self.began.append(go))
 
 
 def go(port: int) -> Go:

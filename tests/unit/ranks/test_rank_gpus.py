@@ -104,6 +104,14 @@ def test_what_has_timed_out_may_have_waited_for_a_fault_of_any_time_of_the_round
     assert made.behind(0) is None
 
 
+def test_a_row_of_memory_that_was_remapped_long_before_is_no_cause(gpus) -> None:
+    made, watch, seen = gpus
+    watch.reported = (fault_of(63, GPUS[1], seen),)
+    late = replace(failed(1, seen + 1800 * SECOND, of=LOST), timed_out=True)
+    assert made.named(late).gpu is None
+    assert made.named(failed(1, seen + SECOND, of=CUDAS)).gpu is not None
+
+
 def test_whose_gpu_has_failed_is_the_root_cause_though_others_were_earlier(gpus) -> None:
     made, _, seen = gpus
     failures = [failed(0, seen + SECOND, of=LOST), failed(1, seen + 2 * SECOND, of=LOST)]
