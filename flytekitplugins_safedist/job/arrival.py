@@ -223,7 +223,7 @@ def _told(job: Membership, message: CannotBegin) -> bool:
 
 def _outcome(error: Exception, place: Topology) -> RankOutcome:
     raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
-    if isinstance(error, SafedistError):
+    if isinstance(error, SafedistError) and not error.platforms:
         raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
     return RankOutcome(
         rank=NO_RANK,

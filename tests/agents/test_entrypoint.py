@@ -156,17 +156,15 @@ def train() -> str:
     assert float(re.findall(r"import (\S+) s", err)[-1]) >= 0.2, "it is in the time that the job is said to have taken"
 
 
+@pytest.mark.end("in a pod, importing the module takes longer than `Timeouts.start`", "SYSTEM:RanksNotStarted")
 @pytest.mark.parametrize("start_method", ["preload", "spawn"])
-def test_an_import_that_does_not_end_is_told_with_where_it_stands(pod, start_method):
+def test_an_import_that_does_not_end_is_told_with_where_it_stands(pod, start_method, as_promised):
     """As of what it waits for: a file server, another machine, a lock."""
     pod.archive.write_bytes(project({"hangs.py": "import threading\nthreading.Event().wait()  # for ever\n"}))
     pod.environment |= registered(start_method=start_method, timeouts={"start": 2})
     arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", "."]
-    process = pod.start(*arguments, "--", *pod.command("train", "hangs"))
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    as_promised(pod.fresh(*arguments, "--", *pod.command("train", "hangs")))
     error = pod.error()
-    assert error.code == "SYSTEM:RanksNotStarted"
     assert "importing the task's module takes too long" in error.message
     assert "threading.Event().wait()  # for ever" in error.message
 

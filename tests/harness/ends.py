@@ -49,7 +49,10 @@ BEGINS = {
         "the task's inputs cannot be fetched from /nowhere/inputs.pb: ",
         f"node 1 ({HOST}) cannot begin: ",
     ),
-    "SYSTEM:RanksNotStarted": "the process that starts and watches this node's ranks is gone, and its ranks with it",
+    "SYSTEM:RanksNotStarted": (
+        "the process that starts and watches this node's ranks is gone, and its ranks with it",
+        f"node 0 ({HOST}) cannot begin: it raised LaunchTimeoutError: import",
+    ),
     "SYSTEM:Stopped": "told to stop by SIGTERM; every rank has been ended",
     "SYSTEM:RendezvousTimeout": "node 1 of 2 did not arrive within 1 s",
     "SYSTEM:NodeLost": "node 0 was lost, and none took its place within 3 s",
