@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, saves
+from flytekitplugins_safedist.checkpoint.preemption import MARK, Preemption
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
+from tests.fs.ranks import rank_env
 
 
 @pytest.fixture
@@ -95,3 +97,24 @@ def test_a_save_that_was_due_where_all_agreed_on_one_does_not_come_again_at_the_
         for step in range(10):
             ckpt.save(step, {"x": step})
     assert steps(tmp_path / "place") == {4, 9}
+
+
+@pytest.mark.parametrize(
+    ("rank", "per_node", "marks"),
+    [(0, 2, True), (1, 2, False), (0, 1, False)],
+    ids=["rank 0 of one node", "rank 1 of it", "rank 0 of two nodes"],
+)
+def test_that_a_pod_leaves_is_marked_by_rank_0_of_a_lone_pod_alone(
+    agent: AgentPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, per_node: int, marks: bool
+) -> None:
+    for name, value in rank_env(rank, 2, per_node).items():
+        monkeypatch.setenv(name, value)
+    agent.stays(20.0)
+    preemption = Preemption(lambda: Store(str(tmp_path)))
+    preemption.at(0)
+    waiting = [thread for thread in threading.enumerate() if thread.name == "safedist-leaving"]
+    assert bool(waiting) == marks
+    agent.preempt()
+    for thread in waiting:
+        thread.join()
+    assert (tmp_path / MARK).exists() == marks
