@@ -92,7 +92,7 @@ def working(work: Callable[[], T]) -> Iterator[Child[T]]:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             yield child
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # where the fork has failed
             if child is not None:
                 child.end()
             os.close(read)

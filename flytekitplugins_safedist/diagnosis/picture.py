@@ -9,7 +9,7 @@ from itertools import takewhile
 from .gpus import GpuFault, GpuUse
 from .processes import Process
 from .progress import Steps
-from .records import Recorded
+from .records import HOROVODS, Recorded
 from .stacks import Frame, Stack
 
 _LINES = 12
@@ -18,7 +18,7 @@ _LINES = 12
 _NAMED = 16
 """Processes, one by one: a job may have thousands."""
 
-_COLLECTIVES = ("/torch/distributed/", "/horovod/", "/flytekitplugins_safedist/fs/")
+_COLLECTIVES = ("/torch/distributed/", *HOROVODS, "/flytekitplugins_safedist/fs/")
 _OURS = "/flytekitplugins_safedist/"
 _BETWEEN = ("/torch/autograd/", "/torch/nn/", "/torch/optim/", "/torch/utils/")
 """What calls a collective on behalf of the user: no place to look for a mistake."""

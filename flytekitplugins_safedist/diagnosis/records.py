@@ -68,11 +68,14 @@ class Recorded:
 HOROVOD = "Horovod"
 """In the place of a group's name."""
 
+HOROVODS = ("/horovod/common/", "/horovod/torch/")
+"""Of a path: Horovod's own code. A project may be in a directory of that name, too."""
+
 
 def of_horovod(begun: int, ended: int, stack: Stack = (), about: str = "") -> Recorded:
     """The same of a rank of Horovod's, which counts its waits, and knows what the latest is *about*; which operation it
     waits in is in its main thread's stack. It gives up no wait by itself."""
-    called = [frame.function for frame in stack if "/horovod/" in frame.file]
+    called = [frame.function for frame in stack if any(part in frame.file for part in HOROVODS)]
     operation = (called[-1] if called else "a collective") + (f" of {about}" if about else "")
     waits = Begun(HOROVOD, begun, operation, timeout=math.inf)
     pending = (waits,) if begun > ended else ()

@@ -18,8 +18,8 @@ _BUSY = 0.1
 """Cores that a rank uses which computes, with all that it has started, rather than waits. Horovod's thread, which wakes
 each millisecond, may use twice as many: a rank that others wait for is busy with up to so many more than they use."""
 
-_WAKING = "/horovod/"
-"""Who stands in a call of that library waits there, by waking each millisecond, too: what it uses tells nothing."""
+_WAKING = ("/horovod/common/basics.py", "/horovod/torch/mpi_ops.py")
+"""Who stands in a call of these waits there, by waking each millisecond, too: what it uses tells nothing."""
 
 _LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
@@ -115,7 +115,7 @@ def _kind(one: Standing, idle: float = 0.0) -> Kind:
         return "frozen"
     if one.returned:
         return "returned"
-    computes = one.cpu > _BUSY + min(2 * _BUSY, idle) and not (one.stack and _WAKING in one.stack[0].file)
+    computes = one.cpu > _BUSY + min(2 * _BUSY, idle) and not (one.stack and one.stack[0].file.endswith(_WAKING))
     if one.moved or computes or is_saving:
         return "slow"
     if one.holds_gil:

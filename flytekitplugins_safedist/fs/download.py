@@ -109,6 +109,16 @@ def _record(target: Path) -> Path:
     return target.parent / f".{target.name}.safedist-source"
 
 
+def _exists(target: Path) -> bool:
+    def look() -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            target.lstat()
+            return True
+        return False
+
+    return retry_os_call(look, target, "see whether it is there")
+
+
 def _recorded(target: Path) -> str | None:
     """The source of what is there; None where somebody else has put it there."""
     try:
@@ -118,7 +128,7 @@ def _recorded(target: Path) -> str | None:
 
 
 def _is_there(target: Path, name: str, sha256: str | None) -> bool:
-    if not os.path.lexists(target):
+    if not _exists(target):
         return False
     recorded = retry_os_call(lambda: _recorded(target), target, "see where it was fetched from") or name
     if recorded != name:
@@ -132,7 +142,7 @@ def _is_there(target: Path, name: str, sha256: str | None) -> bool:
 
 def _make_way(target: Path, name: str, sha256: str | None) -> None:
     """Before a whole download gets its name. Killed at any point: what is there is whole, and its source recorded."""
-    if os.path.lexists(target) and not _is_there(target, name, sha256):
+    if _exists(target) and not _is_there(target, name, sha256):
         old = aside(target)
 
         def move() -> None:

@@ -6,6 +6,7 @@ waits out ``Timeouts.rendezvous`` (90 s): an error that is lost makes these test
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_what_node_1_alone_cannot_import_ends_the_job_and_node_0_uploads_it(warm
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     assert cannot_import(first, 1)
+
+
+def test_an_import_that_does_not_end_on_node_1_alone_is_the_platforms(warm, tmp_path):
+    job = Unloadable(warm, tmp_path, "fixed")
+    job.registered["timeouts"] |= {"start": 5}
+    first, second = ended(job.start(0), job.start(1, {"TEST_BROKEN": "never ends"}))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    error = uploaded_error(first)
+    assert (error.code, error.kind, error.origin) == ("SYSTEM:RanksNotStarted", RECOVERABLE, SYSTEM)
+    assert re.match(r"node 1 \(.*\) cannot begin: it raised LaunchTimeoutError: importing the task's", error.message)
 
 
 def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_path):

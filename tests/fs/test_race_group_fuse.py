@@ -98,6 +98,10 @@ def test_a_download_that_has_arrived_outlives_an_answer_that_is_lost(tmp_path, c
         assert (client.path / "weights").read_bytes() == b"weights"
         assert sorted(os.listdir(client.path)) == [".weights.safedist-source", "weights"]
 
+        (tmp_path / "source").unlink()
+        client.set(faults=[{"op": "getattr", "errno": code, "first": 3, "match": "*weights"}])
+        assert download_once("lossy://source", client.path / "weights").read_bytes() == b"weights", "it is there"
+
 
 def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_durable(tmp_path):
     require()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 
 from flytekit import task
@@ -25,6 +26,8 @@ def broken(how: str) -> None:
             os._exit(0)
     if how == "KeyboardInterrupt":
         raise KeyboardInterrupt
+    if how == "never ends":
+        threading.Event().wait()
     if how == "leaves a child" and os.fork() == 0:
         signal.pause()
     if how == "closerange":

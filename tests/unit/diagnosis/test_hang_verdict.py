@@ -437,3 +437,16 @@ def test_a_rank_that_stands_in_a_call_of_horovods_waits_whatever_it_uses() -> No
     assert hang is not None
     assert hang.kind == "missing"
     assert judge([waits(0), elsewhere(1, cpu=0.56, threads=((stack[1], stack[0]),))]).kind == "slow"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("file", ["/app/horovod/train.py", "/lib/horovod/torch/functions.py"])
+def test_who_computes_in_a_project_of_that_name_or_in_what_packs_objects_is_slow(file: str) -> None:
+    hang = judge([waits(0), elsewhere(1, cpu=1.0, threads=((Frame(file, 7, "evaluate"),),))])
+    assert hang is not None
+    assert hang.kind == "slow"
+
+
+def test_a_project_in_a_directory_called_horovod_is_the_users() -> None:
+    users = Standing(0, Process(1, "S"), threads=((Frame("/app/horovod/train.py", 7, "evaluate"),),))
+    assert (users.waits_in, users.where) == ("", "at train.py:7 in evaluate")
+    assert str(of_horovod(4, 3, users.stack).pending[0]).startswith("a collective ")
