@@ -28,7 +28,11 @@ trap 'rm -rf "$rootfs"' EXIT
 trap 'exit 130' INT TERM
 chmod 0755 "$rootfs" # mktemp's 0700 would become the mode of the image's root directory
 
-debootstrap --variant=minbase --include="$packages" "$suite" "$rootfs" "$mirror" >"$rootfs.log" 2>&1 || {
+made() {
+    debootstrap --variant=minbase --include="$packages" "$suite" "$rootfs" "$mirror" >"$rootfs.log" 2>&1
+}
+# Once more where a download failed; it goes on with what it has.
+made || { sleep 10 && made; } || {
     echo "base_image.sh: debootstrap failed:" >&2
     tail -n 15 "$rootfs.log" >&2
     rm -f "$rootfs.log"

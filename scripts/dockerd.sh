@@ -11,7 +11,7 @@ set -eu
 state="${SAFEDIST_DOCKERD_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/flytekitplugins-safedist/dockerd}"
 pid_file="$state/dockerd.pid"
 log="$state/dockerd.log"
-deadline_s=60
+deadline_s=180
 
 answers() {
     docker version >/dev/null 2>&1

@@ -90,15 +90,10 @@ def built(ready: str, tag: str, packages: str = EXTRA_PACKAGES, target: str = "f
         return named
     command = [sys.executable, str(SCRIPTS / "build_image.py"), "--tag", tag, "--extra-packages", packages]
     command += ["--target", target]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=BUILD_DEADLINE_S,
-    )
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    done = subprocess.run(command, check=False, timeout=BUILD_DEADLINE_S, **how)
+    if done.returncode != 0:  # a download may have failed; the layers that are there are not made again
+        done = subprocess.run(command, check=False, timeout=BUILD_DEADLINE_S, **how)
     if done.returncode != 0:
         end = "\n".join(done.stdout.splitlines()[-40:])
         pytest.fail(f"the image does not build; the end of the output:\n{end}", pytrace=False)

@@ -198,6 +198,10 @@ class S3:
 
     @property
     def client(self) -> Any:
+        """One that waits for a server with much to do."""
+        return self._client(attempts=5, patience=120)
+
+    def _client(self, *, attempts: int, patience: float) -> Any:
         import botocore.config
         import botocore.session
 
@@ -207,14 +211,16 @@ class S3:
             region_name="us-east-1",
             aws_access_key_id=KEY,
             aws_secret_access_key=KEY,
-            config=botocore.config.Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1}),
+            config=botocore.config.Config(
+                connect_timeout=5, read_timeout=patience, retries={"total_max_attempts": attempts}
+            ),
         )
 
     def answers(self) -> bool:
         from botocore.exceptions import BotoCoreError
 
         try:
-            self.client.list_buckets()
+            self._client(attempts=1, patience=20).list_buckets()
         except BotoCoreError:
             return False
         return True

@@ -70,11 +70,7 @@ def operator_files(launcher: str, workers: list[str]) -> tuple[dict[str, dict[st
 
 
 class Api(socketserver.ThreadingUnixStreamServer):
-    """The other end of the stand-in's socket.
-
-    Attributes:
-        execs: every pod and command, in order of arrival.
-    """
+    """The other end of the stand-in's socket."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -83,7 +79,6 @@ class Api(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(directory / Path(SOCKET).name), _Exec)
         self.docker = docker
         self.allowed = allowed
-        self.execs: list[tuple[str, str]] = []
         self.open: dict[str, list[socket.socket]] = {name: [] for name in allowed}
 
     def cut(self, pod: str) -> None:
@@ -92,17 +87,12 @@ class Api(socketserver.ThreadingUnixStreamServer):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def agents(self, pod: str) -> int:
-        """How often an agent was asked for in *pod*."""
-        return sum('"argv"' in command for name, command in self.execs if name == pod)
-
 
 class _Exec(socketserver.StreamRequestHandler):
     server: Api
 
     def handle(self) -> None:
         pod, command = json.loads(self.rfile.readline())
-        self.server.execs.append((pod, command[-1]))
         if pod not in self.server.allowed:
             self._send(2, f'Error from server (Forbidden): pods "{pod}" is forbidden\n'.encode())
             return self._send(0, b"1")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.containers.cluster import Ended, Pod
-from tests.containers.engine import freeze
+from tests.containers.engine import DEADLINE, freeze
 
 LIMIT = "1g"
 """Memory of a pod that is to run out of it: several times what a pod of these tests takes."""
@@ -75,7 +75,7 @@ class OutOfMemory(Killed):
         # Files in memory are the container's, and no process can be killed for them.
         with contextlib.suppress(Exception):  # docker's own, of a container that ends meanwhile
             self.pod.container.exec_run(["dd", "if=/dev/zero", "of=/dev/shm/much", "bs=1M", "count=2000"])
-        self.pod.docker.ends.wait(lambda: self.pod.codes, f"{self.pod.name} is out of memory", 60)
+        self.pod.docker.ends.wait(lambda: self.pod.codes, f"{self.pod.name} is out of memory", DEADLINE)
         assert self.pod.codes == (137,)
 
 
@@ -111,7 +111,7 @@ class Frozen(Loss):
     def settle(self) -> None:
         """It ends itself."""
         ends = self.pod.docker.ends
-        ends.wait(lambda: ends.of(self.older), f"the older {self.pod.name} ends itself", 120)
+        ends.wait(lambda: ends.of(self.older), f"the older {self.pod.name} ends itself", DEADLINE)
 
 
 def ended(pods: list[Pod], within: float) -> list[Ended]:

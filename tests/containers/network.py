@@ -7,13 +7,19 @@ choose addresses themselves, which docker allows in a network with a subnet of i
 from __future__ import annotations
 
 import ipaddress
-import random
+import itertools
+import os
 from typing import Any
 
 from docker.models.containers import Container
 from docker.types import IPAMConfig, IPAMPool
 
 from tests.containers.engine import Docker
+
+WORKERS = 16
+"""Of pytest, at most: each gives away a part of the addresses of its own, one after the other."""
+
+_PLACED = itertools.count()
 
 
 def make(docker: Docker, name: str) -> None:
@@ -31,7 +37,9 @@ def place(docker: Docker, name: str, alias: str) -> dict[str, Any]:
     subnet = ipaddress.ip_network(docker.client.networks.get(name).attrs["IPAM"]["Config"][0]["Subnet"])
     # From the upper half: docker's own choice begins at the other end.
     half = subnet.num_addresses // 2
-    address = str(subnet[half + random.randrange(half - 1)])
+    part = (half - 1) // WORKERS
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
+    address = str(subnet[half + worker * part + next(_PLACED) % part])
     end = docker.client.api.create_endpoint_config(aliases=[alias], ipv4_address=address)
     return {"network": name, "networking_config": {name: end}}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
+from tests.containers import losses
 from tests.containers.cluster import Job, gated
 from tests.containers.engine import DEADLINE, until
 from tests.harness.procs import Gate
@@ -230,8 +231,7 @@ def test_a_store_that_stays_down_during_the_upload_leaves_the_job_to_be_done_aga
     pods_gate.let_go(8)
     until(lambda: failing.uploaded, "a later start of node 0 uploads", SOON)
     assert failing.uploaded == ["outputs.pb"]
-    until(lambda: not first.runs and not second.runs, "both leave", SOON)
-    assert (first.codes[-1], second.codes[-1]) == (0, 0)
+    assert [pod.codes[-1] for pod in losses.ended([first, second], SOON)] == [0, 0]
 
 
 def test_a_node_that_is_killed_after_its_ranks_have_finished_neither_loses_nor_repeats_the_upload(

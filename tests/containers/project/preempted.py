@@ -15,7 +15,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints
 
 from .jobs import LEARNING_RATE, model, say
 
-TIMEOUTS = Timeouts(stop=1, exit=10)
+TIMEOUTS = Timeouts(stop=1, exit=10, preemption=120)
 MORE = 3
 
 

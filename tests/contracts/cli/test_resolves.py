@@ -6,6 +6,7 @@ packages. An installer that begins elsewhere goes back through hundreds of relea
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -16,12 +17,16 @@ import pytest
 from tests.harness import needs
 from tests.harness.procs import ROOT
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
-SECONDS = 240
-"""A bound for a busy machine: 10 to 40 s are enough elsewhere. Going back took from two minutes to more than seven."""
+SECONDS = 800
+"""An end for what has none; 10 to 40 s are enough on a calm machine."""
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+PATIENT = {name: value for name, value in os.environ.items() if name != "RES_OPTIONS"}
+"""For a network that is there: the tests' own resolver gives up after one lost packet."""
+RETRIES = "5" if os.environ.get("SAFEDIST_CI") else "0"
+"""Without an index this is left out, and soon; but where it must not be."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +45,8 @@ def python_with(pip: str, place: Path) -> str:
     """An interpreter of an environment with nothing but this pip."""
     venv.create(place, with_pip=False)
     python = str(place / "bin" / "python")
-    install = [*PIP, "--python", python, "install", "--upgrade", "--retries", "0", "--timeout", "20", pip]
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    install = [*PIP, "--python", python, "install", "--upgrade", "--retries", RETRIES, "--timeout", "20", pip]
+    done = subprocess.run(install, capture_output=True, text=True, check=False, env=PATIENT)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         needs.missing(f"no package index gives {pip} ({reason})", required="SAFEDIST_CI")
@@ -53,7 +58,7 @@ def test_pip_finds_versions_that_go_together(pip: str, wheel: Path, tmp_path: Pa
     python = python_with(pip, tmp_path / "env")
     command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "flytekit", str(wheel)]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=PATIENT)
 
     assert done.returncode == 0, done.stderr
     # How long it goes back depends on the index of the day; that it does is what makes the minutes.
@@ -65,6 +70,6 @@ def test_uv_finds_versions_that_go_together(wheel: Path, tmp_path: Path) -> None
     python = python_with("pip", tmp_path / "env")
     command = [str(uv), "pip", "install", "--dry-run", "--quiet", "--python", python, "flytekit", str(wheel)]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=PATIENT)
 
     assert done.returncode == 0, done.stderr
