@@ -27,7 +27,7 @@ from ..meeting import Meeting, of_rank, own_address
 from .judge import NodeReport, Subject, Trouble
 from .machine import Finding, check_directory, check_network, check_shared_memory, check_torch, torch_facts
 
-_CONNECT_SECONDS, _DIALLED_AT_ONCE = 5.0, 64
+_CONNECT_SECONDS, _DIALLED_AT_ONCE = 15.0, 64
 _DISK_MIB, _REDUCED_MIB = 64, 64
 _TIMES = 4
 _FIRST_ASKED, _THEN_TOLD = 0.4, 0.6  # parts of the time: node 0 asks where all listen, and the others ask it

@@ -22,7 +22,7 @@ SIGNAL = signal.SIGRTMAX - 3
 WRITE_SECONDS = 1.0
 """For a rank to write its stacks. It takes milliseconds; a process that is stopped never does."""
 
-_LOOK = 0.02
+_LOOK = 0.05
 _START = f'  File "{Path(__file__).parents[1] / "ranks" / "worker.py"}"'
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)

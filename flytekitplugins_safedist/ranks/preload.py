@@ -30,7 +30,7 @@ from . import known, users_code
 GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia", "/dev/kfd")
 """How the paths of the GPU drivers' device files begin."""
 
-_LEAVING_SECONDS = 0.5
+_LEAVING_SECONDS = 2.0
 
 _WAY_OUT = "do that in the task's function, or set start_method='spawn' to be told no more"
 
