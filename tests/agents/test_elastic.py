@@ -105,7 +105,7 @@ def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded
 @pytest.mark.end('in a range (`nnodes="2:4"`), a node is lost for good')
 @pytest.mark.parametrize("task", BACKENDS)
 def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm, tmp_path, task, ranks_gate: Gate):
-    job = Range(warm, tmp_path, task, "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, f"{task}_three", "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1), job.start(2)]
     assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
     ranks_gate.let_go(4)  # at least one rank of another pod waits in the collective for the killed one's
@@ -193,7 +193,7 @@ def test_the_others_outlive_the_stores_host_and_go_on_with_the_one_that_takes_it
 
 
 def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm, tmp_path, ranks_gate: Gate):
-    job = Range(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    job = Range(warm, tmp_path, "torch_three", "gate", ranks_gate.environment)
     pods = [job.start_host(), job.start(1), job.start(2)]
     assert all("round 0 " in line and "of 6" in line for line in ranks_gate.heard(6))
     pods[0].signal(KILL)

@@ -161,7 +161,7 @@ def train() -> str:
 def test_an_import_that_does_not_end_is_told_with_where_it_stands(pod, start_method, as_promised):
     """As of what it waits for: a file server, another machine, a lock."""
     pod.archive.write_bytes(project({"hangs.py": "import threading\nthreading.Event().wait()  # for ever\n"}))
-    pod.environment |= registered(start_method=start_method, timeouts={"start": 2})
+    pod.environment |= registered(start_method=start_method, timeouts={"start": 5})
     arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", "."]
     as_promised(pod.fresh(*arguments, "--", *pod.command("train", "hangs")))
     error = pod.error()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections import defaultdict
 
 import pytest
@@ -50,7 +51,8 @@ def test_a_node_that_leaves_while_its_job_goes_on_says_that(warm, tmp_path, rank
     ranks_gate.heard(4)
     leaves.signal(TERM)
     ended = leaves.wait()
-    stays.signal(KILL)
+    with contextlib.suppress(ProcessLookupError):  # it gives up by itself after a while
+        stays.signal(KILL)
     stays.wait()
     said = "this node leaves (told to stop by SIGTERM; every rank has been ended): the job goes on when its replacement"
     assert ended.code == 137

@@ -6,6 +6,7 @@ Processes: every case has a supervisor to which the kernel hands all orphans; it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,7 +40,10 @@ def listening(pid: int) -> set[int]:
     """Inodes of the sockets on which a process or its descendants listen: unlike ports, never used again."""
     inodes = set()
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        own = {os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()}
+        own = set()
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                own.add(os.readlink(path))
         inodes |= {inode for inode in listening_anywhere() if f"socket:[{inode}]" in own}
     return inodes
 

@@ -128,13 +128,18 @@ def test_a_line_below_all_others_says_how_far_the_job_is(warm, tmp_path, ranks_g
     until(lambda: last().startswith(f"{LINE} 3 of 10"), "the slower rank's step is shown")
     ranks_gate.let_go(2)
     ranks_gate.heard(2)
-    until(
-        lambda: re.fullmatch(re.escape(LINE) + r" 6 of 10, [\d.]+ (steps/s|m?s a step), about .* left", last()),
-        "a rate",
-    )
-    shown = screen(job.files / "out")
-    assert sorted(line for line in shown if "goes on" in line) == ["[rank 0] rank 0 goes on", "[rank 1] rank 1 goes on"]
-    assert sum(LINE in line for line in shown) == 1
+
+    def shows_a_rate() -> bool:
+        lines = screen(job.files / "out") or [""]
+        rate = re.escape(LINE) + r" 6 of 10, [\d.]+ (steps/s|m?s a step), about .* left"
+        go_on = sorted(line for line in lines if "goes on" in line)
+        return (
+            re.fullmatch(rate, lines[-1]) is not None
+            and go_on == ["[rank 0] rank 0 goes on", "[rank 1] rank 1 goes on"]
+            and sum(LINE in line for line in lines) == 1
+        )
+
+    until(shows_a_rate, "a rate, below the ranks' lines")
     ranks_gate.let_go(2)
     ended = job.wait()
     assert ended.code == 0, ended.out

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 from pathlib import Path
 
 from tests.harness.moto_s3 import BUCKET, S3
 from tests.harness.procs import Ended, Warm
+from tests.harness.product import ReservedPort
 from tests.harness.registered import registered
 from tests.harness.tarballs import project
 
@@ -23,9 +23,8 @@ COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.container.entryp
 
 def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
     """Both nodes of a job, each from its command line to its exit: code, inputs and outputs in the store."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    reserved = ReservedPort()
+    port = str(reserved.port)
     prefix = f"s3://{BUCKET}/{directory.name}"
     code = s3.put(f"{directory.name}/fast.tar.gz", project({"job_logs.py": (JOBS / "job_logs.py").read_text()}))
     arguments = [
@@ -46,7 +45,9 @@ def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
             "TEST_HOW": how,
         }
         started.append(warm.command([*COMMAND, *arguments], directory / f"node-{node}", environment))
-    return [one.wait() for one in reversed(started)]
+    ended = [one.wait() for one in reversed(started)]
+    reserved.close()
+    return ended
 
 
 def levels(ended: Ended) -> list[str]:

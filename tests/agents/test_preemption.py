@@ -16,6 +16,8 @@ from tests.harness.procs import TERM, Gate, Running, until, uploaded_output
 from tests.harness.product import preemption
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
+GRACE = {"SAFEDIST_GRACE_SECONDS": "300"}
+"""No pod is killed here before its ranks have saved."""
 
 
 class Preempted(Job):
@@ -26,7 +28,7 @@ class Preempted(Job):
     def __init__(self, warm, directory: Path, task: str, gate: Gate) -> None:
         kept = directory / "kept"
         kept.mkdir()
-        super().__init__(warm, directory, task, "", {**gate.environment, "TEST_KEPT": str(kept)})
+        super().__init__(warm, directory, task, "", {**gate.environment, **GRACE, "TEST_KEPT": str(kept)})
 
 
 def one_step(lines: list[str]) -> int:
@@ -117,10 +119,10 @@ class Overlapping:
         self.kept = directory / "kept"
         self.kept.mkdir()
         self._warm, self._directory = warm, directory
-        self._environment = {**gate.environment, "TEST_KEPT": str(self.kept), **environment}
+        self._environment = {**gate.environment, **GRACE, "TEST_KEPT": str(self.kept), **environment}
 
-    def start(self, attempt: int) -> Running:
-        environment = {**self._environment, "FLYTE_ATTEMPT_NUMBER": str(attempt)}
+    def start(self, attempt: int, **more: str) -> Running:
+        environment = {**self._environment, "FLYTE_ATTEMPT_NUMBER": str(attempt), **more}
         call, files = "job_preempted:alone_by_checkpoints", self._directory / f"attempt-{attempt}"
         return self._warm.start(call, files, environment=environment, kind="execute")
 
@@ -158,14 +160,14 @@ def test_a_mark_that_another_pod_has_left_stays(warm, tmp_path, ranks_gate: Gate
 
 
 def test_a_single_pod_that_is_killed_before_it_has_saved_is_waited_for_once(warm, tmp_path, ranks_gate: Gate):
-    job = Overlapping(warm, tmp_path, ranks_gate, TEST_PREEMPTION="3")
+    job = Overlapping(warm, tmp_path, ranks_gate)
     first = job.start(0)
     ranks_gate.heard(2)
     first.signal(TERM)
     until(job.mark.exists, "a rank is in the middle of a step")
     first.signal(signal.SIGKILL)
     first.wait()
-    second = job.start(1)
+    second = job.start(1, TEST_PREEMPTION="3")
     assert ranks_gate.heard(1) == ["attempt 1 begins with 0"]
     ended = second.wait()
     assert ended.uploaded == ["outputs.pb"], ended.err

@@ -72,7 +72,8 @@ def left(ended: Ended) -> tuple[str, dict[str, object]]:
 
 @pytest.mark.parametrize(("late", "where"), [(0, "forward"), (2, "load")])
 def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for(warm, tmp_path, late, where):
-    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs={"late": late, "where": where})
+    inputs, slowly = {"late": late, "where": where}, {"TEST_SLOWLY": "6"}
+    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs=inputs, environment=slowly)
     assert ended.value == 12, ended.err
     html, trace = left(ended)
     assert re.search(rf"Held the others back: rank {late} in stage '{where}', by", Page(html).text), Page(html).text

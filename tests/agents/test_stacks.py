@@ -36,11 +36,16 @@ def test_a_rank_that_holds_the_interpreter_is_shown_beside_those_who_wait_for_it
     with gate(tmp_path / "gate") as ranks:
         running = warm.start("job_hangs:one_holds_the_interpreter", tmp_path / "job", environment=ranks.environment)
         ranks.heard(3)
-        until(lambda: len(re.findall("all_reduce, called at", stacks(tmp_path).stdout)) == 1, "both wait for rank 1")
-        text = stacks(tmp_path).stdout
+        text = ""
+
+        def both_wait() -> bool:
+            nonlocal text
+            text = stacks(tmp_path).stdout
+            return "ranks 0, 2 (2 of 3) stand in all_reduce, called at job_hangs.py" in text
+
+        until(both_wait, "both wait for rank 1")
         running.signal(signal.SIGTERM)
         running.wait()
-    assert "ranks 0, 2 (2 of 3) stand in all_reduce, called at job_hangs.py" in text
     culprit = standing(text, "rank 1")
     assert re.match(r"rank 1 \(1 of 3\) stands at job_hangs.py:\d+ in holds_the_interpreter\n", culprit)
     assert "sleeping" in culprit
@@ -70,7 +75,10 @@ def test_the_agent_shows_it_in_its_log_at_sigquit_and_the_job_goes_on(warm, tmp_
     with gate(tmp_path / "gate") as ranks:
         running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks.environment)
         ranks.heard(2)
-        until(lambda: "in waits_alone" in stacks(tmp_path).stdout, "rank 1 waits")
+        until(
+            lambda: re.search(r"stands in all_reduce.* in waits_alone", stacks(tmp_path).stdout, re.DOTALL),
+            "rank 0 waits for rank 1, and that for the test",
+        )
         running.signal(signal.SIGQUIT)
         until(lambda: "in waits_alone" in shown(running), "it is shown")
         ranks.let_go(1)

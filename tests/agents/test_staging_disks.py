@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,8 +142,8 @@ def for_nobody(place) -> Iterator[Path]:
     """A directory of user nobody that nobody can reach (pytest's own are closed to other users)."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
-    home = Path(f"/tmp/safedist-test-{os.getpid()}")
-    home.mkdir(mode=0o755)
+    home = Path(tempfile.mkdtemp(prefix="safedist-test-", dir="/tmp"))
+    home.chmod(0o755)
     shutil.copy(place.uri, home / "fast.tar.gz")
     place.uri = home / "fast.tar.gz"
     (home / "own").mkdir()

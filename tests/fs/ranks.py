@@ -6,10 +6,10 @@ import multiprocessing
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,11 +138,16 @@ def rank_env(rank: int, world_size: int, per_node: int | None = None, **more: st
     }
 
 
+_reserved: deque[Any] = deque(maxlen=64)
+"""Ports that stay this process's, so that no other test's chance gives one away before the ranks listen there."""
+
+
 def meeting_point() -> dict[str, str]:
     """torchrun's variables for where ranks meet: a port of this machine that is free."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    from tests.harness import product
+
+    _reserved.append(product.ReservedPort())
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_reserved[-1].port)}
 
 
 @contextmanager
@@ -193,7 +198,7 @@ def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Pat
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=size(200, 3000),
+        timeout=size(500, 3000),
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -82,7 +82,7 @@ def test_linguas_pattern_fails_where_ours_does_not(tmp_path):
     require()
     with (
         FuseMount(tmp_path / "server", tmp_path / "fast") as fast,
-        FuseMount(tmp_path / "server", tmp_path / "slow", late=[1, 1]) as slow,
+        FuseMount(tmp_path / "server", tmp_path / "slow", late=[5, 5]) as slow,
     ):
         (fast.path / "dump").mkdir()
         with pytest.raises(FileExistsError):

@@ -17,7 +17,7 @@ def test_each_race_shows_and_is_cured():
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -209,13 +209,14 @@ def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
 
 def test_ranks_that_do_not_come_to_the_first_meeting_over_torchs_store_are_named(tmp_path):
     def work(rank):
-        if rank in (0, 2):
-            pause("absent")
-        barrier(timeout=0.5)
+        pause("not yet")
+        barrier(timeout=3)
 
     with agents_store() as meet, ranks(4, work, meet) as started:
-        for absent in (0, 2):
-            started[absent].until("absent")
+        for one in started:
+            one.until("not yet")
+        for one in started[1::2]:
+            one.resume()
         assert all("did not come to their first meeting: 0, 2 [" in str(error) for error in _errors(started[1::2]))
         started[0].resume()
         (error,) = _errors(started[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -26,7 +27,7 @@ def test_olmos_pattern_gives_up_where_ours_waits(tmp_path):
     require()
     with (
         FuseMount(tmp_path / "server", tmp_path / "leader") as leader,
-        FuseMount(tmp_path / "server", tmp_path / "other", late=[1.5, 3]) as other,
+        FuseMount(tmp_path / "server", tmp_path / "other", late=[5, 6]) as other,
     ):
         (leader.path / "step100").mkdir()
         with pytest.raises(TimeoutError):
@@ -91,7 +92,7 @@ def test_the_timeout_says_everything_one_would_ask_next(tmp_path):
     assert isinstance(error, FsTimeoutError)
     text = str(error)
     assert "model.pt" in text
-    assert "waited 0." in text
+    assert re.search(r"waited \d+\.\d", text)
     assert "rank=rank 3 of 4 (local rank 1 on node 1)" in text
     assert "to_be_made_by=rank 0" in text
     assert "file_system=fuse" in text

@@ -55,7 +55,7 @@ BEGINS = {
     ),
     "SYSTEM:Stopped": "told to stop by SIGTERM; every rank has been ended",
     "SYSTEM:RendezvousTimeout": "node 1 of 2 did not arrive within 1 s",
-    "SYSTEM:NodeLost": "node 0 was lost, and none took its place within 3 s",
+    "SYSTEM:NodeLost": "node 0 was lost, and none took its place within 12 s",
 }
 """How the first 100 characters of each verdict begin: they are all that a list of executions shows."""
 

@@ -144,7 +144,7 @@ class Warm:
     def __init__(self, path: Path) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(str(path))
-        readable, _, _ = select.select([self._connection], [], [], DEADLINE)
+        readable, _, _ = select.select([self._connection], [], [], 2 * DEADLINE)
         assert readable, "importing torch and flytekit takes for ever"
         hello = json.loads(self._connection.recv(1 << 16) or b'{"unsafe": "it died"}')
         assert hello["unsafe"] is None, hello

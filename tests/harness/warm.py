@@ -35,7 +35,7 @@ from flytekitplugins_safedist.ranks.prefork import PREFORK, Prefork, variables
 from tests.harness import hugepages
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LEFT_OVER_AFTER_SECONDS = 20.0
+_LEFT_OVER_AFTER_SECONDS = 120.0
 
 LIBRARIES = (
     "torch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -59,6 +60,20 @@ def torch() -> str:
     size = dist.get_world_size()
     dist.destroy_process_group()
     return told(total.item(), size)
+
+
+# Two that are there wait half a heartbeat for the third.
+THREE_COME = replace(TIMEOUTS, heartbeat=60)
+
+
+@task(task_config=SafeHorovod(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=THREE_COME))
+def horovod_three() -> str:
+    return horovod.task_function()
+
+
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=THREE_COME))
+def torch_three() -> str:
+    return torch.task_function()
 
 
 @task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))

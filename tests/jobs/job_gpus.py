@@ -58,9 +58,12 @@ def one_fails_at_first() -> int:
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def both_lose_each_other() -> None:
     """Rank 1's collective fails with its GPU, and says what rank 0's says that has only lost rank 1, and before it."""
+    dist.init_process_group("gloo")
     if current_rank().rank == 1:
         reports(1, xid=79)
+        dist.barrier()
         signal.pause()
+    dist.barrier()
     raise RuntimeError("NCCL error: remote process exited or there was a network error")
 
 

@@ -13,6 +13,6 @@ if "LOCAL_RANK" in os.environ:
     threading.Event().wait()
 
 
-@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn", timeouts=Timeouts(start=2, stop=0.5)))
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn", timeouts=Timeouts(start=6, stop=0.5)))
 def never_begins() -> None:
     """No rank comes here."""

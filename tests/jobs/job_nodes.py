@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -110,6 +111,6 @@ def torch_points() -> str:
     return f"{total.item():g} from {me.world_size} ranks in round {me.round}"
 
 
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=3)))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=replace(TIMEOUTS, rendezvous=12)))
 def torch_not_replaced() -> str:
     return torch.task_function()

@@ -120,7 +120,7 @@ def live() -> None:
     wait_for_word()
 
 
-@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+@task(task_config=SafeTorch(nproc_per_node=2))
 def raises_in_an_exit_handler() -> int:
     """Its result counts; what goes wrong afterwards is in the log all the same."""
     import atexit

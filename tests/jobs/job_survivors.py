@@ -26,7 +26,7 @@ def _put_when_told(filesystem: Any, address: str, data: bytes) -> bool:
 uploads.put_new = _put_when_told
 
 
-@task(task_config=SafeTorch(nnodes=3, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=3)))
+@task(task_config=SafeTorch(nnodes=3, timeouts=Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=12)))
 def not_replaced() -> str:
     say(f"rank {current_rank().rank}")
     wait_for_word()

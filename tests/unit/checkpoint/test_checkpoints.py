@@ -13,6 +13,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, saves, store
 from flytekitplugins_safedist.checkpoint.due import EverySeconds
 from flytekitplugins_safedist.errors import CheckpointError, ConfigError
 from tests.checkpoint import points
+from tests.harness.procs import until
 
 
 def fresh(value=0.0):
@@ -150,8 +151,8 @@ def test_what_is_saved_is_the_state_at_the_step_whatever_training_does_since(pla
 
 def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, caplog):
     caplog.set_level("INFO")
-    written = threading.Event()
-    points.on_point = lambda point: written.wait(0.3) if point == points.SAVE_BEGUN else None
+    said = "step 1 waits for the save of step 0, which has been under way"
+    points.on_point = lambda point: until(lambda: said in caplog.text, said) if point == points.SAVE_BEGUN else None
     try:
         ckpt = Checkpoints(place, every=1)
         ckpt.save(0, fresh(0))
@@ -159,7 +160,7 @@ def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, caplog):
         ckpt.wait()
     finally:
         points.on_point = None
-    assert "step 1 waits for the save of step 0, which has been under way" in caplog.text
+    assert said in caplog.text
     assert resumed(place) == (2, 1.0, 1)
 
 

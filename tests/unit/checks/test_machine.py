@@ -27,6 +27,12 @@ def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dic
     return {status: (status, what, remedy, facts) for status, (_, _, what, remedy, facts) in found.items()}
 
 
+@pytest.fixture
+def much_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flytekitplugins_safedist.checks.machine._LITTLE_SPACE", 0)
+
+
+@pytest.mark.usefixtures("much_room")
 def test_a_good_directory_says_what_it_is(tmp_path: Path) -> None:
     _, what, remedy, facts = examined(tmp_path, locks="shared")["ok"]
 
@@ -35,6 +41,7 @@ def test_a_good_directory_says_what_it_is(tmp_path: Path) -> None:
     assert (facts["replace"], facts["flock"], remedy) == (True, True, "")
 
 
+@pytest.mark.usefixtures("much_room")
 def test_locks_that_are_dropped_are_a_warning(tmp_path: Path) -> None:
     _, what, remedy, facts = examined(tmp_path, locks="dropped")["warning"]
 

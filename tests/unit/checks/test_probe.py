@@ -28,12 +28,14 @@ class Here(Meeting):
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", "job", 0)
         self.calls: Counter[str] = Counter()
+        self._counting = threading.Lock()  # a word that is new to it is no single step
         self._corner, self._loop = Corner(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
     def _call(self, head: Mapping[str, Any], body: bytes = b"", seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
-        self.calls[head["op"]] += 1
+        with self._counting:
+            self.calls[head["op"]] += 1
         return asyncio.run_coroutine_threadsafe(self._corner.answer(head, body), self._loop).result()
 
     def end(self) -> None:

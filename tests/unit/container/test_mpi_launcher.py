@@ -20,11 +20,13 @@ from flytekitplugins_safedist.job.verdict import of_error
 from tests.unit.container.mpi_cluster import LAUNCHER, PACKAGE, Cluster, says, script
 
 AGENT = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 rank = os.environ["SAFEDIST_MPI_NODE_RANK"]
 seen = {name: value for name, value in os.environ.items() if name.startswith(("SAFEDIST_", "SECRET"))}
 pathlib.Path(sys.argv[1], rank).write_text(json.dumps({"env": seen, "cwd": os.getcwd(), "argv": sys.argv[2:]}))
 print("agent", rank, "is here")
+while len(os.listdir(sys.argv[1])) < int(os.environ["SAFEDIST_MPI_NODES"]):
+    time.sleep(0.01)  # the first that ends, ends the job
 """
 
 
@@ -184,7 +186,7 @@ def test_a_worker_that_never_answers_is_named(tmp_path: Path) -> None:
 STOPPED = (
     "import os, signal, sys\n"
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))\n"
-    "open({word!r}, 'w').close()\n"
+    "with open({word!r}, 'w') as file: file.write('x')\n"
     "while True: signal.pause()"
 )
 
@@ -193,8 +195,8 @@ def stopped(job: Cluster, word: Path, status: str) -> tuple[int, str]:
     """A launcher of two agents that is told to stop: its exit status, and what it said. Verdicts go to ``out``."""
     agent = STOPPED.format(status=status, word=str(word))
     launcher = job.start(agent, "pyflyte-execute", "--output-prefix", str(job.out), "--resolver")
-    for _ in range(2):
-        word.read_text()
+    with word.open("r+b", buffering=0) as said:  # held, or one who reads to its end may have taken both
+        assert sum(len(said.read(1) or b"") for _ in range(2)) == 2
     launcher.send_signal(signal.SIGTERM)
     _, err = launcher.communicate(timeout=60)
     assert "received SIGTERM: passing it to 2 agents" in err

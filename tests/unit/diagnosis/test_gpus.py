@@ -33,6 +33,7 @@ IDLE = {"busy": 0, "used": 0, "total": 80 << 30, "degrees": 31, "reasons": 1}
 def gpus(nvml_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     ctypes.CDLL(str(nvml_driver))
     monkeypatch.setenv("TEST_NVML", str(tmp_path / "gpus"))
+    monkeypatch.setattr("flytekitplugins_safedist.diagnosis.gpus.ANSWER_SECONDS", 60.0)
     return Gpus(tmp_path / "gpus", 2)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from flytekitplugins_safedist.errors import FsIoError, FsTimeoutError
 from flytekitplugins_safedist.fs import torch_store
 from flytekitplugins_safedist.fs.torch_store import TorchStore, agree
-from tests.harness.procs import DEADLINE, until
+from tests.harness.procs import DEADLINE
 
 
 class Frozen:
@@ -31,9 +31,11 @@ def test_one_late_answer_poisons_nothing(monkeypatch):
     frozen = Frozen()
     store = TorchStore(frozen, "a store", 2)
     with monkeypatch.context() as patched:
-        patched.setattr(torch_store, "_ANSWER_SECONDS", 0.01)
+        patched.setattr(torch_store, "_ANSWER_SECONDS", 2.0)  # for its thread to begin with it
         with pytest.raises(FsTimeoutError, match=r"does not answer.*frozen or cut off"):
             store.add("count", 1)
+        assert frozen.asked.is_set()
+        patched.setattr(torch_store, "_ANSWER_SECONDS", 0.01)
         with pytest.raises(FsTimeoutError):
             store.add("never begun", 1)
     frozen.thawed.set()
@@ -44,11 +46,14 @@ def test_one_late_answer_poisons_nothing(monkeypatch):
 
 
 def test_a_process_has_one_thread_for_its_store_however_many_ask():
-    before = threading.active_count()
+    def serving() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "safedist-fs-store"}
+
+    before = serving()
     store = TorchStore(dist.HashStore(), "a store", 2)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.set(str(number), b"1"), range(100)))
-    until(lambda: threading.active_count() == before + 1, "one thread more")
+    assert len(serving() - before) == 1
 
 
 def test_a_store_that_is_gone_is_named():

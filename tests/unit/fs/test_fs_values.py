@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from flytekitplugins_safedist.errors import FsError
 from flytekitplugins_safedist.fs.collective import again, plain
 
+KEYS = st.text().filter(lambda key: key != "__safedist__")  # which is refused, as is said below
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -17,7 +18,7 @@ VALUES = st.recursive(
     | st.text()
     | st.binary()
     | st.sampled_from([Path("/a"), Path("b/c")]),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner),
     max_leaves=20,
 )
 

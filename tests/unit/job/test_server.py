@@ -22,6 +22,7 @@ from flytekitplugins_safedist.job import messages
 from flytekitplugins_safedist.job.facts import Rules
 from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
 from flytekitplugins_safedist.job.messages import Go, Hello, Leaves, Message, Refused, Stop, Waits, Welcome
+from flytekitplugins_safedist.job.ports import ReservedPort
 from flytekitplugins_safedist.job.server import Server
 from flytekitplugins_safedist.meeting import Meeting
 from flytekitplugins_safedist.topology import Endpoint
@@ -31,7 +32,7 @@ class Node0:
     """Node 0 of two or more, with its server."""
 
     def __init__(self, process: str = "0a", port: int = 0, prepare=lambda _: {}, nodes: int = 2) -> None:
-        rules = Rules("job", nodes, nodes, fixed=True, heartbeat=6)
+        rules = Rules("job", nodes, nodes, fixed=True, heartbeat=6, grace=60)
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.server = Server(rules, process, self.inbox, prepare)
         self.port = self.server.listen(Endpoint("127.0.0.1", port))
@@ -162,7 +163,8 @@ def test_a_process_that_leaves_says_so_and_does_not_come_back_when_its_connectio
 
 
 def test_a_link_finds_the_coordinator_that_takes_the_place_of_the_one_before() -> None:
-    first = Node0()
+    reserved = ReservedPort()
+    first = Node0(port=reserved.port)
     link, inbox = linked(first.port)
     heard(inbox, Go)
     first.server.close()
@@ -172,6 +174,7 @@ def test_a_link_finds_the_coordinator_that_takes_the_place_of_the_one_before() -
     assert link.lost == ("0a",)
     second.server.close()
     link.close()
+    reserved.close()
 
 
 def test_a_coordinator_whose_name_leads_to_a_newer_one_ends_itself() -> None:
@@ -191,10 +194,11 @@ def test_a_node_that_waits_goes_over_to_the_newer_coordinator_that_its_name_lead
     older, newer = Node0(nodes=3), Node0("0b", nodes=3)
     link, inbox = linked(older.port)
     heard(inbox, Welcome)
-    older.server._ways["1a"].send(Waits("nobody has moved"))
+    way = older.server._ways["1a"]
+    way.send(Waits("nobody has moved"))
     heard(inbox, Waits)
     link._endpoint = Endpoint("127.0.0.1", newer.port)
-    older.server._ways["1a"].send(Waits("a newer one is there"))
+    way.send(Waits("a newer one is there"))  # or it has looked late, and goes there by itself
     heard(inbox, LinkLost)
     assert heard(inbox, Welcome).coordinator == "0b"  # type: ignore[attr-defined]
     assert link.lost == ("0a",)

@@ -23,6 +23,7 @@ from flytekitplugins_safedist.fs.identity import Identity
 from flytekitplugins_safedist.ranks import backends
 from flytekitplugins_safedist.ranks.backends.horovod import HorovodBackend
 from flytekitplugins_safedist.ranks.backends.torch import FLOOR, TorchBackend, refuse_before_floor, require
+from tests.harness.procs import DEADLINE
 
 
 def told(
@@ -170,11 +171,14 @@ def test_every_round_has_a_server_without_the_keys_of_the_last(horovod: HorovodB
 def test_closing_a_round_frees_its_port_and_ends_its_thread(horovod: HorovodBackend) -> None:
     import threading
 
-    before = threading.active_count()
+    def serving() -> int:
+        return sum(thread.name == "safedist horovod server" for thread in threading.enumerate())
+
+    before = serving()
     port = Client(horovod.open_round(nnodes=1, nproc_per_node=1)).port
-    assert threading.active_count() == before + 1
+    assert serving() == before + 1
     horovod.close_round()
-    assert threading.active_count() == before
+    assert serving() == before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=30)
     horovod.close_round()  # nothing is open: nothing happens
@@ -237,7 +241,7 @@ except MissingDependencyError as caught:
 def checked(backend: str, missing: list[str], error: str = "") -> str:
     """What ``check`` says in a process in which these modules cannot be imported (a fake: they are installed here)."""
     arguments = [sys.executable, "-c", BLOCKED, json.dumps(missing), backend, error]
-    return subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
+    return subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=DEADLINE).stdout.strip()
 
 
 TORCH_HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"

@@ -17,7 +17,7 @@ import pytest
 from tests.harness import needs
 from tests.harness.procs import DEADLINE, ROOT
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(4 * DEADLINE)]
 
 LIBRARIES = Path(sys.prefix, "libraries")
 

@@ -16,6 +16,7 @@ import pytest
 
 from flytekitplugins_safedist.ranks import known
 from flytekitplugins_safedist.ranks.preload import GPU_DEVICES, blas_threads
+from tests.harness.procs import DEADLINE
 
 pytestmark = pytest.mark.processes
 
@@ -27,6 +28,8 @@ from flytekitplugins_safedist.ranks import preload
 libraries, modules = json.loads(sys.argv[1])
 done = preload.preload(libraries, modules)
 """
+PATIENT = PRELOAD.replace("done =", "preload._LEAVING_SECONDS = 60.0\ndone =")
+"""For modules whose threads have ended: the kernel lists one for a moment longer."""
 
 # Forks the process as the rank server does, and prints what each child says.
 FORKED = (
@@ -53,15 +56,15 @@ def run(code: str, directory: Path, *, libraries: list[str] | None = None, modul
     arguments = [sys.executable, "-c", code, json.dumps([libraries or [], modules or []])]
     path = os.pathsep.join([str(directory), str(Path(__file__).parents[3])])
     environment = {**os.environ, "PYTHONPATH": path, **known.VARIABLES}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=DEADLINE, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def unsafe(directory: Path, source: str) -> str | None:
+def unsafe(directory: Path, source: str, preloads: str = PRELOAD) -> str | None:
     """Why forking is unsafe after a user's module with this source was imported."""
     (directory / "users.py").write_text(source)
-    reason = run(PRELOAD + "print(json.dumps(done.unsafe))", directory, modules=["users"])
+    reason = run(preloads + "print(json.dumps(done.unsafe))", directory, modules=["users"])
     value: str | None = json.loads(reason)
     return value
 
@@ -153,13 +156,13 @@ daily = LaunchPlan.get_or_create(shop, name="daily", default_inputs={"n": 4})
 
 def test_a_launch_plan_with_default_inputs_beside_the_tasks_is_safe(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text(LAUNCH_PLAN)
-    code = PRELOAD + "import threading, users\nprint(done.unsafe, threading.active_count(), users.daily.name)"
+    code = PATIENT + "import threading, users\nprint(done.unsafe, threading.active_count(), users.daily.name)"
     assert run(code, tmp_path, libraries=["flytekit"], modules=["users"]) == "None 1 daily\n"
 
 
 def test_flytekit_converts_on_after_its_thread_was_ended_here_and_in_a_forked_process(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text(LAUNCH_PLAN)
-    code = PRELOAD + (
+    code = PATIENT + (
         "import os, users\n"
         "from flytekit import LaunchPlan\n"
         "assert done.unsafe is None, done.unsafe\n"
@@ -183,7 +186,8 @@ def test_a_flytekit_whose_threads_are_kept_otherwise_is_named_with_its_version(t
 
 
 def test_a_thread_that_has_ended_by_the_time_of_the_fork_is_no_danger(tmp_path: Path) -> None:
-    assert unsafe(tmp_path, "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\n") is None
+    source = "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\n"
+    assert unsafe(tmp_path, source, PATIENT) is None
 
 
 FAILED = "importing users once for all ranks failed with"

@@ -83,7 +83,8 @@ def test_within_some_seconds(gpus, seconds: int, is_named: bool) -> None:
     assert watch.looks == 1
 
 
-def test_the_driver_is_asked_once_for_all_ranks_that_fail_together(gpus) -> None:
+def test_the_driver_is_asked_once_for_all_ranks_that_fail_together(gpus, monkeypatch) -> None:
+    monkeypatch.setattr("flytekitplugins_safedist.ranks.rank_gpus._FRESH_SECONDS", 3600.0)
     made, watch, seen = gpus
     for rank in (0, 1, 0, 1):
         made.named(failed(rank, seen, of=CUDAS))

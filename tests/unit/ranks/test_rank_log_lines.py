@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.ranks import log_lines
 from flytekitplugins_safedist.ranks.log_lines import LogFollower, printable, tail, without_traceback
+from tests.harness.procs import DEADLINE
 
 
 class Log:
@@ -43,7 +44,7 @@ class Log:
 @contextmanager
 def following(*logs: tuple[str, Path]) -> Iterator[Log]:
     shown = Log()
-    follower = LogFollower(logs, shown)
+    follower = LogFollower(logs, shown, clock=lambda: 0.0)  # a bar is shown again by time
     follower.start()
     try:
         yield shown
@@ -116,7 +117,7 @@ def test_a_log_takes_little_disk_however_much_a_rank_prints_and_keeps_its_end(
     append(log, line * 640_000)
     append(log, b"the last thing it said\n")
     follower.start()
-    assert follower.stop() == 0
+    assert follower.stop(within=DEADLINE) == 0
     assert shown == (0 if prefix is None else 640_000 * len(line) + len(b"the last thing it said\n"))
     assert log.stat().st_size == 640_000 * len(line) + len(b"the last thing it said\n")
     assert 16 << 20 <= log.stat().st_blocks * 512 < 24 << 20
@@ -136,6 +137,7 @@ def test_what_nobody_has_read_yet_is_not_given_back(tmp_path: Path) -> None:
         assert log.stat().st_blocks * 512 >= 32_000_000
     finally:
         unread.set()
+        follower.stop()
 
 
 def test_a_reader_that_has_stopped_keeps_nobody_waiting_for_ever_and_what_it_missed_is_told(tmp_path: Path) -> None:
@@ -147,6 +149,7 @@ def test_a_reader_that_has_stopped_keeps_nobody_waiting_for_ever_and_what_it_mis
         assert follower.stop(within=0.2) == len(b"never read\n")
     finally:
         unread.set()
+        follower.stop()
 
 
 def test_a_reader_that_has_gone_away_ends_the_showing_alone(tmp_path: Path) -> None:
@@ -239,10 +242,13 @@ def test_stopping_twice_writes_the_last_words_once(tmp_path: Path) -> None:
 
 
 def test_a_follower_leaves_no_thread_behind(tmp_path: Path) -> None:
-    before = threading.active_count()
+    def following_now() -> int:
+        return sum(thread.name == "safedist rank logs" for thread in threading.enumerate())
+
+    before = following_now()
     with following(("0 ", tmp_path / "0")):
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+        assert following_now() == before + 1
+    assert following_now() == before
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Processes:
         if number == signal.SIGTERM:
             self.to_come += self.when_told()
         if number == signal.SIGKILL:
-            killed = [pid for pid in pids if pid not in self.unkillable]
+            killed = [pid for pid in pids if pid not in self.unkillable | {each.pid for each in self.to_come}]
             self.to_come += [EndedRank(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in killed]
 
 
@@ -291,7 +291,8 @@ def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_aft
 ECHO = Raised("RuntimeError", "Connection closed by peer", "", consequence=True)
 
 
-def test_an_echo_waits_for_the_failure_that_it_echoes(round_):
+def test_an_echo_waits_for_the_failure_that_it_echoes(round_, monkeypatch):
+    monkeypatch.setattr("flytekitplugins_safedist.ranks.rank_set.SETTLE_SECONDS", 60.0)
     ranks, processes, orders, _ = round_
     leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
     ranks.poll()

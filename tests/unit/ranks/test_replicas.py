@@ -14,7 +14,7 @@ from flytekitplugins_safedist.ranks import replicas
 BEFORE = "replicas.install()\nassert 'torch' not in sys.modules\n"
 AFTER = "import torch.distributed\nreplicas.install()\n"
 GROUPS = """
-import gc, os, weakref
+import gc, os, time, weakref
 import torch, torch.distributed as dist, torch.distributed.nn, torch._dynamo
 from torch.nn.parallel import DistributedDataParallel
 torch.set_num_threads(1)
@@ -31,6 +31,9 @@ del part
 dist.destroy_process_group()
 assert threads() > alone, "the replica's group lives"
 del replica
+until = time.monotonic() + 60
+while threads() != alone and time.monotonic() < until:  # one that has ended is listed for a moment
+    time.sleep(0.01)
 assert threads() == alone, "and ends with the replica, with its store's port and keys"
 print([count > alone for count in at_the_end])
 """

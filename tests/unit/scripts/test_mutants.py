@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.harness.procs import until
+
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutants.py"
 SOURCE = """
 import logging
@@ -116,5 +118,7 @@ def test_a_change_is_judged_by_the_copy_that_has_it_and_nothing_of_it_goes_on(mu
         (where / mutants.PACKAGE / "__init__.py").write_text("raise RuntimeError('changed')\n")
         assert mutants.tested([test], where, sys.executable, known)[0] != 0
         left = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{where}:"})
+        environment = Path(f"/proc/{left.pid}/environ")
+        until(lambda: str(where).encode() in environment.read_bytes(), "it has its environment")
         mutants.end_all_of(where)
         assert left.wait(60) == -signal.SIGKILL
