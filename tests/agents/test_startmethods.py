@@ -73,6 +73,14 @@ def test_a_modules_exit_handler_runs_once_in_each_rank_and_never_in_the_rank_ser
     assert sorted(said) == ["[rank 0] handler of rank 0", "[rank 1] handler of rank 1"]
 
 
+@pytest.mark.parametrize(("task", "times"), [("preloaded", 2), ("spawned", 3)])
+def test_a_module_is_imported_by_the_agent_and_then_once_for_both_ranks_or_by_each(warm, tmp_path, task, times):
+    noted = tmp_path / "imports"
+    ended = warm.run(f"job_handlers:{task}", tmp_path / "job", environment={"TEST_IMPORTS": str(noted)})
+    assert ended.value == "rank 0"
+    assert noted.read_text() == "imported\n" * times
+
+
 @pytest.mark.parametrize("task", ["preloaded", "spawned"])
 @pytest.mark.parametrize("seeded", [False, True])
 def test_random_streams_differ_among_ranks_unless_the_module_seeds_them(warm, tmp_path, ranks_gate, task, seeded):

@@ -1,4 +1,4 @@
-"""A module that registers an exit handler when it is imported, which says whose it was."""
+"""A module that says where it is imported, and registers an exit handler, which says whose it was."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def say() -> None:
 
 
 atexit.register(say)
+if "TEST_IMPORTS" in os.environ:
+    with open(os.environ["TEST_IMPORTS"], "a") as imports:
+        imports.write("imported\n")  # a rank that it looked at would keep it from being preloaded
 
 
 @task(task_config=SafeTorch(nproc_per_node=2))
