@@ -80,3 +80,20 @@ echo reaped
 def test_a_command_that_does_not_exist_is_an_error_of_the_system():
     _, err = start(INIT, "/no/such/program").communicate()
     assert "FileNotFoundError" in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a process namespace")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_containers_first_process_stays_for_the_orphans_and_any_other_becomes_the_command(first):
+    program = "from flytekitplugins_safedist.container.entrypoint import main; main()"
+    here = ["unshare", "--pid", "--fork", "--"] if first else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [*here, sys.executable, "-c", program, "--", "sh", "-c", "echo $$ $PPID"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    pid, parent = map(int, out.split())
+    if first:
+        assert parent == 1 < pid
+    else:
+        assert pid == process.pid
