@@ -499,6 +499,13 @@ def test_an_empty_command_is_a_usage_error(arguments, capsys):
     assert "no command is given" in capsys.readouterr().err
 
 
+def test_an_option_is_not_guessed_from_its_beginning(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(["--dest", "/d", "--", "sh"])
+    assert caught.value.code == 2
+    assert "unrecognized arguments: --dest /d" in capsys.readouterr().err
+
+
 def test_a_working_directory_that_was_removed_is_named(pod):
     program = "import os; os.rmdir(os.getcwd()); from flytekitplugins_safedist.container.entrypoint import main; main()"
     done = subprocess.run(
