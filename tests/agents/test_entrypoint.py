@@ -501,9 +501,9 @@ def test_an_empty_command_is_a_usage_error(arguments, capsys):
 
 def test_an_option_is_not_guessed_from_its_beginning(capsys):
     with pytest.raises(SystemExit) as caught:
-        parse(["--dest", "/d", "--", "sh"])
+        parse(["--dest=/d", "--", "sh"])
     assert caught.value.code == 2
-    assert "unrecognized arguments: --dest /d" in capsys.readouterr().err
+    assert "unrecognized arguments: --dest=/d" in capsys.readouterr().err
 
 
 def test_a_working_directory_that_was_removed_is_named(pod):
