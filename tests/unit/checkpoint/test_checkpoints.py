@@ -56,8 +56,10 @@ def test_with_nothing_saved_training_begins_at_0(place):
     assert not place.exists()
 
 
-def test_the_newest_is_resumed_and_the_next_step_returned(three):
+def test_the_newest_is_resumed_and_the_next_step_returned_and_the_log_says_from_what(three, caplog):
+    caplog.set_level("INFO")
     assert resumed(three) == (4, 3.0, 3)
+    assert f"resumed from {three}/{directory(three, 3).name} in " in caplog.text
 
 
 def test_a_second_run_goes_on_where_the_first_ended(place):
