@@ -12,6 +12,7 @@ from flyteidl.core import errors_pb2
 
 from flytekitplugins_safedist.errors import ConfigError, StagingError
 from tests.harness.objectstore import ObjectStore
+from tests.harness.job import operators_variables
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
 from tests.harness.procs import ignored_signals
 from tests.harness.product import command_line, entrypoint, parse
@@ -167,6 +168,36 @@ def test_an_import_that_does_not_end_is_told_with_where_it_stands(pod, start_met
     error = pod.error()
     assert "importing the task's module takes too long" in error.message
     assert "threading.Event().wait()  # for ever" in error.message
+
+
+def test_what_every_rank_needs_is_imported_once_though_the_module_imports_none_of_it(pod):
+    light = """
+import json, sys
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+there = "torch.distributed" in sys.modules
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def loaded() -> str:
+    return json.dumps(there)
+"""
+    pod.archive.write_bytes(project({"light.py": light}))
+    pod.environment |= registered(nproc_per_node=2)
+    arguments = ["--additional-distribution", str(pod.archive), "--dest-dir", "."]
+    done = pod.fresh(*arguments, "--", *pod.command("loaded", "light"))
+    assert done.code == 0, done.err
+    assert pod.output() is True
+
+
+def test_a_pod_that_comes_after_its_jobs_verdict_fetches_nothing(pod):
+    pod.environment |= {**registered(nodes="2"), **operators_variables(1, nodes="2", nproc_per_node=1, port=1)}
+    pod.outputs.mkdir()
+    (pod.outputs / "outputs.pb").touch()
+    done = pod.fast("report")
+    assert done.code == 0, done.err
+    assert "its result is uploaded" in done.err
+    assert pod.uploaded() == ["outputs.pb"]
+    assert list(pod.cwd.iterdir()) == []
 
 
 def test_tasks_that_share_a_destination_run_each_the_code_of_its_own_archive(pod):
