@@ -11,8 +11,8 @@ import pytest
 from flyteidl.core import errors_pb2
 
 from flytekitplugins_safedist.errors import ConfigError, StagingError
-from tests.harness.objectstore import ObjectStore
 from tests.harness.job import operators_variables
+from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
 from tests.harness.procs import ignored_signals
 from tests.harness.product import command_line, entrypoint, parse
