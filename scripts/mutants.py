@@ -232,10 +232,13 @@ def fate(mutant: Mutant, copies: SimpleQueue[Path], python: str, known: Known) -
 
     judges = known.judges(mutant)
     where = copies.get()
-    path = where / mutant.module
+    path, after = where / mutant.module, None
     before = path.read_text(encoding="utf-8")
     try:
-        after = mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence)
+        with contextlib.suppress(AttributeError):  # the tool's own, of an exception with a dot in its name
+            after = mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence)
+        if after is None:
+            return "not made"
         path.write_text(after, encoding="utf-8")
         code, output = tested(judges, where, python, known) if judges else (0, "no test runs it")
         changed = subprocess.run(
@@ -288,8 +291,8 @@ def end_all_of(where: Path) -> None:
 
 def summary(room: str, fates: Sequence[str]) -> str:
     """One line: how many of these mutants were noticed."""
-    noticed = fates.count("noticed")
-    return f"{room}: {noticed} of {len(fates)} noticed ({100 * noticed / max(1, len(fates)):.1f} %)"
+    noticed, made = fates.count("noticed"), len(fates) - fates.count("not made")
+    return f"{room}: {noticed} of {made} noticed ({100 * noticed / max(1, made):.1f} %)"
 
 
 if __name__ == "__main__":

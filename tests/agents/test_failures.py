@@ -372,6 +372,18 @@ def test_a_killed_rank_server_takes_its_ranks_with_it_and_is_reported(warm, tmp_
 
 
 @pytest.mark.end("ranks cannot be started, or what starts them dies", "SYSTEM:RanksNotStarted")
+def test_a_rank_server_that_cannot_be_started_is_infrastructure_and_on_a_laptop_an_error(warm, tmp_path):
+    cannot = "the rank server cannot be started"
+    pod = warm.run("job_no_server:never", tmp_path / "pod", kind="execute", prefork=False)
+    error = error_document(pod).error
+    assert (pod.code, pod.uploaded, error.code) == (0, ["error.pb"], "SYSTEM:RanksNotStarted")
+    assert cannot in error.message
+    by_hand = warm.run("job_no_server:never", tmp_path / "laptop", prefork=False)
+    assert isinstance(by_hand.error, LaunchError)
+    assert cannot in str(by_hand.error)
+
+
+@pytest.mark.end("ranks cannot be started, or what starts them dies", "SYSTEM:RanksNotStarted")
 def test_a_killed_rank_server_is_infrastructure(warm, tmp_path, ranks_gate, as_promised):
     ended = lost_server(warm, tmp_path / "job", ranks_gate, "execute")
     as_promised(ended)
