@@ -28,6 +28,7 @@ from ..errors import ConfigError, RankFailedError, SafedistError
 from ..flyte import error_document, run_page
 from ..flyte.storage_errors import one_line
 from ..job import run
+from ..job.ending import Undecided
 from ..job.verdict import Kind, Origin, Verdict, of_error
 from ..ranks import literals
 from ..ranks.prefork import PREFORK, Prefork
@@ -138,8 +139,8 @@ class SafeTask(SerializesToKubeflow):
         remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
         try:
             result = run.run(self, self.plan, inputs, dict(os.environ), PREFORK.take() or Prefork())
-        except (KeyboardInterrupt, SystemExit):  # flytekit's handler makes exit(1) of SIGINT
-            if remote:
+        except (KeyboardInterrupt, SystemExit) as interrupt:  # flytekit's handler makes exit(1) of SIGINT
+            if remote or isinstance(interrupt, Undecided):
                 raise
             run.say(run.INTERRUPTED)
             raise _ended_by_ctrl_c() from None

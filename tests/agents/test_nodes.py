@@ -164,6 +164,24 @@ def test_a_node_that_never_comes_is_named_in_the_verdict_of_node_0(warm, tmp_pat
     assert "node 1 of 2 did not arrive within 1 s" in uploaded_error(ended).message
 
 
+def test_a_node_that_is_started_by_hand_and_told_to_stop_says_that_and_not_ctrl_c(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    first, second = (
+        warm.start(
+            "job_nodes:torch_patient", tmp_path / str(pod), environment={**job.variables(pod), **job.environment}
+        )
+        for pod in (0, 1)
+    )
+    ranks_gate.heard(4)
+    second.signal(TERM)
+    ended = second.wait()
+    first.signal(KILL)
+    first.wait()
+    assert ended.code == 137, ended.err
+    assert "this node leaves (told to stop by SIGTERM; every rank has been ended)" in ended.err
+    assert "Ctrl-C" not in ended.err
+
+
 def test_when_node_0_never_comes_another_uploads_the_verdict_and_a_late_node_0_finds_it(warm, tmp_path):
     job = Job(warm, tmp_path / "job", "torch_impatient", "nothing")
     ended = job.start(1).wait()

@@ -195,7 +195,7 @@ def test_a_store_that_is_down_for_a_moment_during_staging_is_asked_again(job: Ma
 
 
 def test_a_store_that_stays_down_during_staging_fails_the_pod_by_name(job: Make) -> None:
-    failing = job("torch_2x2", steps=20)
+    failing = job("torch_2x2", steps=20, environment={"SAFEDIST_CODE_TIMEOUT": "20"})
     first, _ = failing.pods
     with failing.store_down():
         ended = first.start().wait(within=2 * SOON)
