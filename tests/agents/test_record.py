@@ -72,15 +72,21 @@ def left(ended: Ended) -> tuple[str, dict[str, object]]:
 
 @pytest.mark.parametrize(("late", "where"), [(0, "forward"), (2, "load")])
 def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for(warm, tmp_path, late, where):
-    inputs, slowly = {"late": late, "where": where}, {"TEST_SLOWLY": "6"}
-    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs=inputs, environment=slowly)
+    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs={"late": late, "where": where})
     assert ended.value == 12, ended.err
     html, trace = left(ended)
     assert re.search(rf"Held the others back: rank {late} in stage '{where}', by", Page(html).text), Page(html).text
-    assert "rank" not in Page(html).text.split("Held the others back:")[1].split(".")[0].replace(f"rank {late}", "", 1)
     assert f"rank {late} in stage '{where}'" in ended.err, "in the log, too"
     names = {(event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"}
     assert {(rank, phase) for rank in range(3) for phase in ("import", "function")} <= names
+
+
+def test_the_page_names_no_other_rank_than_the_late_one(warm, tmp_path):
+    """By six times as much as above: on a busy machine 50 ms may be another rank's, too."""
+    inputs, slowly = {"late": 1, "where": "load"}, {"TEST_SLOWLY": "6"}
+    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs=inputs, environment=slowly)
+    held = Page(left(ended)[0]).text.split("Held the others back:")[1].split(".")[0]
+    assert re.findall(r"rank \d+", held) == ["rank 1"]
 
 
 def test_the_steps_that_torch_profiler_was_asked_for_are_in_the_trace_beside_their_rank(warm, tmp_path):

@@ -27,7 +27,7 @@ def test_olmos_pattern_gives_up_where_ours_waits(tmp_path):
     require()
     with (
         FuseMount(tmp_path / "server", tmp_path / "leader") as leader,
-        FuseMount(tmp_path / "server", tmp_path / "other", late=[5, 6]) as other,
+        FuseMount(tmp_path / "server", tmp_path / "other", late=[3, 3]) as other,
     ):
         (leader.path / "step100").mkdir()
         with pytest.raises(TimeoutError):

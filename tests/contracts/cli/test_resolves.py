@@ -19,8 +19,9 @@ from tests.harness.procs import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
-SECONDS = 800
-"""An end for what has none; 10 to 40 s are enough on a calm machine."""
+PIPS_SECONDS, UVS_SECONDS = 800, 240
+"""pip says that it goes back, and needs 10 to 40 s on a calm machine, 213 on a very busy one. uv does not say it: going
+back took from two minutes to more than seven."""
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 PATIENT = {name: value for name, value in os.environ.items() if name != "RES_OPTIONS"}
@@ -58,7 +59,7 @@ def test_pip_finds_versions_that_go_together(pip: str, wheel: Path, tmp_path: Pa
     python = python_with(pip, tmp_path / "env")
     command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "flytekit", str(wheel)]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=PATIENT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PIPS_SECONDS, env=PATIENT)
 
     assert done.returncode == 0, done.stderr
     # How long it goes back depends on the index of the day; that it does is what makes the minutes.
@@ -70,6 +71,6 @@ def test_uv_finds_versions_that_go_together(wheel: Path, tmp_path: Path) -> None
     python = python_with("pip", tmp_path / "env")
     command = [str(uv), "pip", "install", "--dry-run", "--quiet", "--python", python, "flytekit", str(wheel)]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=PATIENT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=UVS_SECONDS, env=PATIENT)
 
     assert done.returncode == 0, done.stderr

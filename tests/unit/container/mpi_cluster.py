@@ -37,9 +37,8 @@ class Cluster:
     def __init__(self, root: Path, hosts: list[str], *, over: str = "kubexec.sh") -> None:
         self.hosts, self.root, self.out = hosts, root, root / "out"
         self.out.mkdir()
-        self.tmp = Path(
-            tempfile.mkdtemp(prefix="m-", dir="/tmp")
-        )  # short: the path of a socket has room for 107 characters
+        # The path of a socket has room for 107 characters.
+        self.tmp = Path(tempfile.mkdtemp(prefix="m-", dir="/tmp"))
         self.binaries = root / "bin"
         self.binaries.mkdir()
         self.moves_node_0_to(ADDRESS)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -124,11 +125,13 @@ def test_a_connection_on_which_nothing_arrives_is_told_by_its_two_addresses() ->
         listener.bind(("127.0.0.2", 0))
         listener.listen(0)
 
+        began = time.monotonic()
         for number in range(4):
             sock = opened.enter_context(socket.socket())
             sock.bind((f"127.0.0.{number + 3}", 0))
             sock.setblocking(False)
             sock.connect_ex(listener.getsockname())
+        assert here().cut == () or time.monotonic() > began + 2, "or it has been sent again by now"
         until(lambda: here().cut, "it is sent again, in vain")
         assert set(here().cut) <= {(f"127.0.0.{number}", "127.0.0.2") for number in range(3, 7)}
     assert here().cut == ()
@@ -180,7 +183,7 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
         assert found[0].stack[0].function == "spins"
         assert found[1].stack[0].function == "waits"
         assert not any(each.moved for each in found.values())
-        assert found[0].cpu > found[1].cpu
+        assert found[0].cpu > 5 * found[1].cpu
         assert (found[2].stack, found[2].process.state) == ((), "T")
         assert (found[3].stack, found[3].process.state) == ((), "S")
         below = {tmp_path / "safedist-x": {rank: asked[rank] for rank in range(3)}}

@@ -53,7 +53,7 @@ def test_a_file_that_takes_long_says_how_far_it_is(access, tmp_path, caplog) -> 
     caplog.clear()
     access(4).get_data(address, str(tmp_path / "again"))
     said = lines(caplog)
-    assert 1 < len(said) <= 8 * MB // (1 << 16), "each third look, and a look for each 64 KiB or less"
+    assert 1 < len(said) < 50, "each third look, and a look for each 64 KiB or a little less: 123 or more"
     assert all(line.startswith(f"download of {address}: ") and " of 8.0 MB (" in line for line in said)
     assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
 

@@ -473,6 +473,7 @@ def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_sa
     for number, process in enumerate(("b1", "b2", "b3")):
         job.hello(process, 1)
         job.all_end("a", "c", round_no=number)
+    assert all(loss.why.endswith("a new process has taken its place") for loss in job.it.history.losses)
     assert job.it.end.text.startswith("node 1 was lost 3 times, and lived less than 600 s each time it was back")
     assert job.it.end.text.endswith("memory is limited to 2.0 GiB.")
     assert verdict_of(TheEnd(job.it.end, uploads=True), None).code == "SYSTEM:NodeLost"
