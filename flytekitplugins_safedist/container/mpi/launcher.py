@@ -25,6 +25,7 @@ from .plan import Launch
 
 _RETRY_SECONDS, _LAST_PAUSE = 2.0, 300.0
 """Between two orders; after an agent that ended undecided doubled each time, up to the kubelet's longest."""
+_LOOK_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 _VERDICT_SECONDS = 15.0
 """Of the grace period, kept for the upload of the verdict."""
@@ -89,9 +90,13 @@ class _Job:
         until: float | None = None
         while len(left) < len(self._launch.hosts):
             try:
-                event = self._events.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                # Never without end: a signal that comes just before it waits is a handler's only when it wakes.
+                left_of_it = _LOOK_SECONDS if until is None else until - time.monotonic()
+                event = self._events.get(timeout=min(_LOOK_SECONDS, max(0.0, left_of_it)))
             except Empty:
-                break
+                if until is not None and time.monotonic() >= until:
+                    break
+                continue
             if event is None:
                 return
             if isinstance(event, str):

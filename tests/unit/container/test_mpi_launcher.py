@@ -15,7 +15,7 @@ from flyteidl.core import errors_pb2, execution_pb2
 
 from flytekitplugins_safedist.container.mpi import launcher as at_work
 from flytekitplugins_safedist.container.mpi import plan
-from flytekitplugins_safedist.errors import MpiLaunchError
+from flytekitplugins_safedist.errors import JobInterruptedError, MpiLaunchError
 from flytekitplugins_safedist.job.verdict import of_error
 from tests.unit.container.mpi_cluster import LAUNCHER, PACKAGE, Cluster, says, script
 
@@ -262,6 +262,24 @@ def test_a_signal_before_the_workers_answer_is_the_verdict(cluster: Callable[...
 
     assert launcher.returncode == 0, err
     assert [path.name for path in job.out.iterdir()] == ["error.pb"]
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_that_does_not_wake_the_launcher_is_heard_all_the_same(cluster: Callable[..., Cluster]) -> None:
+    """As one that comes just before it waits: here another thread of the process gets it."""
+    job = cluster(begun=False)
+    script(job.reach, "echo not yet >&2; exit 1")
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def say(text: str) -> None:
+        if text.startswith("waiting for j-worker-0"):
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    try:
+        with pytest.raises(JobInterruptedError, match="told to stop by SIGUSR1"):
+            at_work.run(job.launch(""), say=say, signals=(signal.SIGUSR1,))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_worker_that_may_not_be_signalled_any_more_is_named_with_the_reason(
