@@ -1,4 +1,4 @@
-"""See a task's job before it is registered; examine an image or a machine; see what a running job's ranks do."""
+"""See a task's job before it is registered; examine a machine; see what a job waits for, and what its ranks do."""
 
 # Parses, calls, prints; --help begins with the line above.
 
@@ -82,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     stacks = commands.add_parser("stacks", help="in a running pod: where each rank stands, and who stands elsewhere")
     stacks.set_defaults(run=_stacks)
     stacks.add_argument("--scratch", type=Path, default=Path("/"), help="only jobs with scratch below this directory")
+    why = commands.add_parser("why", help="why an execution's jobs wait, or why they ended, by what Kubernetes holds")
+    why.set_defaults(run=_why)
+    why.add_argument("name", help="an execution, a PyTorchJob or a pod")
+    why.add_argument("-n", "--namespace", help="Flyte's is PROJECT-DOMAIN; default: the context's own, then all")
+    why.add_argument("--context", help="of the kubeconfig; default: its current one")
     return parser
 
 
@@ -154,6 +159,17 @@ def _stacks(options: argparse.Namespace) -> int:
         hint = "call it in the pod, as the user that the task runs as"
         print(f"safedist stacks: no rank runs here; {hint}", file=sys.stderr)
     return 0 if jobs else 2
+
+
+def _why(options: argparse.Namespace) -> int:
+    from .cluster import Cluster
+    from .why import explain
+
+    pictures = Cluster(options.context, os.environ).pictures(options.name, options.namespace)
+    explanations = [explain(picture) for picture in pictures]
+    for each in explanations:
+        print("\n".join(each.lines))
+    return 0 if all(each.is_well for each in explanations) else 1
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -62,6 +62,7 @@ ELSEWHERE = {
         '"job_failures:lost_rank"',
     ),
     "python examples/fs_races.py": ("Makefile", "python examples/fs_races.py"),
+    "safedist why EXECUTION": ("tests/contracts/cli/test_why.py", '"why", name'),
     "safedist stacks": ("tests/agents/test_stacks.py", '"stacks"'),
 }
 """What is run elsewhere: where, and the words there that do it."""

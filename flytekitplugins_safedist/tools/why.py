@@ -1,0 +1,496 @@
+"""Why a job waits, or why it ended: from what Kubernetes holds of it, in at most ten lines.
+
+Pure: :class:`Picture` holds the objects as the API server gives them (JSON), :func:`explain` says what they mean.
+``cluster.py`` reads them. Texts of the scheduler, the kubelet, the API server and the training-operator are matched as
+a real cluster had them (Kubernetes 1.30, training-operator 1.9); a text that no row matches is shown as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from ..config.quantities import canonical, value_of
+
+Json = dict[str, Any]
+
+MOST_LINES = 10
+_TEXT = 400
+_PATIENCE = 30.0
+"""Seconds after which a job that no operator has touched is one that none will touch."""
+JOB_NAME = "training.kubeflow.org/job-name"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One task's job as the API server shows it at ``now`` (seconds since 1970)."""
+
+    job: Json | None
+    """The PyTorchJob; None: a lone pod."""
+    pods: list[Json]
+    events: list[Json]
+    now: float
+    nodes: list[Json] | None = None
+    """The cluster's machines; None: the caller may not list them."""
+    neighbours: list[Json] = field(default_factory=list)
+    """All pods of the cluster, for what is free; empty: the caller may not list them."""
+
+    @property
+    def about(self) -> Json:
+        """The metadata of the job, or of the lone pod."""
+        metadata: Json = (self.job or self.pods[0])["metadata"]
+        return metadata
+
+    @property
+    def since(self) -> float:
+        """When it was made."""
+        return _time(self.about["creationTimestamp"])
+
+
+class Reason(NamedTuple):
+    """One thing that the user should know, and what mends it."""
+
+    text: str
+    fix: str = ""
+    who: str = ""
+    """The pod that it is about: reasons that differ in this alone are told as one."""
+    weight: int = 1
+    """0: only worth a line beside the others; 2: explains the others."""
+    current: bool = True
+    """False: it is over."""
+
+
+class Explanation(NamedTuple):
+    """What to print; ``is_well``: nothing is wrong."""
+
+    lines: list[str]
+    is_well: bool
+
+
+def explain(picture: Picture) -> Explanation:
+    """What the job waits for, or why it ended, and what mends it; at most ten lines."""
+    state, is_over = _state(picture)
+    reasons = list(_reasons(picture, is_over=is_over))
+    if any(reason.current for reason in reasons):
+        reasons = [reason for reason in reasons if reason.weight or not reason.current]
+    about = picture.about
+    lines = [f"{about['name']} ({'PyTorchJob' if picture.job else 'pod'} in {about['namespace']}): {state}"]
+    for reason, pods in _together(reasons):
+        lines.append(f"- {_of(pods)}{reason.text}")
+        if reason.fix and reason.current:
+            lines.append(f"  Fix: {reason.fix}")
+    if len(lines) > MOST_LINES:
+        lines = [
+            *lines[: MOST_LINES - 1],
+            f"- and {len(lines) - MOST_LINES + 1} more line(s): kubectl describe pod, kubectl get events",
+        ]
+    failed = state.startswith("failed")
+    return Explanation(lines, not failed and not any(reason.current for reason in reasons))
+
+
+def _together(reasons: list[Reason]) -> list[tuple[Reason, list[str]]]:
+    """What is alike but for its pod told once, the weightiest first."""
+    pods: dict[Reason, list[str]] = {}
+    for reason in sorted(reasons, key=lambda reason: (-reason.current, -reason.weight)):
+        pods.setdefault(reason._replace(who=""), []).append(reason.who)
+    return list(pods.items())
+
+
+def _of(pods: list[str]) -> str:
+    names = sorted(filter(None, set(pods)))
+    if len(names) > 3:
+        return f"{len(names)} pods ({names[0]}, {names[1]}, …): "
+    return f"{', '.join(names)}: " if names else ""
+
+
+def _state(picture: Picture) -> tuple[str, bool]:
+    """The headline, and whether the job is over."""
+    if picture.job is not None:
+        for condition in reversed(picture.job.get("status", {}).get("conditions", [])):
+            if condition["status"] != "True":
+                continue
+            if condition["type"] == "Succeeded":
+                return "ended in order (what the task returned or raised is in Flyte)", True
+            if condition["type"] == "Failed":
+                return f"failed: {_cut(condition.get('message') or condition.get('reason', ''))}", True
+    phases = Counter(pod["status"].get("phase", "Unknown") for pod in picture.pods)
+    if picture.job is None:
+        if phases["Succeeded"]:
+            return "ended in order (what the task returned or raised is in Flyte)", True
+        if phases["Failed"]:
+            return (
+                f"failed: {_cut(picture.pods[0]['status'].get('message') or 'a container ended with an error')}",
+                True,
+            )
+    total = _replicas(picture)
+    age = _age(picture.now - picture.since)
+    if phases["Running"] == total and all(map(_is_ready, picture.pods)):
+        return f"runs, {age} after it was made: {total} of {total} pods", False
+    counts = ", ".join(f"{count} {phase.lower()}" for phase, count in sorted(phases.items()))
+    return f"waits, {age} after it was made: of {total} pod(s) {counts or 'none could be made'}", False
+
+
+def _is_ready(pod: Json) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
+
+
+def _replicas(picture: Picture) -> int:
+    if picture.job is None:
+        return 1
+    return sum(role.get("replicas", 1) for role in picture.job["spec"]["pytorchReplicaSpecs"].values())
+
+
+def _reasons(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
+    yield from _of_the_job(picture)
+    yield from _refusals(picture, is_over=is_over)
+    for pod in picture.pods:
+        yield from _of_the_pod(pod, picture)
+    yield from _replacements(picture)
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+def _of_the_job(picture: Picture) -> Iterator[Reason]:
+    job = picture.job
+    if job is None:
+        return
+    queue = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    if job["spec"].get("runPolicy", {}).get("suspend"):
+        waits = f"Kueue's queue {queue} has not admitted it" if queue else "spec.runPolicy.suspend is true"
+        yield Reason(f"the job is suspended: {waits}", "kubectl get workloads says what the queue waits for", weight=2)
+    age = picture.now - picture.since
+    is_untouched = not job.get("status", {}).get("conditions") and not picture.pods and not picture.events
+    if is_untouched and not job["spec"].get("runPolicy", {}).get("suspend") and age > _PATIENCE:
+        yield Reason(
+            f"no operator has taken it up, {_age(age)} after it was made",
+            "start the training-operator: kubectl get pods -A | grep training-operator",
+            weight=2,
+        )
+
+
+class _Row(NamedTuple):
+    """A text that is known: what it means and what mends it; ``{1}`` is the pattern's first group."""
+
+    pattern: str
+    text: str
+    fix: str
+
+
+_REFUSALS = (
+    _Row(
+        r"resources\.requests: Invalid value: \"?(.+?)\"?: must be equal to (\S+) limit of (\S+)",
+        "the API server refuses its pods: {2} is requested as {1} and limited to {3}, and the two must be equal",
+        "set the same number in requests and limits",
+    ),
+    _Row(
+        r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)",
+        "quota {1} has no room: the next pod asks for {2}; used {3}, allowed {4}",
+        "wait until others end, ask for less, or have the quota raised",
+    ),
+    _Row(
+        r"admission webhook \"(.+?)\" denied the request: (.+)",
+        "the admission webhook {1} refuses its pods: {2}",
+        "change what it names, or ask who runs that webhook",
+    ),
+    _Row(
+        r"violates PodSecurity \"(.+?)\": (.+)",
+        "the namespace's pod security {1} refuses its pods: {2}",
+        "set what it names in the pod template's security context, or run in another namespace",
+    ),
+    _Row(
+        r"error looking up service account \S+: serviceaccount \"(.+?)\" not found",
+        "the service account {1} is not there",
+        "make it, or name another one in the execution's security context",
+    ),
+)
+_NO_PLACE = (
+    _Row(
+        r"had untolerated taint {(.+?)}",
+        "machines are kept for others by the taint {1}",
+        "tolerate it in the pod template",
+    ),
+    _Row(
+        r"didn't match Pod's node affinity/selector",
+        "machines do not match its node selector or affinity",
+        "compare the pod template's selector with kubectl get nodes --show-labels",
+    ),
+    _Row(
+        r"had volume node affinity conflict",
+        "its volume is bound to machines that cannot take it",
+        "move the volume, or do without it",
+    ),
+    _Row(
+        r"persistentvolumeclaim \"(.+?)\" not found",
+        "the volume claim {1} is not there",
+        "make it, or correct its name",
+    ),
+    _Row(r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
+)
+_STOPS = {
+    "Preempting": "the scheduler preempted it for a pod of higher priority",
+    "Preempted": "the scheduler preempted it for a pod of higher priority",
+    "Evicted": "the kubelet evicted it",
+    "EvictedByVPA": "the vertical pod autoscaler evicted it",
+    "TaintManagerEviction": "its machine was lost or tainted",
+    "NodeNotReady": "its machine did not answer",
+    "NodeControllerEviction": "its machine did not answer",
+}
+
+
+def _match(rows: Iterable[_Row], text: str) -> Iterator[tuple[str, str]]:
+    for row in rows:
+        for match in list(re.finditer(row.pattern, text, re.DOTALL))[:1]:
+            groups = (match[0], *map(_cut, match.groups()))
+            yield row.text.format(*groups), row.fix.format(*groups)
+
+
+def _refusals(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
+    """Pods that could not be made: only events tell of them."""
+    failures = [event for event in picture.events if event["reason"] in ("FailedCreatePod", "FailedCreate")]
+    if not failures:
+        return
+    last = max(failures, key=_when)
+    times = sum(event.get("count") or 1 for event in failures)
+    is_past = is_over or len(picture.pods) >= _replicas(picture)
+    words = re.sub(r"^Error creating: ", "", last["message"])
+    rows = list(_match(_REFUSALS, words)) or [
+        (f"its pods cannot be made: {_cut(words)}", "correct what the text names")
+    ]
+    for text, fix in rows:
+        yield Reason(
+            f"{text} ({'until' if is_past else f'{times} tries, the last at'} {_clock(_when(last))})",
+            fix,
+            weight=2,
+            current=not is_past,
+        )
+
+
+# --- a pod ------------------------------------------------------------------------------------------------------------
+
+
+def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
+    name = pod["metadata"]["name"]
+    status = pod["status"]
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield from _no_place(pod, condition.get("message", ""), picture)
+    if status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, Shutdown, UnexpectedAdmissionError
+        yield Reason(
+            f"{status['reason']}: {_cut(status.get('message', ''))}",
+            "if this is the machine's doing, Flyte or max_replacements starts it again; else ask for what it lacked",
+            name,
+            weight=2,
+        )
+    limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"]}
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        yield from _of_the_container(container, limits.get(container["name"], {}), pod, picture)
+    if pod["metadata"].get("deletionTimestamp"):
+        since = _clock(_time(pod["metadata"]["deletionTimestamp"]))
+        yield Reason(f"is being deleted, since {since} at the latest", who=name, weight=0)
+
+
+def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
+    name = pod["metadata"]["name"]
+    for lacking in sorted(set(re.findall(r"Insufficient (\S+?)[,.]?(?=\s|$)", words))):
+        request = sum((_request(one, lacking) for one in pod["spec"]["containers"]), Fraction(0))
+        largest, free = _room(picture, lacking)
+        text = f"waits for a machine: it asks for {lacking} {_amount(request, lacking)}, and no machine has that free"
+        if largest is not None and largest < request:
+            text += f"; the largest has {_amount(largest, lacking)} in all, so it would wait for ever"
+            fix = "ask for less per pod (fewer ranks per node, more nodes), or add such a machine"
+        else:
+            text += f"; the most that one has free is {_amount(free, lacking)}" if free is not None else ""
+            fix = "wait until others end, ask for less per pod, or add machines"
+        yield Reason(text, fix, name, weight=2)
+    rows = [Reason(f"waits for a machine: {text}", fix, name, weight=2) for text, fix in _match(_NO_PLACE, words)]
+    yield from rows
+    if not rows and "Insufficient" not in words:
+        yield Reason(f"waits for a machine: {_cut(words)}", "change what the scheduler names", name, weight=2)
+
+
+def _request(container: Json, resource: str) -> Fraction:
+    resources = container.get("resources", {})
+    return value_of(resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource, "0")))
+
+
+def _amount(value: Fraction, resource: str) -> str:
+    if resource in ("memory", "ephemeral-storage"):
+        return f"{float(value) / 2**30:.1f} GiB"
+    return canonical(f"{int(value * 1000)}m")
+
+
+def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | None]:
+    """Of the machine with the most of it: what it has in all, and what one has free; None: not known."""
+    if picture.nodes is None:
+        return None, None
+    in_all = {
+        node["metadata"]["name"]: value_of(node["status"].get("allocatable", {}).get(resource, "0"))
+        for node in picture.nodes
+    }
+    largest = max(in_all.values(), default=Fraction(0))
+    if not picture.neighbours:
+        return largest, None
+    free = dict(in_all)
+    for pod in picture.neighbours:
+        machine = pod["spec"].get("nodeName")
+        if machine in free and pod["status"].get("phase") not in ("Succeeded", "Failed"):
+            for container in pod["spec"]["containers"]:
+                free[machine] = free[machine] - _request(container, resource)
+    return largest, max(free.values(), default=Fraction(0))
+
+
+def _of_the_container(container: Json, limits: Json, pod: Json, picture: Picture) -> Iterator[Reason]:
+    name = pod["metadata"]["name"]
+    state = container.get("state", {})
+    waiting = state.get("waiting", {})
+    if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
+        yield Reason(
+            f"the image {container['image']} cannot be pulled: {_pull_error(name, waiting, picture)}",
+            "correct the image's name, push it, or give the pod the registry's secret (imagePullSecrets)",
+            name,
+            weight=2,
+        )
+    elif waiting.get("reason") == "PodInitializing" and "initContainerStatuses" in pod["status"]:
+        if any(one["name"] == "init-pytorch" for one in pod["status"]["initContainerStatuses"]):
+            yield Reason("waits until the master's pod has an address", who=name, weight=0)
+    elif waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
+        yield from _preparation(name, container, picture)
+    elif waiting and waiting.get("reason") != "CrashLoopBackOff":
+        yield Reason(
+            f"its container cannot start: {waiting.get('reason')}: {_cut(waiting.get('message', ''))}",
+            "correct what the text names (a secret or config map, or a program that is not in the image)",
+            name,
+            weight=2,
+        )
+    end = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if end and (end["exitCode"] or end.get("reason") == "OOMKilled"):
+        yield from _end(name, container, end, limits, picture)
+
+
+def _pull_error(pod: str, waiting: Json, picture: Picture) -> str:
+    """The registry's own words: while the kubelet backs off, only an event has them."""
+    events = [event for event in _about(pod, picture) if event["message"].startswith("Failed to pull image")]
+    if waiting["reason"] == "ImagePullBackOff" and events:
+        return _cut(re.sub(r'^Failed to pull image ".*?": ', "", max(events, key=_when)["message"]))
+    return _cut(waiting.get("message") or waiting["reason"])
+
+
+def _preparation(name: str, container: Json, picture: Picture) -> Iterator[Reason]:
+    events = sorted(_about(name, picture), key=_when)
+    failed = [
+        event for event in events if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+    ]
+    if failed:
+        yield Reason(
+            f"its container cannot start: {failed[-1]['reason']}: {_cut(failed[-1]['message'])}",
+            "correct the volume, secret or network that the text names",
+            name,
+            weight=2,
+        )
+    elif events and events[-1]["reason"] == "Pulling":
+        since = _age(picture.now - _when(events[-1]))
+        yield Reason(f"its machine pulls the image {container['image']}, for {since}", who=name, weight=0)
+
+
+def _end(name: str, container: Json, end: Json, limits: Json, picture: Picture) -> Iterator[Reason]:
+    restarts = container.get("restartCount", 0)
+    is_now = "running" not in container.get("state", {})
+    what = f"container {container['name']} ended with exit status {end['exitCode']}"
+    often = f" and was started again {restarts} time(s)" if restarts else ""
+    if end.get("reason") == "OOMKilled":
+        limit = limits.get("memory", "its machine")
+        what = f"out of memory: the kernel ended a process of it at the limit of {limit}; {what}"
+        fix = "raise mem in requests and limits, or start fewer ranks and loader workers per pod"
+        is_now = is_now or restarts > 0
+    else:
+        often += _next_try(name, container, picture)
+        fix = "" if end.get("message") else "kubectl logs --previous shows its output"
+    yield Reason(f"{what} at {_clock(_time(end['finishedAt']))}{often}", fix, name, weight=2, current=is_now)
+    words = [line for line in (end.get("message") or "").splitlines() if line.strip()]
+    errors = [line for line in words if line.removeprefix("[safedist] ").startswith("error")]
+    if words:
+        yield Reason(f"its last words: {_cut((errors or words)[-1])}", who=name, current=is_now)
+
+
+def _next_try(pod: str, container: Json, picture: Picture) -> str:
+    """The kubelet waits longer each time: 10 s, 20 s, … 300 s."""
+    waiting = container.get("state", {}).get("waiting", {})
+    texts = [(picture.now, waiting.get("message", ""))] if waiting.get("reason") == "CrashLoopBackOff" else []
+    texts += [
+        (_when(event), event["message"])
+        for event in picture.events
+        if event["reason"] == "CrashLoopBackOff" and pod in event["message"]
+    ]
+    pauses = [
+        (when, match[1]) for when, text in texts for match in [re.search(r"back-off (\w+) restarting", text)] if match
+    ]
+    return f"; the pause before the next start was {max(pauses)[1]} at last, and grows to 5 min" if pauses else ""
+
+
+# --- what is over -----------------------------------------------------------------------------------------------------
+
+
+def _replacements(picture: Picture) -> Iterator[Reason]:
+    """Pods that went and came back under their name: events of more than one uid."""
+    uids: dict[str, dict[str, list[Json]]] = {}
+    for event in sorted(picture.events, key=_when):
+        about = event["involvedObject"]
+        if about["kind"] == "Pod":
+            uids.setdefault(about["name"], {}).setdefault(about["uid"], []).append(event)
+    for name, lives in uids.items():
+        *gone, _ = lives.values()
+        for events in gone:
+            causes = [_STOPS[event["reason"]] for event in events if event["reason"] in _STOPS]
+            stop = [event for event in events if event["reason"] == "Killing"]
+            why = (
+                causes[-1]
+                if causes
+                else "it was deleted: by somebody, by a drain, or for its machine"
+                if stop
+                else "it failed"
+            )
+            when = _clock(_when((stop or events)[-1]))
+            yield Reason(f"was stopped at {when} and replaced: {why}", who=name, weight=0, current=False)
+
+
+# --- words and times --------------------------------------------------------------------------------------------------
+
+
+def _about(pod: str, picture: Picture) -> list[Json]:
+    return [event for event in picture.events if event["involvedObject"].get("name") == pod]
+
+
+def _when(event: Json) -> float:
+    series = event.get("series") or {}
+    return _time(
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"]["creationTimestamp"]
+    )
+
+
+def _time(text: str) -> float:
+    """Seconds since 1970 of what Kubernetes writes: ``2026-11-25T22:46:35Z``, with or without microseconds."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%H:%M:%S UTC")
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(seconds, 0):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT else f"{line[:_TEXT]} …"

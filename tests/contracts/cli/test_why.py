@@ -1,0 +1,346 @@
+"""``safedist why``: what it says of jobs, pods and events that a real cluster had (``tests/contracts/kubernetes``)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.api_server import REFUSED, ApiServer, Json, serving
+from tests.harness.product import main
+
+RECORDED = Path(__file__).parents[1] / "kubernetes"
+GPU = "nvidia.com/gpu"
+
+# What each recorded case must say: its lines' beginnings; ages and what is after them is not compared.
+SAID = {
+    "no-gpu": (
+        "why-no-gpu (PyTorchJob in flytesnacks-development): waits, ",
+        f"- why-no-gpu-master-0, why-no-gpu-worker-0: waits for a machine: it asks for {GPU} 8, and no machine",
+        "  Fix: wait until others end, ask for less per pod, or add machines",
+    ),
+    "gpu-differs": (
+        "why-gpu-differs (PyTorchJob in flytesnacks-development): waits, ",
+        f"- the API server refuses its pods: {GPU} is requested as 2 and limited to 4, and the two must be equal",
+        "  Fix: set the same number in requests and limits",
+    ),
+    "no-image": (
+        "why-no-image (PyTorchJob in flytesnacks-development): waits, ",
+        "- why-no-image-master-0: the image registry.example/team/no-such:1 cannot be pulled: failed to pull",
+        "  Fix: correct the image's name, push it, or give the pod the registry's secret (imagePullSecrets)",
+    ),
+    "crash": (
+        "why-crash (PyTorchJob in flytesnacks-development): waits, ",
+        "- why-crash-master-0: container pytorch ended with exit status 137 at 23:13:29 UTC "
+        "and was started again 4 time(s); the pause before the next start was 40s at last, and grows to 5 min",
+        "- why-crash-master-0: its last words: error: StagingError: the store refused access",
+    ),
+    "over-quota": (
+        "why-over-quota (PyTorchJob in why-quota): ended in order",
+        "- quota team has no room: the next pod asks for pods=1,requests.cpu=80m; used pods=1,requests.cpu=80m, "
+        "allowed pods=1,requests.cpu=100m (until 23:12:56 UTC)",
+    ),
+    "oom-2x2": (
+        "a5xv4f6t8dblvk95625w-n0-0 (PyTorchJob in flytesnacks-development): ended in order",
+        "- a5xv4f6t8dblvk95625w-n0-0-worker-1: out of memory: the kernel ended a process of it at the limit of 1500Mi; "
+        "container pytorch ended with exit status 0 at 22:38:36 UTC",
+        "  Fix: raise mem in requests and limits, or start fewer ranks and loader workers per pod",
+    ),
+    "oom-lone": (
+        "amv5jhhhz7jw54h2p2ph-n0-0 (pod in flytesnacks-development): failed: a container ended with an error",
+        "- amv5jhhhz7jw54h2p2ph-n0-0: out of memory: the kernel ended a process of it at the limit of 800Mi; "
+        "container primary ended with exit status 137 at 22:36:52 UTC",
+        "  Fix: raise mem in requests and limits, or start fewer ranks and loader workers per pod",
+        "- amv5jhhhz7jw54h2p2ph-n0-0: its last words: [safedist] warning: memory is small for 2 rank(s)",
+    ),
+    "pod-replaced-2x2": (
+        "azhz5jqsqfz8ttrj56jf-n0-0 (PyTorchJob in flytesnacks-development): ended in order",
+        "- azhz5jqsqfz8ttrj56jf-n0-0-master-0: was stopped at 22:46:49 UTC and replaced: it was deleted",
+    ),
+    "succeeded-2x2": ("azzjf5cnfxb8b6v9h7fw-n0-0 (PyTorchJob in flytesnacks-development): ended in order",),
+    "succeeded-lone": ("az7l49w2bpbxwg6gp789-n0-0 (pod in flytesnacks-development): ended in order",),
+}
+WELL = {"over-quota", "pod-replaced-2x2", "succeeded-2x2", "succeeded-lone"}
+Why = Callable[..., tuple[int, list[str]]]
+
+
+def recorded(case: str) -> dict[str, Any]:
+    """A case's objects by kind, as the API server of :mod:`tests.harness.api_server` takes them."""
+    found = json.loads((RECORDED / f"{case}.json").read_text())
+    jobs = [found["pytorchjob"]] if found["pytorchjob"] else []
+    return {"pytorchjobs": jobs, "pods": found["pods"], "events": found["events"], "nodes": REFUSED}
+
+
+def about(objects: dict[str, Any]) -> Json:
+    metadata: Json = (objects["pytorchjobs"] or objects["pods"])[0]["metadata"]
+    return metadata
+
+
+@pytest.fixture
+def why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Why:
+    """Ask ``safedist why`` of a cluster with these objects: exit status and lines."""
+
+    def ask(
+        objects: dict[str, Any], name: str, *options: str, server: ApiServer | None = None
+    ) -> tuple[int, list[str]]:
+        if server is None:
+            with serving(objects) as server:
+                return ask(objects, name, *options, server=server)
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
+        status = main(["why", name, *options])
+        out, err = capsys.readouterr()
+        return status, [*out.splitlines(), *err.splitlines()]
+
+    return ask
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_each_recorded_job_is_explained(why: Why, case: str) -> None:
+    objects = recorded(case)
+
+    status, lines = why(objects, about(objects)["name"])
+
+    assert len(lines) == len(SAID[case]), "\n".join(lines)
+    for line, beginning in zip(lines, SAID[case], strict=True):
+        assert line.startswith(beginning)
+    assert status == (0 if case in WELL else 1)
+
+
+def test_an_execution_and_a_pod_name_their_job(why: Why) -> None:
+    objects = recorded("oom-2x2")
+    name = about(objects)["name"]
+
+    by_job = why(objects, name)
+
+    assert why(objects, about(objects)["labels"]["execution-id"]) == by_job
+    assert why(objects, objects["pods"][1]["metadata"]["name"], "-n", "flytesnacks-development") == by_job
+
+
+def test_an_execution_of_several_tasks_is_told_in_their_order(why: Why) -> None:
+    first, second = recorded("oom-2x2"), recorded("pod-replaced-2x2")
+    objects = {kind: [*first[kind], *second[kind]] for kind in ("pytorchjobs", "pods", "events")}
+    for each in [*objects["pytorchjobs"], *objects["pods"]]:
+        each["metadata"]["labels"]["execution-id"] = "both"
+
+    _, lines = why(objects, "both")
+
+    assert [line.split(" ")[0] for line in lines if line[0] not in "- "] == [
+        about(each)["name"] for each in (first, second)
+    ]
+
+
+def test_nothing_is_written_and_long_lists_are_read_to_their_end(why: Why) -> None:
+    objects = recorded("crash")
+    with serving(objects) as server:
+        server.page = 3
+
+        _, lines = why(objects, "why-crash", server=server)
+
+    assert lines[1].startswith(SAID["crash"][1])
+    assert {method for method, _ in server.requests} == {"GET"}
+
+
+def _machine(name: str, gpus: str) -> Json:
+    return {"metadata": {"name": name}, "status": {"allocatable": {GPU: gpus, "cpu": "64"}}}
+
+
+@pytest.mark.parametrize(
+    ("largest", "says"),
+    [("4", "the largest has 4 in all, so it would wait for ever"), ("8", "the most that one has free is 6")],
+)
+def test_how_much_machines_have_and_have_free(why: Why, largest: str, says: str) -> None:
+    objects = recorded("no-gpu")
+    objects["nodes"] = [_machine("small", "2"), _machine("large", largest)]
+    neighbour, done = copy.deepcopy(objects["pods"][0]), copy.deepcopy(objects["pods"][0])
+    for pod, phase in ((neighbour, "Running"), (done, "Succeeded")):
+        pod["metadata"] = {"name": phase, "namespace": "other"}
+        pod["spec"]["nodeName"] = "large"
+        pod["spec"]["containers"][0]["resources"]["requests"][GPU] = "2"
+        pod["status"] = {"phase": phase}
+    objects["pods"] += [neighbour, done]
+
+    _, lines = why(objects, "why-no-gpu", "-n", "flytesnacks-development")
+
+    assert says in lines[1]
+
+
+def _changed(case: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    objects = recorded(case)
+    change(objects)
+    return objects
+
+
+def _refuse(words: str) -> Callable[[dict[str, Any]], None]:
+    def change(objects: dict[str, Any]) -> None:
+        objects["events"][0]["message"] = f"Error creating: {words}"
+
+    return change
+
+
+def _place(words: str) -> Callable[[dict[str, Any]], None]:
+    def change(objects: dict[str, Any]) -> None:
+        for pod in objects["pods"]:
+            pod["status"]["conditions"][0]["message"] = words
+
+    return change
+
+
+def _waits(reason: str, message: str) -> Callable[[dict[str, Any]], None]:
+    def change(objects: dict[str, Any]) -> None:
+        objects["events"] = []
+        objects["pods"][0]["status"]["containerStatuses"][0]["state"] = {
+            "waiting": {"reason": reason, "message": message}
+        }
+
+    return change
+
+
+def _without_operator(objects: dict[str, Any]) -> None:
+    objects.update(pods=[], events=[])
+    objects["pytorchjobs"][0].pop("status", None)
+
+
+def _suspended(objects: dict[str, Any]) -> None:
+    _without_operator(objects)
+    objects["pytorchjobs"][0]["spec"]["runPolicy"]["suspend"] = True
+    objects["pytorchjobs"][0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+
+
+def _evicted(objects: dict[str, Any]) -> None:
+    objects["pods"][0]["status"] = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "The node was low on resource: memory.",
+    }
+
+
+def _preempted(objects: dict[str, Any]) -> None:
+    for event in objects["events"]:
+        if event["reason"] == "Killing":
+            event["reason"] = "Preempted"
+
+
+def _not_mounted(objects: dict[str, Any]) -> None:
+    _waits("ContainerCreating", "")(objects)
+    pod = objects["pods"][0]["metadata"]
+    objects["events"] = [
+        {
+            "metadata": {"name": "e", "namespace": pod["namespace"], "creationTimestamp": pod["creationTimestamp"]},
+            "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": "u"},
+            "reason": "FailedMount",
+            "message": 'MountVolume.SetUp failed for volume "data": secret "s" not found',
+        }
+    ]
+
+
+# Texts of the API server's and scheduler's own sources (Kubernetes 1.30), on recorded jobs.
+CHANGED = [
+    (
+        "gpu-differs",
+        _refuse('admission webhook "policy.example" denied the request: no owner label'),
+        "policy.example refuses",
+    ),
+    (
+        "gpu-differs",
+        _refuse('pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot'),
+        "pod security",
+    ),
+    (
+        "gpu-differs",
+        _refuse('pods "x" is forbidden: error looking up service account ns/robot: serviceaccount "robot" not found'),
+        "the service account robot is not there",
+    ),
+    ("gpu-differs", _refuse("something that nobody has seen"), "cannot be made: something that nobody has seen"),
+    ("gpu-differs", _without_operator, "no operator has taken it up"),
+    ("gpu-differs", _suspended, "Kueue's queue gpus has not admitted it"),
+    (
+        "no-gpu",
+        _place("0/3 nodes are available: 3 node(s) had untolerated taint {team: a}."),
+        "kept for others by the taint team: a",
+    ),
+    (
+        "no-gpu",
+        _place("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."),
+        "node selector or affinity",
+    ),
+    ("no-gpu", _place('persistentvolumeclaim "data" not found'), "the volume claim data is not there"),
+    ("no-gpu", _place("0/3 nodes are available: 3 of an unheard kind."), "3 of an unheard kind"),
+    ("no-gpu", _place("0/3 nodes are available: 3 Insufficient memory."), "it asks for memory 0.0 GiB"),
+    (
+        "no-image",
+        _waits("CreateContainerConfigError", 'secret "s" not found'),
+        'CreateContainerConfigError: secret "s" not found',
+    ),
+    (
+        "no-image",
+        _waits("RunContainerError", 'exec: "safedist-execute": not found'),
+        'exec: "safedist-execute": not found',
+    ),
+    ("no-image", _not_mounted, 'FailedMount: MountVolume.SetUp failed for volume "data": secret "s" not found'),
+    ("oom-lone", _evicted, "Evicted: The node was low on resource: memory."),
+    ("pod-replaced-2x2", _preempted, "replaced: the scheduler preempted it for a pod of higher priority"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "says"), CHANGED, ids=[says for *_, says in CHANGED])
+def test_each_other_cause_is_named(why: Why, case: str, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    objects = _changed(case, change)
+
+    _, lines = why(objects, about(objects)["name"])
+
+    assert any(says in line for line in lines), "\n".join(lines)
+
+
+def test_a_large_job_takes_ten_lines(why: Why) -> None:
+    objects = recorded("no-image")
+    (pod,) = objects["pods"]
+    objects["pytorchjobs"][0]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 40
+    for number in range(1, 40):
+        other = copy.deepcopy(pod)
+        other["metadata"]["name"] = f"why-no-image-worker-{number}"
+        other["status"]["containerStatuses"][0]["image"] = f"image:{number}"
+        objects["pods"].append(other)
+
+    _, lines = why(objects, "why-no-image")
+
+    assert len(lines) == 10
+    assert lines[-1].startswith("- and ")
+
+
+def test_who_is_not_there_or_may_not_be_seen_is_an_error(why: Why, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = recorded("no-gpu")
+
+    status, (line,) = why(objects, "why-nothing")
+    assert status == 2
+    assert "no execution, PyTorchJob or pod is called why-nothing [namespace=default and all]" in line
+
+    status, (line,) = why({"pods": REFUSED}, "why-no-gpu")
+    assert status == 2
+    assert "the API server refuses to list pods" in line
+    assert '403 pods is forbidden: User "me" cannot list' in line
+
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
+    assert main(["why", "x"]) == 2
+
+
+def test_a_lone_pod_needs_no_training_operator(why: Why) -> None:
+    objects = recorded("succeeded-lone")
+    del objects["pytorchjobs"]
+
+    assert why({**objects}, objects["pods"][0]["metadata"]["name"])[0] == 0
+
+
+def test_it_imports_no_torch_and_no_flytekit(tmp_path: Path) -> None:
+    code = "import sys; from flytekitplugins_safedist.tools.cli import main; main(['why', 'x']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env={"KUBECONFIG": "/nowhere"}, capture_output=True, text=True
+    )
+
+    assert "no cluster can be asked" in done.stderr
+    assert not {"torch", "flytekit"} & set(done.stdout.split())
