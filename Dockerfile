@@ -4,7 +4,6 @@
 #   make image                                              builds it (scripts/build_image.py), also where no image can be pulled
 #   make image IMAGE_OPTIONS="--gpu nccl"                   the same with a Horovod for GPUs
 #   docker build -t safedist .                              the same by hand; needs BuildKit
-#   docker build -t safedist --target mpi .                 with an ssh server, for operator="mpi"
 #
 # CPU builds of torch are not on the default package index: hand in an index with PIP_EXTRA_INDEX_URL, or wheels with
 # WHEELS_IMAGE (an image that holds wheel files in its root directory, and Horovod wheels of horovod_build/build.py's
@@ -65,7 +64,7 @@ COPY flytekitplugins_safedist flytekitplugins_safedist
 RUN pip wheel -q --no-deps --no-build-isolation --no-index --wheel-dir /package .
 
 
-FROM ${BASE_IMAGE} AS runtime
+FROM ${BASE_IMAGE}
 # /root is where pyflyte registers and packages code to unless it is told otherwise (--dest-dir /root): the user's own.
 RUN useradd --uid 1000 --create-home --shell /usr/sbin/nologin flyte \
  && chown 1000:1000 /root && chmod 0755 /root
@@ -82,21 +81,5 @@ RUN --mount=type=bind,source=requirements,target=/requirements \
 RUN --mount=type=bind,from=package,source=/package,target=/package \
     pip install -q --no-deps --no-index --no-cache-dir --disable-pip-version-check /package/*.whl
 WORKDIR /home/flyte
-
-
-# With ssh, for launchers that reach workers by it: not needed with Flyte, whose MPIJobs use kubectl exec. A worker runs
-#   sh -c "/usr/sbin/sshd -De -f /etc/ssh/safedist_sshd_config & exec safedist-mpi-launch --wait"
-# as the same user, on port 2222. The key is mounted at ~/.ssh as mpi-operator mounts it: id_rsa, authorized_keys.
-FROM runtime AS mpi
-COPY scripts/ssh/sshd_config /etc/ssh/safedist_sshd_config
-COPY scripts/ssh/ssh_config /etc/ssh/ssh_config.d/safedist.conf
-RUN apt-get update \
- && apt-get install -y --no-install-recommends openssh-server openssh-client \
- && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
- && usermod --shell /bin/sh flyte
-USER 1000:1000
-
-
 # Numeric, so that Kubernetes' runAsNonRoot can see that it is not root. No ENTRYPOINT: Flyte sets the whole command.
-FROM runtime AS final
 USER 1000:1000

@@ -108,12 +108,6 @@ FLYTE_OFFLOAD_MAX_MB = "_F_L_MAX_SIZE_MB"
 # --- topology: ours, then each operator's (sources: topology/adapters.py) -------------------------------------------
 ENDPOINT = "SAFEDIST_ENDPOINT"
 """HOST:PORT at which the nodes meet, when the user knows better than the operator. Settable by users."""
-MPI_NODE_RANK = "SAFEDIST_MPI_NODE_RANK"
-MPI_NODES = "SAFEDIST_MPI_NODES"
-MPI_ENDPOINT = "SAFEDIST_MPI_ENDPOINT"
-MPI_NODE_0 = "SAFEDIST_MPI_NODE_0"
-"""Set for each agent by our launcher in the launcher pod of an MPIJob. The last names the file in which the launcher
-writes node 0's new address where it has another one: pods of an MPIJob have no names that others can look up."""
 PET_NODE_RANK = "PET_NODE_RANK"
 PET_NNODES = "PET_NNODES"
 PET_NPROC_PER_NODE = "PET_NPROC_PER_NODE"

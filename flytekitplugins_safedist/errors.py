@@ -315,16 +315,12 @@ class RenderError(SafedistError):
     """A job cannot be shown as the cluster would see it, or the cluster would refuse it."""
 
 
-class MpiLaunchError(SafedistError):
-    """The launcher of an MPIJob cannot start agents in the workers, or keep them there: Flyte should retry."""
-
-
 _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:RanksNotStarted": (LaunchError,),
     "SYSTEM:SIGKILL": (RankKilledError,),
     "SYSTEM:Stopped": (JobInterruptedError,),
     "SYSTEM:RendezvousTimeout": (RendezvousError,),
-    "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError, MpiLaunchError),
+    "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError),
     "SYSTEM:Preflight": (PreflightError,),
     "SYSTEM:Storage": (StagingError,),
     "SYSTEM:NodeDisk": (StaleHandleError, FsIoError),

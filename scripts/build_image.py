@@ -183,7 +183,7 @@ def build_command(docker: str, options: argparse.Namespace, *, wheels_image: str
     arguments["EXTRA_PACKAGES"] = options.extra_packages
     if wheels_image is not None:
         arguments["WHEELS_IMAGE"] = wheels_image
-    command = [docker, "build", "--tag", options.tag, "--target", options.target, "--progress", "plain"]
+    command = [docker, "build", "--tag", options.tag, "--progress", "plain"]
     for name, value in arguments.items():
         command += ["--build-arg", f"{name}={value}"]
     return command
@@ -209,7 +209,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--tag", default=TAG, help="default: %(default)s")
     parser.add_argument("--base-image", default=BASE_IMAGE, help="default: %(default)s")
-    parser.add_argument("--target", choices=("final", "mpi"), default="final", help="mpi: with an ssh server")
     torch = os.environ.get("IMAGE_TORCH") or os.environ.get("TORCH", TORCH)
     parser.add_argument("--torch", default=torch, help="what pip installs; default: %(default)s")
     parser.add_argument(

@@ -13,25 +13,23 @@ from ..errors import Problem
 from .asked import GENERIC_GPU, MIG, Amount, Amounts, TaskArguments, gpus_of, is_gpu, of_container
 from .roles import Role
 
-_COMMON = ("cpu", "memory", "ephemeral-storage")
-
 
 def per_role(arguments: TaskArguments, roles: Sequence[Role]) -> list[Amount]:
-    """What each role that runs ranks gets, where anything asks for GPUs: its own count, else the task's."""
+    """What each role gets, where anything asks for GPUs: its own count, else the task's."""
     task = _of_task(arguments)
-    counts = [gpus_of(role.amounts()) or task for role in roles if role.trains] if roles else [task]
+    counts = [gpus_of(role.amounts()) or task for role in roles] if roles else [task]
     return [count for count in counts if count is not None]
 
 
 def fewest(counts: Sequence[Amount]) -> tuple[int | None, str]:
-    """GPUs in each pod that runs ranks, and which field says so; None where nothing asks for any. Where roles ask for
+    """GPUs in each pod, and which field says so; None where nothing asks for any. Where roles ask for
     different numbers, the smallest: every node runs the same number of ranks."""
     known = [(number, count.field) for count in counts if (number := _number(count.value)) is not None]
     return min(known) if known else (None, "requests.gpu")
 
 
 def problems_of_gpus(
-    arguments: TaskArguments, roles: Sequence[Role], *, nproc_per_node: int | None, on_mpi: bool
+    arguments: TaskArguments, roles: Sequence[Role], *, nproc_per_node: int | None
 ) -> Iterator[Problem]:
     """Everything about GPUs that contradicts itself."""
     task, counts = _of_task(arguments), per_role(arguments, roles)
@@ -41,12 +39,12 @@ def problems_of_gpus(
         yield Problem("nproc_per_node", nproc_per_node, f"exceeds {source}={gpus}", repair)
     for amounts in (arguments.amounts(), *(role.amounts() for role in roles)):
         yield from _unreadable(amounts)
-    yield from _beside_template(arguments, on_mpi=on_mpi)
+    yield from _beside_template(arguments)
     if nproc_per_node is None and len({_number(count.value) for count in counts}) > 1:
         listed = " and ".join(f"{count.field}={count.value}" for count in counts)
         reason = f"is not decided by {listed}: every node runs the same number of ranks"
         yield Problem("nproc_per_node", None, reason, "set nproc_per_node, or give the roles the same number of GPUs")
-    for own in (gpus_of(role.amounts()) for role in roles if role.trains):
+    for own in (gpus_of(role.amounts()) for role in roles):
         if own is not None and _number(own.value) == 0 and task is not None and _number(task.value) != 0:
             reason = f"does not take away {task.field}={task.value}: the backend drops a count of zero"
             yield Problem(own.field, own.value, reason, "request GPUs per role only, not on the task")
@@ -83,20 +81,13 @@ def _unreadable(amounts: Amounts) -> Iterator[Problem]:
         )
 
 
-def _beside_template(arguments: TaskArguments, *, on_mpi: bool) -> Iterator[Problem]:
-    """The template's GPUs are kept where the task names none (``plugin/serialization.py``); else two kinds are. In an
-    MPIJob all of it goes to the launcher too: roles of their own name cpu, memory, disk and GPUs only
-    (``core.Resources``)."""
+def _beside_template(arguments: TaskArguments) -> Iterator[Problem]:
+    """The template's GPUs are kept where the task names none (``plugin/serialization.py``); else two kinds are."""
     named = gpus_of(arguments.amounts()) is not None
     for name, (field, value) in _of_template(arguments).items():
         if named and is_gpu(name) and name not in ("nvidia.com/gpu", GENERIC_GPU):
             reason = "is another kind of GPU than the task's own gpu=, which would take its place"
             yield Problem(field, value, reason, "keep one of them")
-        if on_mpi and name not in _COMMON:
-            repair = "use the operator 'pytorch', which has no launcher"
-            if is_gpu(name):
-                repair = "request GPUs in the task's resources, or in worker=Worker(...)"
-            yield Problem(field, value, "goes to the launcher too, which runs no ranks", repair)
 
 
 def _accelerator(arguments: TaskArguments, gpus: int | None, nproc: int | None) -> Iterator[Problem]:

@@ -11,25 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+from ..errors import ConfigError, Problem
 from .caches import CACHE_NAMES
 from .quantities import size_in_bytes
-from .typed import MOST_COUNTED, Must, can_be_given, instance, is_count
+from .typed import MOST_COUNTED, Must, can_be_given, is_count, of_kfpytorch
 
 if TYPE_CHECKING:
-    from flytekitplugins import kfmpi, kfpytorch
+    from flytekitplugins import kfpytorch
+    from typing_extensions import Self
 
-    RunPolicy: TypeAlias = kfpytorch.RunPolicy | kfmpi.task.RunPolicy
+    RunPolicy: TypeAlias = kfpytorch.RunPolicy
     Master: TypeAlias = kfpytorch.Master
-    Worker: TypeAlias = kfpytorch.Worker | kfmpi.Worker
-    Launcher: TypeAlias = kfmpi.Launcher
-else:  # neither is imported for a task that names none
-    RunPolicy, Master, Worker, Launcher = (
-        Annotated[Any, instance(name, f"import {name} from kfpytorch or kfmpi")]
-        for name in ("RunPolicy", "Master", "Worker", "Launcher")
-    )
+    Worker: TypeAlias = kfpytorch.Worker
+else:  # it is not imported for a task that names none
+    RunPolicy, Master, Worker = (of_kfpytorch(name) for name in ("RunPolicy", "Master", "Worker"))
 
 Backend = Literal["horovod", "torch"]
-Operator = Literal["pytorch", "mpi"]
 StartMethod = Literal["preload", "spawn"]
 Keep = Literal["never", "on_failure", "always"]
 Volume = Literal["disk", "memory"]
@@ -276,12 +273,25 @@ class Profile:
     ranks: Ranks | None = (0,)
 
 
+_GONE = {
+    "operator": (
+        "is gone: a job of several nodes is a PyTorchJob, for Horovod too, which needs no MPI",
+        "leave it out; the training operator that runs MPIJobs runs PyTorchJobs as well",
+    ),
+    "launcher": (
+        "is gone: a job has no pod that launches the others",
+        "leave it out; master=Master(...) and worker=Worker(...) are the roles of the pods that train",
+    ),
+}
+"""Arguments of Flyte's MPIJob and what stands in their place: the reason, and the repair."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SafeDistributed:
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
-    Where Flyte's own Kubeflow plugins have a class for something (``RunPolicy``, ``Master``, ``Worker``, ``Launcher``,
-    ``RestartPolicy``), it is theirs, from ``flytekitplugins.kfpytorch`` or ``flytekitplugins.kfmpi``.
+    Where Flyte's own PyTorch plugin has a class for something (``RunPolicy``, ``Master``, ``Worker``,
+    ``RestartPolicy``), it is that one, from ``flytekitplugins.kfpytorch``.
 
     Attributes:
         nnodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
@@ -300,15 +310,13 @@ class SafeDistributed:
         metrics: see :class:`Metrics`.
         preflight: see :class:`Preflight`; None: nothing is checked.
         profile: see :class:`Profile`.
-        operator: ``"pytorch"`` (PyTorchJob) or ``"mpi"`` (MPIJob), for clusters that only have that one.
-        master: image, resources and restart policy of node 0 of a PyTorchJob of fixed size. The restart policy of
-            every role is OnFailure unless it names another: a pod that is lost comes back.
-        worker: the same for the other nodes of a PyTorchJob; for every node of an elastic one or an MPIJob.
-        launcher: the same for the launcher pod of an MPIJob, which runs no ranks and needs no GPU.
+        master: image, resources and restart policy of node 0 of a job of fixed size. The restart policy of every role
+            is OnFailure unless it names another: a pod that is lost comes back.
+        worker: the same for the other nodes; for every node of an elastic range.
         run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
             the backoff limit is above the job's budget for lost nodes (``max_replacements``).
         queue: Kueue's LocalQueue, in the execution's namespace, which starts all pods of the job or none: its label on
-            the job. Kueue must have the integration of the job's kind switched on; it has none for an MPIJob.
+            the job. Kueue must have its integration of PyTorchJobs switched on (of pods, for ``nnodes=1``).
     """
 
     nnodes: Nodes = 1
@@ -323,12 +331,21 @@ class SafeDistributed:
     metrics: Metrics = field(default_factory=Metrics)
     preflight: Preflight | None = None
     profile: Profile | None = None
-    operator: Operator = "pytorch"
     master: Master | None = None
     worker: Worker | None = None
-    launcher: Launcher | None = None
     run_policy: RunPolicy | None = None
     queue: QueueName | None = None
+
+    def __new__(cls, *_: object, **written: object) -> Self:
+        """Refuse what has another way here, before Python calls it an unexpected argument.
+
+        Raises:
+            ConfigError: all of it, with what to write instead.
+        """
+        gone = [name for name in written if name in _GONE and name not in cls.__dataclass_fields__]
+        if gone:
+            raise ConfigError([Problem(name, written[name], *_GONE[name]) for name in gone])
+        return super().__new__(cls)
 
     def __init_subclass__(cls) -> None:
         """Have flytekit know a user's own class, too: it looks for the very class of a config, and a task of another is

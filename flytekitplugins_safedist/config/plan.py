@@ -49,17 +49,12 @@ class Plan(Registered):
         """The number of nodes is a range."""
         return self.min_nodes != self.max_nodes
 
-    @property
-    def on_mpi(self) -> bool:
-        """It is an MPIJob."""
-        return self.config.operator == "mpi" and self.max_nodes > 1
-
 
 def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None, list[Problem]]:
     """Decide the job; or say everything that is wrong, and decide nothing."""
     problems: list[Problem] = []
     readable, asks = well_typed(config, problems), well_typed(arguments, problems)
-    is_sized = not {"nnodes", "operator"} & {problem.field for problem in problems}
+    is_sized = "nnodes" not in {problem.field for problem in problems}
     found = roles(readable, is_sized=is_sized)
     problems += problems_of_job(readable, asks, found, is_sized=is_sized)
     if problems:

@@ -7,13 +7,8 @@ import re
 from .. import envvars as names
 from ..errors import Problem
 
-INTERNAL = frozenset(
-    {
-        *(names.MPI_NODE_RANK, names.MPI_NODES, names.MPI_ENDPOINT, names.MPI_NODE_0),
-        *(names.MEETING, names.ROUND, names.EPHEMERAL_STORAGE, names.KUBERNETES_NODE),
-    }
-)
-"""What a launcher or agent of ours tells its own, or Kubernetes tells them."""
+INTERNAL = frozenset({names.MEETING, names.ROUND, names.EPHEMERAL_STORAGE, names.KUBERNETES_NODE})
+"""What an agent tells its ranks, or Kubernetes tells agents."""
 
 IDENTITY = names.IDENTITY | {
     *(names.NNODES, names.JOBSET_NPROC_PER_NODE, names.JOB_COMPLETION_INDEX),

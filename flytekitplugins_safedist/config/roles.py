@@ -1,4 +1,4 @@
-"""The roles of a job's pods: which there are, how many of each, and who runs ranks. Nothing else derives them."""
+"""The roles of a job's pods: which there are, and how many of each. Nothing else derives them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from .asked import Amounts, of_role
 from .options import SafeDistributed, parse_nodes
 
-NAMES = ("master", "worker", "launcher")
+NAMES = ("master", "worker")
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,11 @@ class Role:
     Attributes:
         name: as in the config.
         replicas: pods that it has; None where nobody can tell.
-        trains: they run ranks.
-        written: kfpytorch's or kfmpi's class, as the user wrote it, or None.
+        written: kfpytorch's class, as the user wrote it, or None.
     """
 
     name: str
     replicas: int | None
-    trains: bool
     written: Any
 
     def amounts(self) -> Amounts:
@@ -45,16 +43,14 @@ class Role:
 
 
 def roles(config: SafeDistributed, *, is_sized: bool = True) -> tuple[Role, ...]:
-    """The roles of a job: none for ``nnodes=1``, which is an ordinary pod; where nobody can tell, for the size or the
-    operator is not to be read (*is_sized* is False), all that the config names."""
+    """The roles of a job: none for ``nnodes=1``, which is an ordinary pod; where the size cannot be read (*is_sized* is
+    False), all that the config names."""
     low, high = parse_nodes(config.nnodes) or (1, 1)
     counts: dict[str, int | None]
     if not is_sized:
         counts = dict.fromkeys(NAMES)
     elif high == 1:
         counts = {}
-    elif config.operator == "mpi":
-        counts = {"launcher": 1, "worker": high}
     else:
         counts = {"worker": high} if low != high else {"master": 1, "worker": high - 1}
-    return tuple(Role(name, count, name != "launcher", getattr(config, name)) for name, count in counts.items())
+    return tuple(Role(name, count, getattr(config, name)) for name, count in counts.items())

@@ -100,13 +100,29 @@ def _musts(kind: Any) -> tuple[Must, ...]:
 
 
 def instance(name: str, repair: str) -> Must:
-    """Of a class of that name, or of one derived from it: two of Flyte's plugins have some of one name."""
+    """Of a class of that name, or of one derived from it: flytekit's own need not be imported here."""
     return Must(lambda value: has_class(value, name), f"is not a {name}", repair)
 
 
+def of_kfpytorch(name: str) -> Any:
+    """The type of a field that holds the class of that name of Flyte's PyTorch plugin, or of one derived from it. The
+    plugin is not imported: who has an object of it has done that. Its plugin for MPI has classes of the same names."""
+    return Annotated[Any, _instance_of_kfpytorch(name)]
+
+
+_KFPYTORCH = "flytekitplugins.kfpytorch"
+
+
+def _instance_of_kfpytorch(name: str) -> Must:
+    def test(value: object) -> bool:
+        return any(cls.__name__ == name and cls.__module__.startswith(_KFPYTORCH) for cls in type(value).__mro__)
+
+    return Must(test, f"is not the {name} of {_KFPYTORCH}", f"import {name} from {_KFPYTORCH}")
+
+
 def _instance_of(cls: type) -> Must:
-    if cls.__module__.startswith("flytekitplugins."):
-        return instance(cls.__name__, f"use {cls.__name__} of kfpytorch or kfmpi")
+    if cls.__module__.startswith(_KFPYTORCH):
+        return _instance_of_kfpytorch(cls.__name__)
     names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     parts = ", ".join(f"{name}=..." for name in names[:3])
     return Must(lambda value: isinstance(value, cls), f"is not a {cls.__name__}", f"use {cls.__name__}({parts})")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Where Kueue looks: on the job, and on the pod of a task that is one."""
 SCRATCH_VOLUME = "safedist-scratch"
+TRAINER = "pytorch"
+"""What a PyTorchJob calls the container that runs the task."""
 _SHARED_MEMORY_VOLUME = "flyte-shared-memory"  # flytekit.core.resources, construct_extended_resources
 
 
@@ -54,31 +56,27 @@ def problems_of_job(
     Args:
         config, arguments: what the user wrote, every part of its type.
         roles: of the job.
-        is_sized: False where the number of nodes or the operator could not be read: what depends on them is left out,
-            and all else is looked at.
+        is_sized: False where the number of nodes could not be read: what depends on it is left out, and all else is
+            looked at.
     """
     low, high = (parse_nodes(config.nnodes) or (0, 0)) if is_sized else (0, 0)
     if type(config) is SafeDistributed:
         repair = "use SafeHorovod(...) or SafeTorch(...)"
         yield Problem("task_config", "SafeDistributed", "does not name a backend", repair)
-    if low != high and config.operator == "mpi":
-        reason = "is a range, which an MPIJob cannot have: its launcher starts a fixed list of workers"
-        yield Problem("nnodes", config.nnodes, reason, "use the operator 'pytorch', or a fixed number of nodes")
     yield from _replacements(config, high)
     yield from _named_ranks(config, high)
     yield from _hangs(config.hangs)
     yield from _scratch(config.scratch)
     yield from _roles(config, roles, low, high)
     yield from _run_policy(config.run_policy, high)
-    yield from _queue(config, arguments.labels or {}, high)
+    yield from _queue(config.queue, arguments.labels or {})
     yield from _environment(arguments, high)
     yield from _asked(arguments, roles)
     yield from problems_of_template(config, arguments, max_nodes=high)
     if arguments.shared_memory and SHARED_MEMORY_MOUNT in arguments.mounted_paths():
         reason = "and the pod template both mount /dev/shm, which the backend refuses"
         yield Problem("shared_memory", arguments.shared_memory, reason, "keep one of them")
-    on_mpi = config.operator == "mpi" and high > 1
-    yield from problems_of_gpus(arguments, roles, nproc_per_node=config.nproc_per_node, on_mpi=on_mpi)
+    yield from problems_of_gpus(arguments, roles, nproc_per_node=config.nproc_per_node)
 
 
 def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
@@ -97,8 +95,7 @@ def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, m
         yield Problem("pod_template container", name, f"is the name of {names[name]} containers", "give each its own")
     for container in containers:
         is_primary = container.name == template.primary_container_name
-        # The operator calls the container that trains as it is called itself.
-        if max_nodes > 1 and container.name == config.operator and not is_primary:
+        if max_nodes > 1 and container.name == TRAINER and not is_primary:
             reason = f"is the name that the backend gives to the primary container {template.primary_container_name!r}"
             yield Problem("pod_template container", container.name, reason, "name the sidecar differently")
         if is_primary and (container.command or container.args):
@@ -193,17 +190,13 @@ def _roles(config: SafeDistributed, roles: Sequence[Role], low: int, high: int) 
         if name not in have:
             are = " and ".join(have) or "no roles: it is an ordinary pod"
             job = "elastic" if low != high else f"{high}-node"
-            reason = f"has no effect: this {job} {config.operator} job has {are}"
+            reason = f"has no effect: this {job} job has {are}"
             yield Problem(name, "set", reason, f"drop {name}" + (f" or use {next(iter(have))}" if have else ""))
             continue
         count, makes = getattr(written, "replicas", None), have[name].replicas
         if None not in (count, makes) and count != makes:
             reason = f"contradicts nnodes, which makes {makes}"
             yield Problem(f"{name}.replicas", count, reason, "leave replicas out; nnodes decides")
-        if getattr(written, "command", None):
-            reason = "would replace the command that stages the code and starts the agent"
-            repair = "drop it; put preparations into the image or an init container"
-            yield Problem(f"{name}.command", written.command, reason, repair)
 
 
 def _run_policy(policy: Any, max_nodes: int) -> Iterator[Problem]:
@@ -221,12 +214,7 @@ def _run_policy(policy: Any, max_nodes: int) -> Iterator[Problem]:
             yield Problem(f"run_policy.{name}", value, reason, f"leave it out {kept}")
 
 
-def _queue(config: SafeDistributed, labels: Mapping[str, str], max_nodes: int) -> Iterator[Problem]:
-    queue = config.queue
-    if queue is not None and config.operator == "mpi" and max_nodes > 1:
-        # Kueue knows the MPIJob of the MPI operator, v2beta1; the training operator's is v1 (kueue#13035).
-        reason = "has no effect: Kueue does not know the training operator's MPIJob, which would start at once"
-        yield Problem("queue", queue, reason, "use the operator 'pytorch', or drop queue")
+def _queue(queue: str | None, labels: Mapping[str, str]) -> Iterator[Problem]:
     if queue is not None and (named := labels.get(QUEUE_LABEL, queue)) != queue:
         yield Problem("queue", queue, f"is another than @task's label {QUEUE_LABEL}={named}", "give one of the two")
 
@@ -268,5 +256,4 @@ def _asked(arguments: TaskArguments, roles: Sequence[Role]) -> Iterator[Problem]
     task = arguments.amounts()
     yield from problems_of_amounts(task, {})
     for role in roles:
-        # The launcher has what it names, and nothing of the task's (see jobspec).
-        yield from problems_of_amounts(role.amounts(), task if role.trains else {})
+        yield from problems_of_amounts(role.amounts(), task)

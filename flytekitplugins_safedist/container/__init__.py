@@ -1,1 +1,1 @@
-"""In the pod, before and around the task: the entrypoint, staging of the code, the command, an MPIJob's pods."""
+"""In the pod, before and around the task: the entrypoint, staging of the code, the command."""

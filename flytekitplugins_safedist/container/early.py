@@ -63,21 +63,15 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
         return _EXIT_FAILED
     failure = error_document.SystemFailure(f"USER:{type(error).__name__}", str(error), time.time_ns(), repeats=True)
     stopping.finish()
-    if not upload(failure, prefix):
+    if not _upload(failure, prefix):
         # What the image lacks for the one store it lacks for the other: another start would upload nothing either.
         return _EXIT_FAILED if isinstance(error, MissingDependencyError) else stopping.EXIT_UNDECIDED
     stopping.decided(0)
     return 0
 
 
-def upload(failure: error_document.SystemFailure, prefix: str) -> bool:
-    """Upload the attempt's verdict from a process that runs no task, unless it has one already; False, and a line in
-    the log, where that fails.
-
-    Args:
-        failure: the verdict.
-        prefix: where it goes.
-    """
+def _upload(failure: error_document.SystemFailure, prefix: str) -> bool:
+    """Upload the attempt's verdict, unless it has one already; False, and a line in the log, where that fails."""
     uploads.first_stays(prefix)
     try:
         with _access() as access:

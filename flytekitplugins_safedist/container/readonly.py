@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from .. import envvars
@@ -26,24 +26,12 @@ def temporary_directory(environment: Mapping[str, str], own: ExitStack) -> Path 
     Raises:
         StagingError: there is none, and no scratch volume either.
     """
-    with suppress(FileNotFoundError):
-        tempfile.gettempdir()
-        return None
-    return private(temporary_parent(environment), own)
-
-
-def temporary_parent(environment: Mapping[str, str]) -> Path:
-    """Where temporary files go: the usual directory, or else the scratch volume.
-
-    Raises:
-        StagingError: there is neither.
-    """
     try:
-        return Path(tempfile.gettempdir())
+        tempfile.gettempdir()
     except FileNotFoundError as error:
         root = environment.get(envvars.SCRATCH_ROOT)
         if root:
-            return Path(root)
+            return private(Path(root), own)
         raise StagingError(
             "There is no directory for temporary files",
             where={"host": os.uname().nodename, "user": os.geteuid()},
@@ -51,6 +39,7 @@ def temporary_parent(environment: Mapping[str, str]) -> Path:
             expected="one that can be written",
             hint="mount a volume there (emptyDir), or name a directory with TMPDIR",
         ) from error
+    return None
 
 
 def destination(dest: Path, environment: Mapping[str, str], own: ExitStack) -> Path:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from .. import frames
@@ -316,16 +315,12 @@ class Link:
 
 
 def whereabouts(endpoint: Endpoint) -> tuple[str, ...]:
-    """Where node 0 may be: what its name stands for now, and first what the file ``moved`` says, if there is one."""
-    text = ""
-    if endpoint.moved:
-        with suppress(OSError):
-            text = Path(endpoint.moved).read_text(encoding="utf-8").strip()
-    found: list[str] = [text] if text else []
-    with suppress(OSError):
-        for entry in socket.getaddrinfo(endpoint.host, None, type=socket.SOCK_STREAM):
-            found.append(str(entry[4][0]))
-    return tuple(dict.fromkeys(found))
+    """Where node 0 may be: what its name stands for now."""
+    try:
+        entries = socket.getaddrinfo(endpoint.host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def who_coordinates(endpoint: Endpoint, run: str, lost: tuple[str, ...] = ()) -> str | None:

@@ -7,7 +7,6 @@ v1.16.8.
 - ``nnodes=N``: task type ``pytorch``, Master and N-1 Workers, no elastic policy: every pod knows its node rank, and the
   job succeeds when the master does.
 - ``nnodes="2:4"``: task type ``pytorch`` with an elastic policy, Workers only.
-- ``operator="mpi"``: task type ``mpi``, a launcher and N workers.
 """
 
 from __future__ import annotations
@@ -17,33 +16,25 @@ from typing import Any
 
 from ..compat.flytekit import FAST_EXECUTE
 from ..config.asked import part_of
-from ..config.gpus import fewest, per_role
 from ..config.plan import Plan
 from ..config.roles import Role
 
 ENTRYPOINT = "safedist-execute"
-MPI_LAUNCHER = "safedist-mpi-launch"
-_MPI_WORKER = ("--wait",)
-"""What the same command is told in a worker. Without a command of its own, the operator has workers sleep, deaf to
-SIGTERM (training-operator v1.9.0, mpijob_controller.go, newWorker)."""
 
 
 def task_type(plan: Plan) -> tuple[str, int]:
     """Which backend plugin handles the task, and the version of its message."""
-    if plan.max_nodes == 1:
-        return "python-task", 0
-    return plan.config.operator, 1
+    return ("python-task", 0) if plan.max_nodes == 1 else ("pytorch", 1)
 
 
-def command(args: Iterable[str], plan: Plan) -> list[str]:
+def command(args: Iterable[str]) -> list[str]:
     """The container's command for flytekit's *args*: ``pyflyte-execute ...``, for fast registration with its own
     ``pyflyte-fast-execute ... --`` in front, which unpacks once per rank: that is replaced, never wrapped. Its
     arguments, the archive and the directory, stay as they are, so that ``flytectl register files`` finds its
     placeholders.
     """
     first, *rest = args
-    staged = [ENTRYPOINT, *rest] if first == FAST_EXECUTE else [ENTRYPOINT, "--", first, *rest]
-    return [MPI_LAUNCHER, "--nodes", str(plan.max_nodes), "--", *staged] if plan.on_mpi else staged
+    return [ENTRYPOINT, *rest] if first == FAST_EXECUTE else [ENTRYPOINT, "--", first, *rest]
 
 
 def custom(plan: Plan) -> dict[str, Any] | None:
@@ -52,7 +43,7 @@ def custom(plan: Plan) -> dict[str, Any] | None:
         return None
     from google.protobuf.json_format import MessageToDict
 
-    return dict(MessageToDict(_mpi(plan) if plan.on_mpi else _pytorch(plan)))
+    return dict(MessageToDict(_pytorch(plan)))
 
 
 def _pytorch(plan: Plan) -> Any:
@@ -75,32 +66,7 @@ def _pytorch(plan: Plan) -> Any:
     return job
 
 
-def _mpi(plan: Plan) -> Any:
-    from flyteidl.plugins.kubeflow import mpi_pb2 as pb
-    from flytekit import Resources
-
-    launcher, worker = plan.roles
-    of_launcher = _replica(launcher, plan)
-    if "resources" not in of_launcher:
-        # Without this the launcher gets what the task asks for each worker, and does nothing with it: a kubectl for
-        # each worker is a Go program, some tens of MiB each.
-        memory = "1Gi" if plan.max_nodes <= 8 else f"{512 + 64 * plan.max_nodes}Mi"
-        of_launcher["resources"] = _to_idl(vars(Resources(cpu="1", mem=memory)), {})
-    # The container's own resources leave out the GPUs (see serialization), or the launcher would hold some: nothing can
-    # take them from one role only. Without GPUs the workers name nothing of their own, and with_overrides changes them.
-    has_gpus = bool(fewest(per_role(plan.arguments, plan.roles))[0])
-    replica = pb.DistributedMPITrainingReplicaSpec
-    return pb.DistributedMPITrainingTask(
-        worker_replicas=replica(
-            replicas=worker.replicas, command=_MPI_WORKER, **_replica(worker, plan, always=has_gpus)
-        ),
-        launcher_replicas=replica(replicas=launcher.replicas, **of_launcher),
-        run_policy=_run_policy(plan),
-        slots=plan.nproc_per_node,
-    )
-
-
-def _replica(role: Role, plan: Plan, *, always: bool = False) -> dict[str, Any]:
+def _replica(role: Role, plan: Plan) -> dict[str, Any]:
     """Image, restart policy and resources of a role, as arguments of the replica message."""
     from flyteidl.plugins.kubeflow import common_pb2
 
@@ -109,12 +75,11 @@ def _replica(role: Role, plan: Plan, *, always: bool = False) -> dict[str, Any]:
     if getattr(role.written, "image", None):
         replica["image"] = role.written.image
     asked = role.amounts()
-    if asked or always:
+    if asked:
         # The backend fills cpu and memory that a role does not name with the platform's defaults and lets those win
         # over the task's (v1.16, ToReplicaSpecWithOverrides): name everything the task asked for.
-        amounts = {**(plan.arguments.amounts() if role.trains else {}), **asked}
-        if amounts:
-            replica["resources"] = _to_idl(part_of(amounts, "requests"), part_of(amounts, "limits"))
+        amounts = {**plan.arguments.amounts(), **asked}
+        replica["resources"] = _to_idl(part_of(amounts, "requests"), part_of(amounts, "limits"))
     return replica
 
 

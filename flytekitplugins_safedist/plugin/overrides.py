@@ -75,12 +75,9 @@ def _resources(plan: Plan, given: TaskArguments) -> Iterator[Problem]:
     name = next((name for name in _RESOURCES if getattr(given, name) is not None), None)
     if name is None:
         return
-    value, ranks = getattr(given, name), [role for role in plan.roles if role.trains]
-    fixed = [role for role in ranks if role.amounts() or (plan.on_mpi and plan.gpus)]
-    if ranks and ranks == fixed:
-        reason = f"changes nothing: the job's {_listed(ranks)} names its own resources, which win"
-        if plan.on_mpi and not ranks[0].amounts():
-            reason = "changes nothing: GPUs stand in the worker role of an MPIJob, or its launcher would hold some too"
+    value, fixed = getattr(given, name), [role for role in plan.roles if role.amounts()]
+    if fixed and len(fixed) == len(plan.roles):
+        reason = f"changes nothing: the job's {_listed(fixed)} names its own resources, which win"
         repair = "define a second task, with those resources, that calls the same code"
         yield Problem(name, value, reason, repair)
     elif fixed and gpus_of(given.amounts()) is not None:

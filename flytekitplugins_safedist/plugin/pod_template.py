@@ -25,8 +25,8 @@ def merged_template(arguments: TaskArguments, plan: Plan) -> Any:
     message and a grace period of our own length where the user's says nothing else, for several nodes a short stay on
     lost machines, and what the cluster would refuse for want of it: names of ports, limits of sidecars.
 
-    The primary container comes first: the operators and the backend write into the first container of a pod
-    (``_F_WN`` in ``kfoperators/pytorch``, the MPIJob controller's mounts), and ``kubectl exec`` enters it.
+    The primary container comes first: the backend writes into the first container of a pod (``_F_WN`` in
+    ``kfoperators/pytorch``), and ``kubectl exec`` enters it.
     """
     from flytekit.core.pod_template import PodTemplate
     from kubernetes.client import V1EnvVar

@@ -95,16 +95,11 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """The command of every pod of the job; see :func:`.jobspec.command`."""
-        return command(flytekit_inside.stock_command(self, settings), self.plan)
+        return command(flytekit_inside.stock_command(self, settings))
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
-        asked, default = self.plan.arguments, settings.default_resources
-        if self.plan.on_mpi and default is not None and not asked.amounts():
-            # What this registration gives to tasks that ask for nothing (``--resource-requests``): in an MPIJob GPUs
-            # stand in the worker role.
-            asked = replace(asked, requests=default.requests, limits=default.limits)
-        message = custom(replace(self.plan, arguments=asked))
+        message = custom(self.plan)
         return super().get_custom(settings) if message is None else message
 
     def get_extended_resources(self, settings: SerializationSettings) -> Any:
@@ -143,12 +138,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)
-        environment = {**(container.env or {}), **self.plan.variables()}
-        if not self.plan.on_mpi:
-            return _changed(container, env=environment)
-        # The command serves both roles; the arguments are the launcher's, and the worker role has its own.
-        parts = {"command": container.args[:1], "args": container.args[1:]}
-        return _changed(container, env=environment, resources=_without_gpus(container.resources), **parts)
+        return _with_environment(container, {**(container.env or {}), **self.plan.variables()})
 
 
 def _keep_resources(container: dict[str, Any], of_template: Any) -> None:
@@ -171,18 +161,7 @@ def _keep_resources(container: dict[str, Any], of_template: Any) -> None:
         container["resources"] = resources
 
 
-def _changed(container: Any, **fields: Any) -> Any:
-    """flytekit's model of a container, with other values: the models themselves are not to be changed."""
-    names = ("image", "command", "args", "resources", "env", "config", "data_loading_config")
-    return type(container)(**{**{name: getattr(container, name) for name in names}, **fields})
-
-
-def _without_gpus(resources: Any) -> Any:
-    """The worker role of an MPIJob names its GPUs itself; on the container they would go to the launcher too."""
-    from flytekit.models.task import Resources
-
-    gpu = Resources.ResourceName.GPU
-    return Resources(
-        requests=[entry for entry in resources.requests if entry.name != gpu],
-        limits=[entry for entry in resources.limits if entry.name != gpu],
-    )
+def _with_environment(container: Any, environment: Mapping[str, str]) -> Any:
+    """flytekit's model of a container, with other variables: the models themselves are not to be changed."""
+    names = ("image", "command", "args", "resources", "config", "data_loading_config")
+    return type(container)(env=dict(environment), **{name: getattr(container, name) for name in names})

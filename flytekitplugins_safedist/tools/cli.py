@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import log, stopping
+from .. import log
 from ..errors import SafedistError
-
-logger = logging.getLogger(__name__)
 
 _FIRST = ("apiVersion", "kind", "metadata", "name", "image", "command", "args", "replicas", "restartPolicy")
 
@@ -35,33 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
-
-
-def mpi_launch(argv: Sequence[str] | None = None) -> int:
-    """``safedist-mpi-launch``: start one agent in each worker of an MPIJob; exits 0 when the verdict is uploaded."""
-    import signal
-
-    from ..container.mpi import ending, launcher, plan, worker
-
-    log.install()
-    options = plan.parse(sys.argv[1:] if argv is None else argv)
-    try:
-        if options.wait:
-            return worker.wait(os.environ)
-        if options.order is not None:
-            worker.hand_over(options.order, os.environ)
-            return 0
-        launch = plan.plan(options.agent, nodes=options.nodes, environment=os.environ)
-    except (SafedistError, OSError) as error:
-        logger.error(str(error))
-        return 1
-    try:
-        launcher.run(launch, say=logger.info, signals=(signal.SIGTERM, signal.SIGINT))
-    except SafedistError as error:
-        logger.error(str(error))
-        # Not as an interpreter: the store's client is open, and would say so in the log's last lines.
-        stopping.leave(ending.settle(error, options.agent))
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

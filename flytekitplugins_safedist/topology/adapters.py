@@ -6,7 +6,6 @@ so it is never taken for a number of ranks.
 Sources of what is read here:
 
 - PyTorchJob: training-operator v1.9.0, ``pkg/controller.v1/pytorch/{envvar,master,elastic}.go``
-- MPIJob: our own launcher
 - JobSet: Flyte v2.0.18, ``flyteplugins/go/tasks/plugins/k8s/clustered/runtime_torch.go``; the index is the kubelet's
 - Kubeflow Trainer v2.3.0: ``pkg/runtime/framework/plugins/torch/torch.go``
 """
@@ -23,7 +22,7 @@ from ..errors import TopologyError
 from .devices import ranks_here, sockets_despite_rdma
 from .model import DEFAULT_PORT, Endpoint, Topology, check_registered
 
-_FAMILIES = ("PET_", "JOBSET_", "SAFEDIST_MPI_")
+_FAMILIES = ("PET_", "JOBSET_")
 _ENV_ONLY = (envvars.RANK, envvars.WORLD_SIZE, envvars.MASTER_ADDR, envvars.MASTER_PORT)
 _NAMES = {envvars.ENDPOINT, *_ENV_ONLY, envvars.JOB_COMPLETION_INDEX, envvars.NNODES, envvars.JOBSET_NPROC_PER_NODE}
 
@@ -81,14 +80,14 @@ class Words:
             raise self.unreadable(name, "a TCP port, 1 to 65535")
         return Endpoint(host, port)
 
-    def endpoint(self, name: str, moved: str = "") -> Endpoint:
+    def endpoint(self, name: str) -> Endpoint:
         """``HOST:PORT``; without a port, the operators' own."""
         host, colon, port = self.required(name).rpartition(":")
         if not colon:
-            return Endpoint(port, DEFAULT_PORT, moved)
+            return Endpoint(port, DEFAULT_PORT)
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise self.unreadable(name, "HOST:PORT")
-        return Endpoint(host.removeprefix("[").removesuffix("]"), int(port), moved)
+        return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
 
     def same_nodes(self, asked: Registered, low: int, high: int) -> None:
         """Raise where the operator says another number of nodes than was asked for."""
@@ -240,11 +239,6 @@ def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
     return Topology(None, asked.min_nodes, asked.max_nodes, asked.nproc_per_node, endpoint, words.source)
 
 
-def _mpijob(words: Words, asked: Registered) -> Topology:
-    place = _fixed(words, asked, envvars.MPI_NODE_RANK, envvars.MPI_NODES)
-    return replace(place, endpoint=words.endpoint(envvars.MPI_ENDPOINT, words.env.get(envvars.MPI_NODE_0, "")))
-
-
 def _jobset(words: Words, asked: Registered) -> Topology:
     place = _fixed(words, asked, envvars.JOB_COMPLETION_INDEX, envvars.NNODES)
     words.same_nproc(asked, envvars.JOBSET_NPROC_PER_NODE)
@@ -288,6 +282,5 @@ ADAPTERS: tuple[Adapter, ...] = (
         _trainjob,
     ),
     Adapter("PyTorchJob with an elastic policy", lambda env: envvars.PET_RDZV_ENDPOINT in env, _pytorchjob_elastic),
-    Adapter("MPIJob worker", lambda env: envvars.MPI_NODE_RANK in env, _mpijob),
     Adapter("JobSet", lambda env: envvars.JOBSET_NAME in env, _jobset),
 )

@@ -38,12 +38,10 @@ class Endpoint:
     Attributes:
         host: a DNS name or an address.
         port: a TCP port.
-        moved: the file that names another address once node 0 has moved there; "" where the host is a name.
     """
 
     host: str
     port: int
-    moved: str = ""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

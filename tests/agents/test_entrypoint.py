@@ -285,10 +285,6 @@ PLACES = {
         **{**NODES, **registered(nodes="1:2")},
         **{"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "127.0.0.1:23456"},
     },
-    "of an MPIJob": {
-        **registered(nodes="2"),
-        **{"SAFEDIST_MPI_NODES": "2", "SAFEDIST_MPI_NODE_RANK": "1", "SAFEDIST_MPI_ENDPOINT": "127.0.0.1:23456"},
-    },
 }
 
 

@@ -67,7 +67,6 @@ class Pod:
     """One pod of a job, started as often as the test says so.
 
     Attributes:
-        files: by the name of a volume: the texts of a config map, or what an init container leaves in an ``emptyDir``.
         rules: of iptables, in its network.
     """
 
@@ -76,7 +75,6 @@ class Pod:
     network: str
     options: Options
     volumes: Path
-    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[str, ...] = field(default=(), init=False)
     lives: list[tuple[Container, Container]] = field(default_factory=list, init=False)
     given_up: list[tuple[Container, Container]] = field(default_factory=list, init=False)
@@ -162,16 +160,8 @@ class Pod:
             directory = self.volumes / f"{self.name}-{mount['name']}-{len(self.lives)}.{len(self.given_up)}"
             directory.mkdir(parents=True)
             directory.chmod(0o777)  # as the kubelet makes it
-            for name, text in self.files.get(mount["name"], {}).items():
-                (directory / name).write_text(text)
-                (directory / name).chmod(0o555)
             mounts.append(Mount(target, str(directory), type="bind"))
         return tuple(mounts)
-
-    @property
-    def directories(self) -> list[Path]:
-        """What its emptyDirs hold, of all its lives."""
-        return sorted(self.volumes.glob(f"{self.name}-*"))
 
     @property
     def log(self) -> str:

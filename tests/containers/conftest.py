@@ -71,25 +71,16 @@ def image(docker: Docker, everywhere: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def mpi_image(docker: Docker, everywhere: Path) -> Iterator[str]:
-    """The tag of the Dockerfile's ``mpi`` stage: the same image, with ssh; ``SAFEDIST_MPI_IMAGE`` names a ready one."""
-    make = partial(built, "SAFEDIST_MPI_IMAGE", "flytekitplugins-safedist:mpi", target="mpi")
-    with shared(everywhere, "mpi_image", make) as tag:
-        yield tag
-
-
-@pytest.fixture(scope="session")
 def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that all workers have."""
     return directory_of_all_workers(tmp_path_factory)
 
 
-def built(ready: str, tag: str, packages: str = EXTRA_PACKAGES, target: str = "final") -> str:
+def built(ready: str, tag: str, packages: str = EXTRA_PACKAGES) -> str:
     """Build the project's image with further packages, if no variable *ready* names one; quiet unless it fails."""
     if named := os.environ.get(ready):
         return named
     command = [sys.executable, str(SCRIPTS / "build_image.py"), "--tag", tag, "--extra-packages", packages]
-    command += ["--target", target]
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     done = subprocess.run(command, check=False, timeout=BUILD_DEADLINE_S, **how)
     if done.returncode != 0:  # a download may have failed; the layers that are there are not made again

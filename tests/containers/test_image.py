@@ -55,10 +55,6 @@ def test_no_compiler_and_no_build_tool_is_inside(run_in_image: Run) -> None:
     assert done.stdout == ""
 
 
-def test_no_ssh_server_is_inside(run_in_image: Run) -> None:
-    assert run_in_image("sh", "-c", "command -v sshd || ls /usr/sbin/sshd").returncode != 0
-
-
 def test_the_machines_pip_settings_stay_out_of_it(docker: Docker, image: str, run_in_image: Run) -> None:
     left = run_in_image("sh", "-c", "find /etc/pip.conf /run/secrets /wheels -type f -size +0")
     assert left.stdout == ""  # the mount points stay, empty

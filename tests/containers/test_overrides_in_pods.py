@@ -2,7 +2,7 @@
 
 The pods are those that Flyte's and the operator's own code made (``tests/contracts/oracle/cases``), of tasks as they
 were registered then: mounts and variables are not those of today. What they are told of the job, today's variable
-tells them; and a worker of an MPIJob, which slept, takes orders.
+tells them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from flyteidl.core import literals_pb2
 
 from tests.containers.cluster import Cluster, Job, Pod, _literals, report
 from tests.containers.engine import BUCKET, NOTHING, Options
-from tests.containers.kube import operated
 from tests.harness.product import job_manifest, pods
 from tests.harness.registered import registered as told_of
 
@@ -47,11 +46,14 @@ class Worker:  # kfpytorch's, which the image does not have
     restart_policy: object = None
 
 
+Worker.__module__ = "flytekitplugins.kfpytorch"
+
+
 """
 ONE_GPU = Options({"NVIDIA_VISIBLE_DEVICES": "GPU-0"})
 TWO_GPUS = Options({"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"})
 """As NVIDIA's device plugin says which GPUs a pod has; one or two, for there is no room for more ranks here."""
-MAINS = ("pytorch", "mpi", "main", "primary")
+MAINS = ("pytorch", "main", "primary")
 Make = Callable[..., Job]
 
 
@@ -73,8 +75,6 @@ def found(prefix: str) -> dict[str, Any]:
 def told_as_today(pod: dict[str, Any]) -> dict[str, Any]:
     """A recorded pod, told of its job as pods are today."""
     for container in pod["spec"]["containers"]:
-        if container.get("command") == ["sleep"]:
-            container |= {"command": ["safedist-mpi-launch"], "args": ["--wait"]}
         told = {each["name"]: each.get("value", "") for each in container.get("env", ())}
         if "SAFEDIST_NODES" not in told:
             continue
@@ -91,7 +91,7 @@ def told_as_today(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(one: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pods that the real backend and operator made, the one of node 0 or the launcher's first."""
+    """The pods that the real backend and operator made, the one of node 0 first."""
     return [told_as_today(each) for each in one.get("created") or [one["job"]] if each["kind"] == "Pod"]
 
 
@@ -186,19 +186,6 @@ def test_a_pod_template_that_took_the_volumes(jobs: Make, prefix: str, nodes: in
     assert all("this pod has no scratch volume at /var/run/safedist/scratch" in log for log in logs)
 
 
-def test_resources_that_did_not_reach_an_mpi_jobs_workers(jobs: Make) -> None:
-    job = jobs("c76", ONE_GPU)
-    launcher, *_ = job.pods
-    with operated(job):
-        job.start()
-        ended = launcher.wait()
-
-    assert ended.codes == (0,)
-    assert job.uploaded == ["outputs.pb"]
-    assert output(job) == 7
-    assert "[node 1] an agent starts" in ended.log
-
-
 def test_shared_memory_that_the_backend_refused_is_there_as_it_is_registered_today(jobs: Make) -> None:
     assert "/dev/shm is already mounted" in found("c83")["backend_refuses"]
 
@@ -217,15 +204,6 @@ def test_a_pod_template_that_took_the_volumes_and_gpus_that_became_fewer(jobs: M
     for log in trains(job):
         assert "this pod has no scratch volume at /var/run/safedist/scratch" in log
         assert "2 ranks on each node, one for each GPU of this pod; the task was registered for 8 GPUs" in log
-
-
-def test_an_mpi_jobs_containers_that_the_operator_did_not_prepare_say_so_in_one_line(jobs: Make) -> None:
-    for pod in jobs("c88").start():
-        ended = pod.wait()
-
-        assert ended.codes[0] == 1
-        assert "put the primary container first in the pod template" in ended.log
-        assert "Traceback" not in ended.log
 
 
 def test_a_root_that_is_read_only_leaves_the_scratch_volume(jobs: Make) -> None:

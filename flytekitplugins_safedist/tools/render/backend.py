@@ -1,4 +1,4 @@
-"""What the Flyte backend makes of a task template: a PyTorchJob, an MPIJob or a Pod, as Kubernetes sees it.
+"""What the Flyte backend makes of a task template: a PyTorchJob or a Pod, as Kubernetes sees it.
 
 Follows ``flyteplugins/go/tasks/plugins/k8s/{kfoperators,pod}`` and ``flytepropeller/.../task/k8s/plugin_manager.go`` of
 Flyte v1.16.8 with its default configuration. Left out is what every object of Flyte's has: its eight labels, the
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...config.validate import TRAINER
 from ...errors import RenderError
 from .execution import Execution
 from .pod import Run, build_pod, idl_amounts, settled
@@ -34,7 +35,7 @@ def job_manifest(
     task = MessageToDict(template)
     run = Run(task, tuple(template.security_context.secrets), execution or Execution(), pod_templates)
     kind = task.get("type")
-    makers = {"pytorch": _pytorchjob, "mpi": _mpijob, "python-task": _pod}
+    makers = {"pytorch": _pytorchjob, "python-task": _pod}
     if kind not in makers or "k8sPod" not in task:
         raise RenderError("this task cannot be shown", where={"task type": kind}, expected="a task of this package")
     return makers[kind](run)
@@ -53,9 +54,9 @@ def _pytorchjob(run: Run) -> dict[str, Any]:
     workers, elastic = int(custom.get("workerReplicas", {}).get("replicas", 0)), custom.get("elasticConfig")
     replicas = {}
     if elastic is None:
-        replicas["Master"] = _replica(run, "masterReplicas", "pytorch", 1)
+        replicas["Master"] = _replica(run, "masterReplicas", 1)
     if workers:
-        replicas["Worker"] = _replica(run, "workerReplicas", "pytorch", workers)
+        replicas["Worker"] = _replica(run, "workerReplicas", workers)
         # Into the first container, whichever that is (pytorch.go, updateEnvVars).
         env = replicas["Worker"]["template"]["spec"]["containers"][0]["env"]
         env.append({"name": "_F_WN", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
@@ -68,27 +69,11 @@ def _pytorchjob(run: Run) -> dict[str, Any]:
             "nProcPerNode": int(elastic.get("nprocPerNode", 0)),
             "maxRestarts": int(elastic.get("maxRestarts", 0)),
         }
-    return _job("PyTorchJob", run, spec)
-
-
-def _mpijob(run: Run) -> dict[str, Any]:
-    workers = int(run.task["custom"].get("workerReplicas", {}).get("replicas", 0))
-    if workers == 0:
-        raise run.refused("number of workers must be greater than 0")
-    replicas = {
-        "Launcher": _replica(run, "launcherReplicas", "mpi", 1),
-        "Worker": _replica(run, "workerReplicas", "mpi", workers),
-    }
-    # The message's "slots" is not read for task type version 1 (mpi.go): always 1.
-    return _job("MPIJob", run, {"slotsPerWorker": 1, "mpiReplicaSpecs": replicas})
-
-
-def _job(kind: str, run: Run, spec: dict[str, Any]) -> dict[str, Any]:
     spec["runPolicy"] = _run_policy(run.task["custom"].get("runPolicy"))
-    return {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": _of_object(run, {}), "spec": spec}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": _of_object(run, {}), "spec": spec}
 
 
-def _replica(run: Run, message: str, container: str, count: int) -> dict[str, Any]:
+def _replica(run: Run, message: str, count: int) -> dict[str, Any]:
     role = run.task["custom"].get(message, {})
     resources, own = role.get("resources", {}), None
     if resources.get("requests") or resources.get("limits"):
@@ -97,11 +82,9 @@ def _replica(run: Run, message: str, container: str, count: int) -> dict[str, An
         own = settled(idl_amounts(resources), fill=True)
     pod = build_pod(run, own)
     main = next(entry for entry in pod["spec"]["containers"] if entry["name"] == run.primary)
-    main["name"] = container
+    main["name"] = TRAINER
     if role.get("image"):
         main["image"] = role["image"]
-    if role.get("command"):
-        main["args"] = list(role["command"])
     metadata = _united(run, pod["metadata"])
     template = {"metadata": metadata, "spec": pod["spec"]} if metadata else {"spec": pod["spec"]}
     return {"replicas": count, "restartPolicy": _as_written(role.get("restartPolicy"), "Never"), "template": template}

@@ -1,4 +1,4 @@
-"""What the training operator makes of a job: pods, services, and what an MPIJob's launcher needs.
+"""What the training operator makes of a job: pods and services.
 
 Follows ``pkg/controller.v1`` of kubeflow/training-operator v1.9.0 with its default configuration.
 """
@@ -17,14 +17,10 @@ Manifest = Mapping[str, Any]
 
 _LABEL = "training.kubeflow.org"
 _PORT = "pytorchjob-port"
-_RBAC = "rbac.authorization.k8s.io"
 _WAIT = (
     "err=1;for i in $(seq 100); do if nslookup {host}; then err=0 && break; fi;"
     "echo waiting for master; sleep 2; done; exit $err"
 )
-_CONFIG = {"name": "mpi-job-config", "mountPath": "/etc/mpi"}
-_KUBECTL = {"name": "mpi-job-kubectl", "mountPath": "/opt/kube"}
-_DELIVERY = {"cpu": "100m", "ephemeral-storage": "5Gi", "memory": "512Mi"}
 
 
 def pods(manifest: Manifest) -> list[dict[str, Any]]:
@@ -42,13 +38,12 @@ def created(manifest: Manifest) -> list[dict[str, Any]]:
     Raises:
         RenderError: no operator known here handles this kind.
     """
-    makers = {"Pod": lambda pod: [copy.deepcopy(dict(pod))], "PyTorchJob": _of_pytorchjob, "MPIJob": _of_mpijob}
+    makers = {"Pod": lambda pod: [copy.deepcopy(dict(pod))], "PyTorchJob": _of_pytorchjob}
     if manifest["kind"] not in makers:
         raise RenderError("the pods of this job cannot be shown", where={"kind": manifest["kind"]})
     return makers[manifest["kind"]](manifest)
 
 
-# --- both kinds -------------------------------------------------------------------------------------------------------
 def _object(manifest: Manifest, kind: str, name: str, labels: Mapping[str, str], **more: Any) -> dict[str, Any]:
     metadata = {"name": name, "namespace": manifest["metadata"]["namespace"], "labels": dict(labels)}
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
@@ -56,7 +51,7 @@ def _object(manifest: Manifest, kind: str, name: str, labels: Mapping[str, str],
 
 def _labels(manifest: Manifest, role: str, **further: str) -> dict[str, str]:
     """The operator's, of an object of the job."""
-    base = {"job-name": manifest["metadata"]["name"], "operator-name": f"{manifest['kind'].lower()}-controller"}
+    base = {"job-name": manifest["metadata"]["name"], "operator-name": "pytorchjob-controller"}
     found = {**base, "replica-type": role.lower(), **further}
     return {f"{_LABEL}/{key.replace('_', '-')}": value for key, value in found.items()}
 
@@ -67,12 +62,6 @@ def _pod(manifest: Manifest, replica: Manifest, name: str, labels: Mapping[str, 
     return merged(replica["template"], own)
 
 
-def _variables(values: Mapping[str, str]) -> list[dict[str, str]]:
-    """As a container's ``env`` has them; Go leaves out an empty value."""
-    return [{"name": name, "value": value} if value else {"name": name} for name, value in values.items()]
-
-
-# --- PyTorchJob -------------------------------------------------------------------------------------------------------
 def _of_pytorchjob(manifest: Manifest) -> list[dict[str, Any]]:
     """Its pods, master first, then a service for each: node 0 is met under its service's name."""
     specs = manifest["spec"]["pytorchReplicaSpecs"]
@@ -93,8 +82,9 @@ def _pytorch_pod(manifest: Manifest, role: str, index: int) -> dict[str, Any]:
     spec = pod["spec"]
     trainer = _trainer(spec)
     trainer["ports"] = _ports(trainer)
+    variables = [{"name": name, "value": value} for name, value in _of_node(manifest, role, index).items()]
     for container in spec["containers"]:
-        container["env"] = [*container.get("env", ()), *_variables(_of_node(manifest, role, index))]
+        container["env"] = [*container.get("env", ()), *variables]
     if role == "Worker" and "Master" in specs:
         waits = {
             "name": "init-pytorch",
@@ -156,98 +146,3 @@ def _service(manifest: Manifest, role: str, index: int) -> dict[str, Any]:
     ports = [{"name": name, "port": port} if name else {"port": port} for name, port in named]
     spec = {"clusterIP": "None", "ports": ports, "selector": labels}
     return _object(manifest, "Service", _name(manifest, role, index), labels, spec=spec)
-
-
-# --- MPIJob -----------------------------------------------------------------------------------------------------------
-def _of_mpijob(manifest: Manifest) -> list[dict[str, Any]]:
-    """Launcher and workers, the launcher's config map, and its right to run commands in the workers."""
-    specs, name = manifest["spec"]["mpiReplicaSpecs"], manifest["metadata"]["name"]
-    spec = specs["Launcher"]["template"]["spec"]
-    launcher, labels = f"{name}-launcher", {"app": name}
-    # Made where it is not there yet; one that the pods name, too (newLauncherServiceAccount).
-    account = spec.get("serviceAccountName") or launcher
-    workers = [f"{name}-worker-{index}" for index in range(specs["Worker"]["replicas"])]
-    subjects = [{"kind": "ServiceAccount", "name": account, "namespace": manifest["metadata"]["namespace"]}]
-    rules = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": workers, "verbs": ["create"]},
-    ]
-    role = {"apiGroup": _RBAC, "kind": "Role", "name": launcher}
-    rbac = {"apiVersion": f"{_RBAC}/v1"}
-    return [
-        _launcher(manifest, launcher, account),
-        *(_worker(manifest, worker, index) for index, worker in enumerate(workers)),
-        _object(manifest, "ConfigMap", f"{name}-config", labels, data=_config(manifest, launcher, workers)),
-        _object(manifest, "ServiceAccount", account, labels),
-        _object(manifest, "Role", launcher, labels, rules=rules) | rbac,
-        _object(manifest, "RoleBinding", launcher, labels, roleRef=role, subjects=subjects) | rbac,
-    ]
-
-
-def _launcher(manifest: Manifest, name: str, account: str) -> dict[str, Any]:
-    labels = _labels(manifest, "launcher", job_role="master")
-    pod = _pod(manifest, manifest["spec"]["mpiReplicaSpecs"]["Launcher"], name, labels)
-    main = _first(pod)
-    there = {variable["name"] for variable in main.get("env", ())}
-    variables = {
-        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
-        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
-    }
-    if not _has_gpus(pod["spec"]):
-        variables |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
-    intel = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": "/etc/mpi/kubexec.sh"}
-    variables |= {name: value for name, value in intel.items() if name not in there}
-    delivery = {
-        "name": "kubectl-delivery",
-        "image": "kubeflow/kubectl-delivery:latest",
-        "imagePullPolicy": "IfNotPresent",
-        "env": _variables({"TARGET_DIR": "/opt/kube", "NAMESPACE": pod["metadata"]["namespace"]}),
-        "resources": {"limits": dict(_DELIVERY), "requests": dict(_DELIVERY)},
-        "volumeMounts": [_KUBECTL, _CONFIG],
-    }
-    main["env"] = [*main.get("env", ()), *_variables(variables)]
-    main["volumeMounts"] = [*main.get("volumeMounts", ()), _KUBECTL]
-    volumes = [{"name": _KUBECTL["name"], "emptyDir": {}}]
-    added = {"volumes": volumes, "initContainers": [delivery], "serviceAccountName": account}
-    pod["spec"] = merged(pod["spec"], added)
-    return _with_config(manifest, pod, "kubexec.sh", "hostfile", "discover_hosts.sh")
-
-
-def _worker(manifest: Manifest, name: str, index: int) -> dict[str, Any]:
-    labels = _labels(manifest, "worker", replica_index=str(index))
-    pod = _pod(manifest, manifest["spec"]["mpiReplicaSpecs"]["Worker"], name, labels)
-    if not _first(pod).get("command"):
-        # Whatever args the backend sent (newWorker): the launcher starts everything.
-        _first(pod).update(command=["sleep"], args=["365d"])
-    return _with_config(manifest, pod, "kubexec.sh")
-
-
-def _first(pod: Manifest) -> dict[str, Any]:
-    main: dict[str, Any] = pod["spec"]["containers"][0]
-    return main
-
-
-def _has_gpus(spec: Manifest) -> bool:
-    """``isGPULauncher``: any container whose limits have a name with "gpu" in or at the end of it."""
-    return any(
-        "gpu" in name for container in spec["containers"] for name in container.get("resources", {}).get("limits", {})
-    )
-
-
-def _with_config(manifest: Manifest, pod: dict[str, Any], *files: str) -> dict[str, Any]:
-    main = _first(pod)
-    main["volumeMounts"] = [*main.get("volumeMounts", ()), _CONFIG]
-    items = [{"key": file, "path": file, "mode": 0o444 if file == "hostfile" else 0o555} for file in files]
-    source = {"name": f"{manifest['metadata']['name']}-config", "items": items}
-    return merged(pod, {"spec": {"volumes": [{"name": _CONFIG["name"], "configMap": source}]}})
-
-
-def _config(manifest: Manifest, launcher: str, workers: list[str]) -> dict[str, str]:
-    slots = manifest["spec"].get("slotsPerWorker", 1)
-    has_gpus = _has_gpus(manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"])
-    return {
-        "hostfile": "".join(f"{host} slots={slots}\n" for host in [*([launcher] if has_gpus else []), *workers]),
-        "kubexec.sh": '#!/bin/sh\nset -x\nPOD_NAME=$1\nshift\n/opt/kube/kubectl exec ${POD_NAME} -- /bin/sh -c "$*"',
-        # Of pods that run: none, when the job is created.
-        "discover_hosts.sh": "#!/bin/sh" + (f"\necho {launcher}:{slots}\n" if has_gpus else ""),
-    }

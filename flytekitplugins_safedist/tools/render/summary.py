@@ -52,10 +52,9 @@ def summarise(
         further: warnings of others.
     """
     roles = _roles(manifest)
-    training = {name: role for name, role in roles.items() if name != "Launcher"}
-    primary = _primary(next(iter(training.values())))
-    registered = _registered(primary)
-    nproc, changed = _ranks_of_node(registered, next(iter(training.values())))
+    first = next(iter(roles.values()))
+    registered = _registered(_primary(first))
+    nproc, changed = _ranks_of_node(registered, first)
     gpus = sum(role["replicas"] * _gpus(_primary(role)) for role in roles.values())
     facts = [
         ("task", task),
@@ -106,8 +105,7 @@ def _roles(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if manifest["kind"] == "Pod":
         template = {"spec": manifest["spec"], "metadata": manifest["metadata"]}
         return {"Pod": {"replicas": 1, "restartPolicy": manifest["spec"]["restartPolicy"], "template": template}}
-    spec = manifest["spec"]
-    return dict(spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"])
+    return dict(manifest["spec"]["pytorchReplicaSpecs"])
 
 
 def _primary(role: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -166,10 +164,7 @@ def _images(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _warnings(manifest: Mapping[str, Any], roles: Mapping[str, Mapping[str, Any]], nproc: int) -> Iterator[str]:
     for name, role in roles.items():
         gpus = _gpus(_primary(role))
-        if name == "Launcher":
-            if gpus:
-                yield f"the launcher holds {gpus} GPUs and runs no ranks"
-        elif gpus > nproc:
+        if gpus > nproc:
             idle = gpus - nproc
             yield f"{gpus} GPUs per {name.lower()}, but {nproc} ranks: {idle} GPUs stay idle unless ranks take several"
         if nproc > 1 and _mig(role):

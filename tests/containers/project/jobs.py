@@ -238,16 +238,6 @@ def torch_range(steps: int) -> str:
     return with_torch(steps)
 
 
-@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, operator="mpi"))
-def horovod_mpi(steps: int) -> str:
-    return with_horovod(steps)
-
-
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, operator="mpi"))
-def torch_mpi(steps: int) -> str:
-    return with_torch(steps)
-
-
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_loader(steps: int) -> str:
     """Batches that a DataLoader's workers hand over, in each rank."""

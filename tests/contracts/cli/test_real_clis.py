@@ -63,8 +63,6 @@ def test_package_fast_keeps_the_placeholder_for_flytectl_whole(project: Path, tm
     assert train[:6] == ["safedist-execute", *stock[1:6]]
     assert train[6] == "pyflyte-execute"
     assert train[-4:] == ["task-module", "shop.training", "task-name", "train"]
-    legacy = args_of(found["shop.training.legacy:TASK"])
-    assert legacy[:9] == ["--nodes", "2", "--", "safedist-execute", *stock[1:6]]
     assert "shop.workflows.daily.daily:WORKFLOW" in found
     assert "shop.workflows.nightly.nightly:WORKFLOW" in found
 
@@ -110,7 +108,6 @@ def test_register_sends_jobs_that_the_backend_understands(project: Path, admin: 
         told = json.loads(pinned["SAFEDIST_JOB"])
         assert (told["min_nodes"], told["max_nodes"], told["nproc_per_node"]) == (2, 2, 4)
     assert train.spec.template.metadata.retries.retries == 2
-    assert job_manifest(received.tasks["shop.training.legacy"].spec.template)["kind"] == "MPIJob"
     assert job_manifest(received.tasks["shop.training.evaluate"].spec.template)["kind"] == "Pod"
 
 

@@ -46,10 +46,10 @@ def test_render_with_pods_prints_each_with_its_variables(capsys: pytest.CaptureF
 
 
 def test_render_is_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["render", str(TRAINING), "legacy", "--pods", *IMAGE])
+    main(["render", str(TRAINING), "train", "--pods", *IMAGE])
     first = capsys.readouterr().out
 
-    main(["render", str(TRAINING), "legacy", "--pods", *IMAGE])
+    main(["render", str(TRAINING), "train", "--pods", *IMAGE])
 
     assert capsys.readouterr().out == first
 
@@ -67,7 +67,7 @@ def test_render_without_fast_registration_has_no_archive(capsys: pytest.CaptureF
         (("render", "nowhere.py", "train"), "there is no such file [file=nowhere.py]"),
         (("render", str(Path(__file__).parents[3] / "README.md"), "train"), "this is not a Python file"),
         (("render", str(TRAINING), "nothing"), "no such SafeHorovod or SafeTorch task"),
-        (("render", str(TRAINING), "prepare"), "seen: evaluate, legacy, train"),
+        (("render", str(TRAINING), "prepare"), "seen: evaluate, train"),
     ],
 )
 def test_what_cannot_be_done_exits_with_2(args: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from flytekit.configuration import FastSerializationSettings, Image, ImageConfig
 from flytekit.core.pod_template import PodTemplate
 from flytekit.extras.accelerators import A100, GPUAccelerator
 from flytekit.tools.translator import get_serializable
-from flytekitplugins import kfmpi, kfpytorch
+from flytekitplugins import kfpytorch as PT
 from kubernetes.client import (
     V1Container,
     V1EmptyDirVolumeSource,
@@ -106,7 +106,6 @@ def gpu_template() -> PodTemplate:
 
 
 GPU8 = {"requests": Resources(cpu="32", mem="200Gi", gpu="8"), "limits": Resources(cpu="48", mem="200Gi", gpu="8")}
-PT, MPI = kfpytorch, kfmpi
 ALL_POLICIES = PT.RunPolicy(
     clean_pod_policy=PT.CleanPodPolicy.ALL,
     ttl_seconds_after_finished=600,
@@ -213,28 +212,9 @@ CASES: dict[str, Case] = {
         ),
         BAKED,
     ),
-    "mpi": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi")), FAST),
-    "mpi-8-gpu": (lambda: make(SafeHorovod(nnodes=4, operator="mpi"), **GPU8), FAST),
-    "mpi-packaged": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi")), PACKAGED),
-    "mpi-roles": (
-        lambda: make(
-            SafeHorovod(
-                nnodes=2,
-                operator="mpi",
-                launcher=MPI.Launcher(image="registry.example/launcher:1", requests=Resources(cpu="2", mem="2Gi")),
-                worker=MPI.Worker(requests=Resources(gpu="2", cpu="8"), restart_policy=MPI.task.RestartPolicy.FAILURE),
-                run_policy=MPI.task.RunPolicy(clean_pod_policy=MPI.CleanPodPolicy.ALL, backoff_limit=2),
-            )
-        ),
-        FAST,
-    ),
     "sidecars-one-node": (lambda: make(SafeHorovod(nproc_per_node=2), pod_template=sidecar_template()), FAST),
     "sidecars-two-nodes": (
         lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2), pod_template=sidecar_template()),
-        FAST,
-    ),
-    "sidecars-mpi": (
-        lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi"), pod_template=sidecar_template()),
         FAST,
     ),
     "template-gpus": (lambda: make(SafeHorovod(nnodes=2), pod_template=gpu_template()), FAST),

@@ -19,8 +19,8 @@ from flytekitplugins_safedist import Timeouts
 from tests.harness.product import job_manifest, pods
 
 EXPECTED = Path(__file__).parent / "expected"
-WITH_PODS = ("two-nodes-fast", "sidecars-two-nodes", "elastic-cpu-policies", "mpi")
-"""One of each way in which an operator makes pods; for the others they would repeat the job's templates."""
+WITH_PODS = ("two-nodes-fast", "sidecars-two-nodes", "elastic-cpu-policies")
+"""One of each way in which the operator makes pods; for the others they would repeat the job's templates."""
 
 
 class Dumper(yaml.SafeDumper):

@@ -10,7 +10,7 @@ import pytest
 from flytekit import Resources
 from flytekit.core.pod_template import PodTemplate
 from flytekit.extras.accelerators import A100
-from flytekitplugins import kfmpi, kfpytorch
+from flytekitplugins import kfpytorch
 from golden_cases import BAKED, CASES, FAST, GPU8, make, sidecar_template, template_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,23 +83,6 @@ def test_the_one_pod_of_one_node_needs_nothing_from_an_operator() -> None:
     assert from_env(environment(pod), task.plan).source == "single pod"
 
 
-def test_the_launcher_of_an_mpi_job_has_no_gpus_and_each_worker_has_all() -> None:
-    launcher, *workers = pods(manifest_of("mpi-8-gpu"))
-
-    assert launcher["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
-    assert [one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for one in workers] == ["8"] * 4
-    commands = {tuple(one["spec"]["containers"][0][part]) for one in workers for part in ("command", "args")}
-    assert commands == {("safedist-mpi-launch",), ("--wait",)}
-    assert launcher["spec"]["containers"][0]["command"] == ["safedist-mpi-launch"]
-    assert launcher["spec"]["containers"][0]["args"][:2] == ["--nodes", "4"]
-
-
-def test_the_launcher_has_room_for_a_connection_to_each_worker() -> None:
-    launcher, *_ = pods(job_manifest(template_of(make(SafeHorovod(nnodes=64, operator="mpi"), **GPU8), FAST)))
-
-    assert launcher["spec"]["containers"][0]["resources"]["limits"]["memory"] == "4608Mi"
-
-
 def test_the_primary_container_comes_first_where_the_backend_writes() -> None:
     shown = pods(manifest_of("sidecars-two-nodes"))
 
@@ -115,7 +98,6 @@ NEVER, ON_FAILURE = "Never", "OnFailure"
 RESTARTS: dict[str, tuple[dict[str, str], int | None]] = {
     "two-nodes-fast": ({"Master": ON_FAILURE, "Worker": ON_FAILURE}, 10 * 2 + 1),
     "elastic": ({"Worker": ON_FAILURE}, 10 * 4 + 1),
-    "mpi": ({"Launcher": ON_FAILURE, "Worker": ON_FAILURE}, 10 * 2 + 1),
     "every-policy": ({"Master": ON_FAILURE, "Worker": ON_FAILURE}, 3),
     "restart-always": ({"Master": "Always", "Worker": NEVER}, 10 * 2 + 1),
 }
@@ -125,7 +107,7 @@ RESTARTS: dict[str, tuple[dict[str, str], int | None]] = {
 def test_every_lost_pod_comes_back_and_the_operators_limit_is_above_our_own(name: str) -> None:
     manifest = manifest_of(name)
     spec = manifest["spec"]
-    roles = spec.get("pytorchReplicaSpecs") or spec["mpiReplicaSpecs"]
+    roles = spec["pytorchReplicaSpecs"]
 
     found = {role: roles[role]["restartPolicy"] for role in roles if roles[role]["replicas"]}
 
@@ -161,11 +143,7 @@ def stays(pod: dict[str, Any]) -> dict[str, object]:
 
 
 def test_pods_of_several_nodes_leave_a_lost_machine_after_30_s_and_one_alone_after_kubernetes_300() -> None:
-    for config in (
-        SafeHorovod(nnodes=2),
-        SafeHorovod(nnodes="2:3"),
-        SafeHorovod(nnodes=2, operator="mpi"),
-    ):
+    for config in (SafeHorovod(nnodes=2), SafeHorovod(nnodes="2:3")):
         for pod in pods(job_manifest(template_of(make(config), FAST))):
             assert {key: stays(pod).get(key) for key in LOST} == dict.fromkeys(LOST, 30)
     assert stays(job_manifest(template_of(make(SafeHorovod()), FAST))) == {}
@@ -281,6 +259,16 @@ def test_template_variables_are_filled_for_an_execution() -> None:
     assert {"name": "FLYTE_ATTEMPT_NUMBER", "value": "2"} in container["env"]
 
 
+@pytest.mark.parametrize(("own", "found"), [(None, "trainer"), ("mine", "mine")])
+def test_an_executions_service_account_is_that_of_pods_whose_template_names_none(own: str | None, found: str) -> None:
+    template = PodTemplate(pod_spec=V1PodSpec(containers=[], service_account_name=own))
+    task = make(SafeHorovod(nnodes=2), pod_template=template)
+
+    job = job_manifest(template_of(task, FAST), Execution(service_account="trainer"))
+
+    assert [pod["spec"]["serviceAccountName"] for pod in pods(job)] == [found, found]
+
+
 def test_other_task_types_are_not_guessed_at() -> None:
     from flytekit import task
     from golden_cases import train
@@ -345,13 +333,6 @@ WARNED = {
         lambda: make(SafeHorovod(nnodes=2), pod_template=sidecar_template()),
         "kueue.x-k8s.io/queue-name is put on the pods, not on the PyTorchJob",
     ),
-    "launcher with GPUs": (
-        lambda: make(
-            SafeHorovod(nnodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))),
-            **GPU8,
-        ),
-        "the launcher holds 1 GPUs and runs no ranks",
-    ),
 }
 
 
@@ -408,7 +389,6 @@ def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
 def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
     from tests.harness.product import command
 
-    plan = make(SafeHorovod(nnodes=2)).plan
     stock = [
         "pyflyte-fast-execute",
         "--additional-distribution",
@@ -419,8 +399,8 @@ def test_flytekits_own_prefix_is_replaced_and_not_wrapped() -> None:
         "pyflyte-execute",
     ]
 
-    assert command(stock, plan) == ["safedist-execute", *stock[1:]]
-    assert command(["pyflyte-execute"], plan) == ["safedist-execute", "--", "pyflyte-execute"]
+    assert command(stock) == ["safedist-execute", *stock[1:]]
+    assert command(["pyflyte-execute"]) == ["safedist-execute", "--", "pyflyte-execute"]
 
 
 def test_a_map_task_over_ours_keeps_the_entrypoint_and_its_own_command() -> None:

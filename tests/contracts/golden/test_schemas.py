@@ -80,7 +80,7 @@ def test_every_job_is_valid_by_the_published_schemas(
     found = {name: findings_of(one) for name, one in manifests.items()}
 
     assert {name: one for name, one in found.items() if one} == {}
-    assert {one["kind"] for one in manifests.values()} == {"PyTorchJob", "MPIJob"}
+    assert {one["kind"] for one in manifests.values()} == {"PyTorchJob"}
 
 
 BROKEN = {

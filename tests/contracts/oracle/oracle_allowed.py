@@ -5,7 +5,7 @@ from __future__ import annotations
 from oracle_comparison import Allowed
 
 _LABELS = "domain|execution-id|interruptible|node-id|project|shard-key|task-name|workflow-name"
-_TEMPLATE = r"(spec\.(pytorch|mpi)ReplicaSpecs\.\w+\.template\.)?"
+_TEMPLATE = r"(spec\.pytorchReplicaSpecs\.\w+\.template\.)?"
 _CONTAINER = rf"{_TEMPLATE}spec\.(containers|initContainers)\[[^\]]*\]"
 
 NOT_SHOWN = (
@@ -40,21 +40,6 @@ MEANT = (
         recorded="None",
         rendered="FallbackToLogsOnError",
     ),
-    *(
-        Allowed(
-            rf"{_TEMPLATE}spec\.containers\[mpi\]\.{field}",
-            "an MPIJob's containers have a command of their own, so that workers do not sleep through SIGTERM; "
-            "what follows it is compared by the golden specs and with flytectl's recordings",
-            recorded=recorded,
-            rendered=rendered,
-        )
-        for field, recorded, rendered in (
-            ("command", "None", r"\['safedist-mpi-launch'\]"),
-            (r"command\[0\]", "sleep", "safedist-mpi-launch"),
-            ("args", r"\['safedist-mpi-launch', '--nodes', .*\]", r"\['--nodes', .*\]|\['--wait'\]"),
-            (r"args\[0\]", "365d", "--wait"),
-        )
-    ),
     Allowed(
         rf"{_CONTAINER}\.env\[SAFEDIST_KUBERNETES_NODE\]",
         "Kubernetes tells the container which machine it is on: errors name one that is at fault, and a range goes on "
@@ -82,7 +67,7 @@ MEANT = (
         "pods of several nodes leave a lost machine after 30 s: the others wait for them",
     ),
     Allowed(
-        r"spec\.(pytorch|mpi)ReplicaSpecs\.(Master|Launcher)\.restartPolicy|spec\.restartPolicy",
+        r"spec\.pytorchReplicaSpecs\.Master\.restartPolicy|spec\.restartPolicy",
         "every role comes back: a pod that is lost costs no attempt",
         recorded="Never",
         rendered="OnFailure",
@@ -142,17 +127,15 @@ MEANT = (
         rf"{_TEMPLATE}spec\.containers in their order", "and the primary container comes first", override="podTemplate"
     ),
     Allowed(
-        rf"{_CONTAINER}\.(env\[(_F_WN|_F_DES|OMPI_MCA_\w+|I_MPI_\w+|NVIDIA_\w+)\]|volumeMounts\[(/etc/mpi|/opt/kube)\])",
-        "and so what the backend and the operator write into the first container",
+        rf"{_CONTAINER}\.env\[_F_(WN|DES)\]",
+        "and so what the backend writes into the first container",
         override="podTemplate",
     ),
-    Allowed(rf"{_CONTAINER}\.(command|args)", "and so the first container of a worker sleeps", override="podTemplate"),
 )
 """What tasks are serialized to since the recordings were made."""
 
 REFUSED_TODAY = (
     r"task_config='\w+' never reaches the cluster",
-    r"(requests|limits|resources)=.* changes nothing: GPUs stand in the worker role of an MPIJob",
     r"(requests|limits|resources)=.* changes nothing: the job's .* names its own resources",
     r"(requests|limits|resources)=.* changes the GPUs of some nodes only",
     r"and the task both bring /dev/shm",

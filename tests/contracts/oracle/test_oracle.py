@@ -146,11 +146,11 @@ def test_a_field_that_is_not_shown_is_a_difference(path: str) -> None:
 def test_tasks_as_flytectl_registers_them_can_be_shown_and_started(path: Path) -> None:
     template = ParseDict(yaml.safe_load(path.read_text(encoding="utf-8"))["template"], tasks_pb2.TaskTemplate())
     manifest = job_manifest(template, Execution(metadata="s3://b/m", raw_output="s3://b/r"))
-    roles = manifest["spec"].get("pytorchReplicaSpecs") or manifest["spec"].get("mpiReplicaSpecs")
+    roles = manifest["spec"].get("pytorchReplicaSpecs")
     spec = next(iter(roles.values()))["template"]["spec"] if roles else manifest["spec"]
     args = spec["containers"][0]["args"]
 
-    invocation = parse(args[args.index("safedist-execute") + 1 :])
+    invocation = parse(args[1:])
 
     assert (invocation.distribution or "").startswith("s3://")
     assert not any("{{" in each for each in invocation.command)

@@ -66,7 +66,7 @@ def test_nothing_has_a_default(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "2", "[]", "{", "null", changed(more=1), changed(nproc_per_node="2"), changed(backend="mpi")),
+        *("", "2", "[]", "{", "null", changed(more=1), changed(nproc_per_node="2"), changed(backend="jax")),
         *(changed(timeouts=None), changed(timeouts={"stop": -1}), changed(timeouts={"nap": 1}), changed(gpus=True)),
     ],
 )

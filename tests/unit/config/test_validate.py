@@ -53,33 +53,26 @@ def mount(path: str) -> list[V1VolumeMount]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "unknown operator": (
-        lambda: declare(SafeTorch(operator="slurm")),
-        "operator='slurm' is unknown (use one of: 'pytorch', 'mpi')",
-    ),
-    "elastic mpi": (
-        lambda: declare(SafeTorch(nnodes="2:4", operator="mpi")),
-        "nnodes='2:4' is a range, which an MPIJob cannot have",
-    ),
     "role of a pod": (
         lambda: declare(SafeTorch(master=kf.Master())),
-        "master='set' has no effect: this 1-node pytorch job has no roles: it is an ordinary pod (drop master)",
-    ),
-    "launcher of a PyTorchJob": (
-        lambda: declare(SafeTorch(nnodes=2, launcher=kfmpi.Launcher())),
-        "launcher='set' has no effect: this 2-node pytorch job has master and worker (drop launcher or use master)",
-    ),
-    "master of an MPIJob": (
-        lambda: declare(SafeTorch(nnodes=2, operator="mpi", master=kf.Master())),
-        "master='set' has no effect: this 2-node mpi job has launcher and worker",
+        "master='set' has no effect: this 1-node job has no roles: it is an ordinary pod (drop master)",
     ),
     "master of an elastic job": (
         lambda: declare(SafeTorch(nnodes="2:3", master=kf.Master())),
-        "master='set' has no effect: this elastic pytorch job has worker (drop master or use worker)",
+        "master='set' has no effect: this elastic job has worker (drop master or use worker)",
     ),
     "role of another class": (
         lambda: declare(SafeTorch(nnodes=2, worker={"image": "x"})),
-        "worker={'image': 'x'} is not a Worker (import Worker from kfpytorch or kfmpi)",
+        "worker={'image': 'x'} is not the Worker of flytekitplugins.kfpytorch (import Worker from "
+        "flytekitplugins.kfpytorch)",
+    ),
+    "role of the plugin for MPI": (
+        lambda: declare(SafeTorch(nnodes=2, worker=kfmpi.Worker())),
+        "is not the Worker of flytekitplugins.kfpytorch (import Worker from flytekitplugins.kfpytorch)",
+    ),
+    "restart policy of the plugin for MPI": (
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(restart_policy=kfmpi.RestartPolicy.NEVER))),
+        "is not the RestartPolicy of flytekitplugins.kfpytorch (import RestartPolicy from flytekitplugins.kfpytorch)",
     ),
     "replicas against nodes": (
         lambda: declare(SafeTorch(nnodes=4, worker=kf.Worker(replicas=4))),
@@ -89,22 +82,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: declare(SafeTorch(nnodes=2, queue="team a/gpu")),
         "queue='team a/gpu' is not the name of a LocalQueue (use small letters, digits, '-' and '.')",
     ),
-    "queue of an MPIJob": (
-        lambda: declare(SafeTorch(nnodes=2, operator="mpi", queue="gpu")),
-        "queue='gpu' has no effect: Kueue does not know the training operator's MPIJob, which would start at once "
-        "(use the operator 'pytorch', or drop queue)",
-    ),
     "queue against a label": (
         lambda: declare(SafeTorch(nnodes=2, queue="gpu"), labels={"kueue.x-k8s.io/queue-name": "cpu"}),
         "queue='gpu' is another than @task's label kueue.x-k8s.io/queue-name=cpu (give one of the two)",
-    ),
-    "two launchers": (
-        lambda: declare(SafeTorch(nnodes=4, operator="mpi", launcher=kfmpi.Launcher(replicas=2))),
-        "launcher.replicas=2 contradicts nnodes, which makes 1",
-    ),
-    "command of a role": (
-        lambda: declare(SafeTorch(nnodes=4, operator="mpi", worker=kfmpi.Worker(command=["/usr/sbin/sshd", "-De"]))),
-        "worker.command=['/usr/sbin/sshd', '-De'] would replace the command that stages the code",
     ),
     "image of a role as number": (
         lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(image=5))),
@@ -116,17 +96,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "restart policy as text": (
         lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(restart_policy="OnFailure"))),
-        "worker.restart_policy='OnFailure' is not a RestartPolicy",
+        "worker.restart_policy='OnFailure' is not the RestartPolicy of flytekitplugins.kfpytorch",
     ),
     "run policy as dict": (
         lambda: declare(SafeTorch(nnodes=2, run_policy={})),
-        "run_policy={} is not a RunPolicy",
+        "run_policy={} is not the RunPolicy of flytekitplugins.kfpytorch",
     ),
     "run policy of a pod": (
         lambda: declare(SafeTorch(run_policy=kf.RunPolicy())),
         "run_policy='set' has no effect: nnodes=1 is an ordinary pod, not a job",
     ),
-    "clean pod policy as text": (run_policy(clean_pod_policy="All"), "clean_pod_policy='All' is not a CleanPodPolicy"),
+    "clean pod policy as text": (
+        run_policy(clean_pod_policy="All"),
+        "='All' is not the CleanPodPolicy of flytekitplugins",
+    ),
     "no backoff": (run_policy(backoff_limit=0), "run_policy.backoff_limit=0 must be a whole number, 1 or more"),
     "no deadline": (run_policy(active_deadline_seconds=0), "run_policy.active_deadline_seconds=0 must be"),
     "negative ttl": (
@@ -250,15 +233,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "pod_template primary limits.amd.com/gpu='4' is another kind of GPU than the task's own gpu=",
     ),
-    "launcher with the template's EFA": (
-        lambda: declare(
-            SafeTorch(nnodes=2, operator="mpi"),
-            requests=Resources(cpu="4"),
-            pod_template=template(resources=V1ResourceRequirements(limits={"vpc.amazonaws.com/efa": "4"})),
-        ),
-        "pod_template primary limits.vpc.amazonaws.com/efa='4' goes to the launcher too, which runs no ranks (use the "
-        "operator 'pytorch', which has no launcher)",
-    ),
     "roles differ": (
         lambda: declare(
             SafeTorch(nnodes=2, worker=kf.Worker(requests=Resources(gpu="4"))),
@@ -272,10 +246,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             requests=Resources(gpu="8"),
         ),
         "master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a count of zero",
-    ),
-    "launcher with the template's GPUs": (
-        lambda: declare(SafeTorch(nnodes=2, operator="mpi"), pod_template=template(resources=gpus("4"))),
-        "pod_template primary limits.nvidia.com/gpu='4' goes to the launcher too, which runs no ranks",
     ),
     "accelerator without a GPU": (
         lambda: declare(SafeTorch(), accelerator=T4),
@@ -411,13 +381,13 @@ def yields(x: int) -> Iterator[int]:
 
 def test_a_size_that_cannot_be_read_hides_nothing_else() -> None:
     worker = kf.Worker(replicas=7, restart_policy="no", requests=Resources(mem="x"))
-    config = SafeHorovod(nnodes=0, operator="slurm", run_policy={}, worker=worker)  # type: ignore[arg-type]
+    config = SafeHorovod(nnodes=0, run_policy={}, worker=worker)  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError) as caught:
         declare(config, shared_memory="x", requests=Resources(gpu="0.5"), pod_template=5)
 
     assert {problem.field for problem in caught.value.problems} == {
-        *("nnodes", "operator", "shared_memory", "run_policy", "worker.restart_policy"),
+        *("nnodes", "shared_memory", "run_policy", "worker.restart_policy"),
         *("worker.requests.mem", "requests.gpu", "pod_template"),
     }
 
@@ -455,9 +425,29 @@ def test_whatever_stands_in_a_field_it_is_taken_or_refused_and_nothing_else_is_r
         plan_task(SafeTorch(**config), given["task"], where={}, function=train)
 
 
+def test_an_operator_and_a_launcher_are_refused_together_with_what_to_write_instead() -> None:
+    with pytest.raises(ConfigError) as caught:
+        SafeHorovod(nnodes=2, operator="mpi", launcher=kfmpi.Launcher())
+
+    assert str(caught.value).startswith("2 problems:")
+    assert (
+        "operator='mpi' is gone: a job of several nodes is a PyTorchJob, for Horovod too, which needs no MPI "
+        "(leave it out; the training operator that runs MPIJobs runs PyTorchJobs as well)"
+    ) in str(caught.value)
+    assert "is gone: a job has no pod that launches the others (leave it out; " in str(caught.value)
+
+
+def test_a_subclass_may_have_an_operator_of_its_own() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class OfTheTeam(SafeTorch):
+        operator: str = "Ada"
+
+    assert OfTheTeam(operator="Grace", nnodes=2).operator == "Grace"
+
+
 def test_what_depends_on_a_number_of_nodes_that_cannot_be_read_is_left_out() -> None:
     with pytest.raises(ConfigError, match=r"^1 problem: nnodes='x' is not a number of nodes"):
-        declare(SafeTorch(nnodes="x", operator="mpi"))
+        declare(SafeTorch(nnodes="x", master=kf.Master(), worker=kf.Worker(replicas=7)))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -556,13 +546,6 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
             requests=Resources(gpu="8"),
         ),
         2,
-    ),
-    "launcher's GPUs do not count": (
-        lambda: declare(
-            SafeTorch(nnodes=2, operator="mpi", launcher=kfmpi.Launcher(requests=Resources(gpu="1"))),
-            requests=Resources(gpu="4"),
-        ),
-        4,
     ),
     "one slice": (lambda: declare(SafeTorch(), accelerator=A100.partition_2g_10gb, limits=Resources(gpu="1")), 1),
     "explicit slices": (

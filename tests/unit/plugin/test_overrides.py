@@ -10,13 +10,12 @@ from flytekit import Resources, map_task, workflow
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.base_task import PythonTask
 from flytekit.core.pod_template import PodTemplate
-from flytekit.core.resources import ResourceSpec
 from flytekit.tools.translator import get_serializable
-from flytekitplugins import kfmpi, kfpytorch
+from flytekitplugins import kfpytorch
 from google.protobuf.json_format import MessageToDict
 from kubernetes.client import V1Container, V1PodSpec, V1Volume, V1VolumeMount
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch
+from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
 
@@ -105,14 +104,8 @@ def test_shared_memory_is_asked_of_the_backend(config: Any, kwargs: dict[str, An
     assert (None if found is None else found.shared_memory.size_limit) == size
 
 
-MPI: dict[str, Any] = {"operator": "mpi", "nnodes": 2}
 REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
     "another config": (make(SafeTorch(nnodes=2)), {"task_config": SafeTorch(nnodes=4)}, "never reaches the cluster"),
-    "GPUs of an MPIJob": (
-        make(SafeHorovod(**MPI), requests=GPU8),
-        {"requests": Resources(gpu="4")},
-        "GPUs stand in the worker role of an MPIJob",
-    ),
     "memory that is no amount": (make(SafeTorch()), {"requests": Resources(mem="lots")}, "requests.mem='lots'"),
     "a request above its limit": (
         make(SafeTorch()),
@@ -163,15 +156,6 @@ def test_another_config_is_refused_on_a_mapped_task_too() -> None:
         overrides_of(mapped, task_config=SafeTorch(nnodes=4))
 
 
-def test_resources_reach_the_workers_of_an_mpi_job_without_gpus() -> None:
-    task = make(SafeHorovod(**MPI, nproc_per_node=2), requests=Resources(cpu="2"))
-
-    found = overrides_of(task, requests=Resources(cpu="32", gpu="4"))
-
-    assert "resources" not in task.get_custom(SETTINGS)["workerReplicas"]
-    assert {"name": "GPU", "value": "4"} in found["resources"]["requests"]
-
-
 @pytest.mark.parametrize(
     ("said", "warning"),
     [
@@ -193,29 +177,7 @@ def test_a_role_that_keeps_what_is_its_own_is_named(
     assert any(warning in one for one in texts)
 
 
-def test_a_registrations_default_resources_reach_the_workers_of_an_mpi_job() -> None:
-    from dataclasses import replace
-
-    settings = replace(SETTINGS, default_resources=ResourceSpec(requests=GPU8, limits=Resources()))
-
-    custom = make(SafeHorovod(**MPI)).get_custom(settings)
-
-    assert {"name": "GPU", "value": "8"} in custom["workerReplicas"]["resources"]["requests"]
-    assert "GPU" not in str(custom["launcherReplicas"])
-
-
 def test_a_mapped_tasks_node_is_left_to_flytekit() -> None:
     mapped = map_task(make(SafeTorch()))
 
     assert overrides_of(mapped, requests=Resources(cpu="2"))["resources"]["requests"] == [{"name": "CPU", "value": "2"}]
-
-
-def test_roles_of_an_mpi_job_that_the_user_names_keep_the_tasks_other_resources() -> None:
-    task = make(
-        SafeHorovod(nnodes=2, operator="mpi", worker=kfmpi.Worker(requests=Resources(gpu="2"))),
-        requests=Resources(cpu="8"),
-    )
-
-    entries = task.get_custom(SETTINGS)["workerReplicas"]["resources"]["requests"]
-
-    assert {one["name"]: one["value"] for one in entries} == {"CPU": "8", "GPU": "2"}

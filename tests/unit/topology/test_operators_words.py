@@ -16,25 +16,20 @@ from tests.unit.topology.test_topology import FIXED, asked, elastic, leaves_open
 NAMES = {
     "pytorchjob": "PyTorchJob",
     "trainjob": "Kubeflow Trainer's TrainJob",
-    "mpijob": "MPIJob worker",
     "jobset": "JobSet",
     "elastic": "PyTorchJob with an elastic policy",
 }
 NUMBERS = {
     "pytorchjob": ("PET_NODE_RANK", "PET_NNODES", "RANK", "MASTER_PORT"),
     "trainjob": ("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_PORT"),
-    "mpijob": ("SAFEDIST_MPI_NODE_RANK", "SAFEDIST_MPI_NODES"),
     "jobset": ("JOB_COMPLETION_INDEX", "NNODES", "MASTER_PORT"),
 }
 OTHERS = {
     "pytorchjob": ("MASTER_ADDR",),
     "trainjob": ("PET_MASTER_ADDR",),
-    "mpijob": ("SAFEDIST_MPI_ENDPOINT",),
     "elastic": ("PET_NNODES", "PET_RDZV_ENDPOINT"),
 }
-NODES_FROM = {"pytorchjob": "PET_NNODES", "trainjob": "PET_NNODES", "mpijob": "SAFEDIST_MPI_NODES"} | {
-    "jobset": "NNODES",
-}
+NODES_FROM = {"pytorchjob": "PET_NNODES", "trainjob": "PET_NNODES", "jobset": "NNODES"}
 Variables = dict[str, str]
 
 
@@ -115,12 +110,10 @@ def test_another_number_of_ranks_is_told_with_both(operator: str, name: str) -> 
     assert f"(seen: {name}=7; expected: 8, as the task is configured)" in said
 
 
-@pytest.mark.parametrize("operator", ["mpijob", "elastic"])
 @pytest.mark.parametrize("text", [":1", "h:0", "h:65536", "h:x"])
-def test_an_endpoint_that_cannot_be_read_is_told(operator: str, text: str) -> None:
-    name = {"mpijob": "SAFEDIST_MPI_ENDPOINT", "elastic": "PET_RDZV_ENDPOINT"}[operator]
-    said = told(operator, lambda env: env.update({name: text}))
-    assert said.startswith(f"{name} of {NAMES[operator]} cannot be read [")
+def test_an_endpoint_that_cannot_be_read_is_told(text: str) -> None:
+    said = told("elastic", lambda env: env.update(PET_RDZV_ENDPOINT=text))
+    assert said.startswith(f"PET_RDZV_ENDPOINT of {NAMES['elastic']} cannot be read [")
     assert said.endswith(f"(seen: {text!r}; expected: HOST:PORT)")
 
 
@@ -155,7 +148,7 @@ REFUSED = {
         asked(2, 2, 4),
         (
             "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one "
-            "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, MPIJob worker, "
+            "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, "
             "JobSet). Next step: check that the cluster's "
             "training operator handled this job (the pod has none of its variables)"
         ),
@@ -202,17 +195,17 @@ REFUSED = {
         ),
     ),
     "a rank that is too high": (
-        FIXED["mpijob"](2, 2, 4),
+        FIXED["jobset"](2, 2, 4) | pinned(2, 4),
         asked(2, 2, 4),
         (
-            "MPIJob worker contradicts the task's configuration [SAFEDIST_MPI_ENDPOINT=10.0.0.7:23456, "
-            "SAFEDIST_MPI_NODES=2, SAFEDIST_MPI_NODE_RANK=2, registered nnodes=2] (seen: "
+            "JobSet contradicts the task's configuration [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
+            "JOB_COMPLETION_INDEX=2, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4, registered nnodes=2] (seen: "
             "node rank 2; expected: 0 to 1). Next step: register the task again; if it stays, something sets the "
             "operator's variables a second time"
         ),
     ),
     "other code than registered": (
-        FIXED["mpijob"](0, 2, 4),
+        FIXED["pytorchjob"](0, 2, 4),
         asked(2, 2, 8),
         (
             "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nproc_per_node=4] "
@@ -299,7 +292,7 @@ def test_what_a_user_would_not_think_is_told_in_one_sentence(case: str) -> None:
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     for operator, change in (
         ("pytorchjob", {"MASTER_PORT": str(port)}),
-        ("mpijob", {"SAFEDIST_MPI_ENDPOINT": f"node-0:{port}"}),
+        ("elastic", {"PET_RDZV_ENDPOINT": f"node-0:{port}"}),
     ):
         env, wanted = variables(operator)
         endpoint = from_env(env | change, wanted).endpoint

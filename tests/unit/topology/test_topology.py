@@ -63,14 +63,6 @@ def elastic(nodes: str, nproc: int) -> dict[str, str]:
     }
 
 
-def mpijob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
-    return pinned(nodes, nproc) | {
-        "SAFEDIST_MPI_NODE_RANK": str(rank),
-        "SAFEDIST_MPI_NODES": str(nodes),
-        "SAFEDIST_MPI_ENDPOINT": "10.0.0.7:23456",
-    }
-
-
 def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     return {
         "JOBSET_NAME": "f1",
@@ -82,18 +74,7 @@ def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     }
 
 
-FIXED = {
-    "pytorchjob": pytorchjob,
-    "trainjob": trainjob,
-    "mpijob": mpijob,
-    "jobset": jobset,
-}
-
-
-def test_an_mpijobs_launcher_names_the_file_that_says_where_node_0_has_moved() -> None:
-    env = mpijob(1, 2, 4) | {"SAFEDIST_MPI_NODE_0": "/tmp/where"}
-
-    assert from_env(env, asked(2, 2, 4)).endpoint == Endpoint("10.0.0.7", 23456, moved="/tmp/where")
+FIXED = {"pytorchjob": pytorchjob, "trainjob": trainjob, "jobset": jobset}
 
 
 def test_a_plain_machine_is_a_local_run_of_one_node() -> None:

@@ -20,8 +20,3 @@ def train(size: int) -> float:
 @task(task_config=SafeTorch(nproc_per_node=2), pod_template=POOL)
 def evaluate(score: float) -> float:
     return score
-
-
-@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, operator="mpi"))
-def legacy(size: int) -> float:
-    return size / 4

@@ -1,8 +1,8 @@
 from flytekit import workflow
 
-from ..training import legacy, prepare
+from ..training import prepare, train
 
 
 @workflow
 def nightly(size: int) -> float:
-    return legacy(size=prepare(size=size))
+    return train(size=prepare(size=size))
