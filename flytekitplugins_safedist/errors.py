@@ -1,7 +1,7 @@
 """The exception tree of safedist.
 
 Every error is a value made of facts: *what* is wrong, *where* (a field, a path, a host, a rank), what was *seen* and
-*expected*, and the *next step*. The message is composed from them, so no caller can forget one, and a program can
+*expected*, and what to do (*hint*). The message is composed from them, so no caller can forget one, and a program can
 read them back. All of them survive pickling: ranks, servers and agents are different processes.
 """
 
@@ -23,7 +23,7 @@ class SafedistError(Exception):
         where: the place: a field, path, URI, host or rank, as ``{"path": ..., "rank": ...}``.
         seen: the value that was found, if a value is the trouble.
         expected: what would have been right.
-        hint: the next step for the reader.
+        hint: what the reader can do; stands behind ``Fix:``.
 
     Attributes:
         platforms: the code of an error that no user can cause, and that another attempt may mend: a free one. "" where
@@ -61,7 +61,7 @@ class SafedistError(Exception):
     # No attribute is called "message": of a class that has one, torch wants a constructor that takes it (a DataLoader
     # that raises its worker's error again; torch._utils.ExceptionWrapper.reraise).
     def __str__(self) -> str:
-        """The facts as text: ``what [place] (seen …, expected …). Next step.``"""
+        """The facts as text: ``what [place] (seen …; expected …). Fix: hint``"""
         text = self.what
         if self.where:
             text += " [" + ", ".join(f"{key}={value}" for key, value in self.where.items()) + "]"
@@ -73,7 +73,7 @@ class SafedistError(Exception):
         if facts:
             text += " (" + "; ".join(facts) + ")"
         if self.hint:
-            text += f"{'' if text.endswith('.') else '.'} Next step: {self.hint}"
+            text += f"{'' if text.endswith('.') else '.'} Fix: {self.hint}"
         return text
 
     @property

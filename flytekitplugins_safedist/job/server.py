@@ -320,7 +320,7 @@ class Server:
             return
         self._strangers.add(peer)
         logger.warning(
-            f"{who} came to this job's coordinator and was turned away: {peer}, {why}. Next step: see why it has this "
+            f"{who} came to this job's coordinator and was turned away: {peer}, {why}. Fix: see why it has this "
             "pod's address: a name that leads here, or a machine's port that two jobs share"
         )
 

@@ -90,7 +90,7 @@ def test_the_error_names_the_gpu_and_what_it_has_reported(
     assert message.startswith(f"{what}, reported by GPU 1 ({UUID}): rank 1 (local_rank 1) on node 0 (")
     assert ("raised RuntimeError: CUDA error: unspecified launch failure" in message) == ("aborts" not in how)
     step = "compute-sanitizer" if "Xid 31" in what else "drain that node"
-    assert re.search(f"Next step: .*{step}", message)
+    assert re.search(f"Fix: .*{step}", message)
     assert f"GPU 1 ({UUID}) reported {what}" in ended.err, "told at once, as a warning"
 
 

@@ -105,7 +105,7 @@ def test_ctrl_c_in_the_debugger_ends_the_job_with_one_line(warm, tmp_path):
 def test_breakpoint_without_a_terminal_is_an_error_that_says_so(warm, tmp_path, task):
     ended = warm.run(f"job_local:{task}", tmp_path / "job")
     assert "NoTerminalError: breakpoint() was called where there is no terminal" in str(ended.error)
-    assert "Next step: run the task locally, on a terminal" in str(ended.error)
+    assert "Fix: run the task locally, on a terminal" in str(ended.error)
     assert "BdbQuit" not in str(ended.error)
 
 

@@ -77,7 +77,7 @@ def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_pat
         r"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\), node 1 \(.*\): gpu: 1 GPUs are asked for",
         error.message,
     )
-    assert "Next step: keep the next attempt off that machine" in error.message
+    assert "Fix: keep the next attempt off that machine" in error.message
 
 
 def test_a_node_that_is_not_fit_is_told_and_the_job_goes_on_where_the_user_wants_that(warm, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_full_disk_is_named_and_has_changed_nothing(place, actors, tmpfs):
     (tmpfs / "main.py").write_text("the image's")
     outcome = actors(place.uri, tmpfs).go().end()
     assert outcome["error"] == "StagingError"
-    for words in ("destination directory", "the disk is full", "ENOSPC", "bytes", "free", "Next step"):
+    for words in ("destination directory", "the disk is full", "ENOSPC", "bytes", "free", "Fix:"):
         assert words in outcome["message"]
     assert [path.name for path in tmpfs.iterdir()] == ["main.py"]
     assert (tmpfs / "main.py").read_text() == "the image's"

@@ -82,10 +82,10 @@ def test_a_config_error_keeps_its_problems_as_values_through_pickling() -> None:
         ({"seen": 0}, "it broke (seen: 0)"),
         ({"expected": "more"}, "it broke (expected: more)"),
         ({"seen": 1, "expected": 2}, "it broke (seen: 1; expected: 2)"),
-        ({"hint": "mend it"}, "it broke. Next step: mend it"),
+        ({"hint": "mend it"}, "it broke. Fix: mend it"),
         (
             {"where": {"rank": 0}, "seen": "a", "expected": "b", "hint": "mend it"},
-            "it broke [rank=0] (seen: a; expected: b). Next step: mend it",
+            "it broke [rank=0] (seen: a; expected: b). Fix: mend it",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_the_message_is_composed_of_the_facts_that_are_there(facts: dict[str, ob
 
 
 def test_a_sentence_that_ends_already_gets_no_second_full_stop_before_the_next_step() -> None:
-    assert str(SafedistError("it broke.", hint="mend it")) == "it broke. Next step: mend it"
+    assert str(SafedistError("it broke.", hint="mend it")) == "it broke. Fix: mend it"
 
 
 def test_the_callers_mapping_is_copied_and_not_kept() -> None:
@@ -119,7 +119,7 @@ def test_what_is_a_timeout_can_be_caught_as_pythons() -> None:
     for name in ("FsTimeoutError", "LaunchTimeoutError", "RendezvousTimeoutError"):
         error = an(getattr(errors, name))
         assert isinstance(error, TimeoutError)
-        assert str(error) == "it broke [path=/x, rank=3] (seen: [1]; expected: 2.5). Next step: look at /x"
+        assert str(error) == "it broke [path=/x, rank=3] (seen: [1]; expected: 2.5). Fix: look at /x"
 
 
 def test_every_error_that_calls_itself_a_timeout_is_one() -> None:

@@ -80,6 +80,6 @@ def test_another_version_is_told_from_nonsense() -> None:
         Registered.from_env({"SAFEDIST_JOB": '{"version": 2, "nodes": "of another kind"}'})
     assert str(caught.value) == (
         "this pod was registered by another version of flytekitplugins-safedist than its image has [version in "
-        "SAFEDIST_JOB=2] (expected: 1). Next step: register the task with the version that is in its image, or build "
+        "SAFEDIST_JOB=2] (expected: 1). Fix: register the task with the version that is in its image, or build "
         "the image with this one"
     )

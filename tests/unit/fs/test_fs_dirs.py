@@ -230,6 +230,5 @@ def test_a_file_in_the_way_is_told_with_all_that_was_seen_of_it(tmp_path):
         ensure_dir(tmp_path / "x")
     assert str(caught.value).startswith(f"a file is in the way of a directory [path={tmp_path}/x, file_system=")
     assert str(caught.value).endswith(
-        "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). "
-        "Next step: move it away, or choose another path"
+        "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). Fix: move it away, or choose another path"
     )

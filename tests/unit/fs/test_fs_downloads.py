@@ -110,7 +110,7 @@ def test_a_source_that_is_not_there_is_told_with_its_name_the_place_and_what_to_
     text = str(caught.value)
     assert f"the download failed [source={tmp_path}/nothing, to={tmp_path}/weights, host=" in text
     assert "(seen: FileNotFoundError: " in text
-    assert "Next step: see whether the source exists and this task may read it" in text
+    assert "Fix: see whether the source exists and this task may read it" in text
 
 
 def test_an_address_with_a_secret_is_told_by_nothing_that_goes_wrong_with_it(tmp_path, monkeypatch):

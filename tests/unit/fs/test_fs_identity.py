@@ -77,17 +77,17 @@ def test_what_is_wrong_with_a_rank_is_told_with_what_was_seen_and_what_to_do():
     assert told({**TORCH, "RANK": "x"}) == "RANK is not a number [variable=RANK] (seen: x; expected: a whole number)"
     assert told({"RANK": "1", "WORLD_SIZE": "2"}) == (
         "the environment names this process's rank only in part (seen: RANK=1, WORLD_SIZE=2; expected: also "
-        "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK). Next step: start the ranks with torchrun or as a safedist task, or "
+        "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK). Fix: start the ranks with torchrun or as a safedist task, or "
         "unset these for a single process"
     )
     assert told({**TORCH, "WORLD_SIZE": "9"}) == (
         "the number of nodes is not known (seen: world size 9, 4 on this node, GROUP_WORLD_SIZE not set). "
-        "Next step: set GROUP_WORLD_SIZE"
+        "Fix: set GROUP_WORLD_SIZE"
     )
     assert told({**TORCH, **HOROVOD, "HOROVOD_RANK": "4"}).endswith(
-        "Next step: start the ranks with one launcher, or unset the other's variables"
+        "Fix: start the ranks with one launcher, or unset the other's variables"
     )
     assert told({**TORCH, "RANK": "8"}) == (
-        "rank must be at least 0 and less than world_size (seen: rank=8, world_size=8). Next step: look at what sets "
+        "rank must be at least 0 and less than world_size (seen: rank=8, world_size=8). Fix: look at what sets "
         "these variables: two launchers may be at work at once"
     )

@@ -254,8 +254,7 @@ HOROVOD_HINT = (
 @pytest.mark.parametrize("backend", ["torch", "horovod"])
 def test_torch_that_is_not_installed_is_said_to_be_so(backend: str) -> None:
     assert checked(backend, ["torch"]) == (
-        f"torch is not installed [module=torch] (seen: ModuleNotFoundError: No module named 'torch'). "
-        f"Next step: {TORCH_HINT}"
+        f"torch is not installed [module=torch] (seen: ModuleNotFoundError: No module named 'torch'). Fix: {TORCH_HINT}"
     )
 
 
@@ -263,14 +262,14 @@ def test_torch_whose_native_part_does_not_load_is_told_apart_from_no_torch() -> 
     assert checked("torch", ["torch._C"], "ImportError:libcudart.so.12: cannot open shared object file") == (
         "torch is installed, but cannot be imported [module=torch] "
         "(seen: ImportError: libcudart.so.12: cannot open shared object file). "
-        f"Next step: {TORCH_HINT}"
+        f"Fix: {TORCH_HINT}"
     )
 
 
 def test_horovod_that_is_not_installed_is_said_to_be_so_with_the_way_to_build_it() -> None:
     assert checked("horovod", ["horovod"]) == (
         "horovod is not installed [module=horovod.runner.http.http_server] "
-        f"(seen: ModuleNotFoundError: No module named 'horovod'). Next step: {HOROVOD_HINT}"
+        f"(seen: ModuleNotFoundError: No module named 'horovod'). Fix: {HOROVOD_HINT}"
     )
 
 
@@ -279,7 +278,7 @@ def test_horovod_that_lacks_something_is_told_apart_from_no_horovod() -> None:
     text = checked("horovod", ["horovod.runner.util.network"], "OSError:undefined symbol: _ZN5torch")
     assert text == (
         "horovod is installed, but cannot be imported [module=horovod.runner.http.http_server] "
-        f"(seen: OSError: undefined symbol: _ZN5torch). Next step: {HOROVOD_HINT}"
+        f"(seen: OSError: undefined symbol: _ZN5torch). Fix: {HOROVOD_HINT}"
     )
 
 

@@ -39,7 +39,7 @@ def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
     with pytest.raises(NotInTaskError) as caught:
         current_rank()
     assert str(caught.value) == (
-        "current_rank() was called outside a rank. Next step: call it inside the function of a @task with "
+        "current_rank() was called outside a rank. Fix: call it inside the function of a @task with "
         "task_config=SafeHorovod(...) or SafeTorch(...); at import of a module, and in the workflow, there is no rank "
         "yet, and in a process that the function spawns (as a DataLoader does its workers, "
         "multiprocessing_context='spawn' or 'forkserver') there is none: hand it over"

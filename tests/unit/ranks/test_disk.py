@@ -64,7 +64,7 @@ def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
     assert isinstance(error, ScratchError)
     assert str(error) == (
         f"the ranks of this node wrote more than their scratch limit [directory=/s/job] (seen: {USAGE}; "
-        "expected: at most 2.0 GiB by me). Next step: write less to current_rank().scratch and temporary files, remove "
+        "expected: at most 2.0 GiB by me). Fix: write less to current_rank().scratch and temporary files, remove "
         "what is done with, or raise Scratch(size_limit=...) or the task's limit of ephemeral_storage"
     )
 

@@ -128,7 +128,7 @@ def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
         orders.load_task(order(module="conditional_tasks", name="train"))
     assert str(caught.value) == (
         "the task is not in its module when a rank imports it [module=conditional_tasks, task=train, "
-        f"file={tmp_path}/conditional_tasks.py] (expected: the same code in the agent and in its ranks). Next step: "
+        f"file={tmp_path}/conditional_tasks.py] (expected: the same code in the agent and in its ranks). Fix: "
         "do not define the task under a condition that differs between processes"
     )
 
@@ -270,7 +270,7 @@ def test_a_closure_that_cannot_be_pickled_is_named_with_the_repair(value: object
     )
     assert reason in text
     assert text.endswith(
-        "expected: a function at module level, in a module that ranks can import). Next step: move the task (or what "
+        "expected: a function at module level, in a module that ranks can import). Fix: move the task (or what "
         "its closure holds: locks, sockets, open files) to module level"
     )
 

@@ -139,7 +139,7 @@ REFUSED = {
             "JOB_COMPLETION_INDEX=0, MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4,"
             " PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, "
             "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: "
-            "PyTorchJob and JobSet; expected: the variables of one operator). Next step: remove those that the "
+            "PyTorchJob and JobSet; expected: the variables of one operator). Fix: remove those that the "
             "task's environment, pod template or image sets itself"
         ),
     ),
@@ -149,7 +149,7 @@ REFUSED = {
         (
             "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one "
             "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, "
-            "JobSet). Next step: check that the cluster's "
+            "JobSet). Fix: check that the cluster's "
             "training operator handled this job (the pod has none of its variables)"
         ),
     ),
@@ -158,7 +158,7 @@ REFUSED = {
         asked(1, 1, 4),
         (
             "SAFEDIST_ENDPOINT is set, but there is no other node to meet [SAFEDIST_ENDPOINT=a:1] (seen: local "
-            "run). Next step: remove it; it has a meaning for jobs of two or more nodes only"
+            "run). Fix: remove it; it has a meaning for jobs of two or more nodes only"
         ),
     ),
     "ranks left to each pod": (
@@ -169,7 +169,7 @@ REFUSED = {
             "[MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, PET_MASTER_ADDR=f1-n0-0-master-0, "
             "PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, PET_NPROC_PER_NODE=auto, RANK=0, "
             "WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the "
-            "pod). Next step: register the task with this package, which pins it"
+            "pod). Fix: register the task with this package, which pins it"
         ),
     ),
     "another index than rank": (
@@ -179,7 +179,7 @@ REFUSED = {
             "Kubeflow Trainer's TrainJob contradicts the task's configuration [JOB_COMPLETION_INDEX=0, "
             "PET_MASTER_ADDR=f1-node-0-0.f1, PET_MASTER_PORT=29500, PET_NNODES=2, PET_NODE_RANK=1, "
             "PET_NPROC_PER_NODE=auto, registered nnodes=2] (seen: JOB_COMPLETION_INDEX=0;"
-            " expected: 1, as PET_NODE_RANK says). Next step: register the task again; if it stays, something "
+            " expected: 1, as PET_NODE_RANK says). Fix: register the task again; if it stays, something "
             "sets the operator's variables a second time"
         ),
     ),
@@ -190,7 +190,7 @@ REFUSED = {
             "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, "
             "PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=1, "
             "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: "
-            "RANK=0; expected: RANK=1, as PET_NODE_RANK says). Next step: register the task again; if it stays, "
+            "RANK=0; expected: RANK=1, as PET_NODE_RANK says). Fix: register the task again; if it stays, "
             "something sets the operator's variables a second time"
         ),
     ),
@@ -200,7 +200,7 @@ REFUSED = {
         (
             "JobSet contradicts the task's configuration [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
             "JOB_COMPLETION_INDEX=2, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4, registered nnodes=2] (seen: "
-            "node rank 2; expected: 0 to 1). Next step: register the task again; if it stays, something sets the "
+            "node rank 2; expected: 0 to 1). Fix: register the task again; if it stays, something sets the "
             "operator's variables a second time"
         ),
     ),
@@ -209,7 +209,7 @@ REFUSED = {
         asked(2, 2, 8),
         (
             "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nproc_per_node=4] "
-            "(seen: nproc_per_node=8 in the code, 4 at registration). Next step: register the task again; and let"
+            "(seen: nproc_per_node=8 in the code, 4 at registration). Fix: register the task again; and let"
             " the config depend on nothing that differs in the pod, such as the GPUs of the machine it is "
             "imported on"
         ),
@@ -219,7 +219,7 @@ REFUSED = {
         asked(2, 5, 4),
         (
             "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nnodes=2:4] (seen: "
-            "nnodes=2:5 in the code, 2:4 at registration). Next step: register the task again; and let the config "
+            "nnodes=2:5 in the code, 2:4 at registration). Fix: register the task again; and let the config "
             "depend on nothing that differs in the pod, such as the GPUs of the machine it is imported on"
         ),
     ),
@@ -228,7 +228,7 @@ REFUSED = {
         asked(1, 1, 8),
         (
             "this pod has fewer GPUs than its 8 ranks were registered for [registered GPUs=8, this pod=1] (seen: 1 "
-            "GPUs; expected: 8). Next step: leave nproc_per_node out, so that ranks follow the GPUs that a pod "
+            "GPUs; expected: 8). Fix: leave nproc_per_node out, so that ranks follow the GPUs that a pod "
             "has; or give the pod as many (with_overrides on the task changes GPUs, and a platform's limit makes "
             "them fewer)"
         ),
