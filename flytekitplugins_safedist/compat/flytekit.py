@@ -140,18 +140,6 @@ def output_deck(name: str, parameters: Any) -> None:
     lookup(deck, "_output_deck", of="flytekit")(name, parameters)
 
 
-def stock_command(task: Any, settings: Any) -> list[str]:
-    """The command that flytekit has for a task: its own, or one that it set (``set_command_fn``); for fast registration
-    with ``pyflyte-fast-execute ... --`` in front, which it leaves to a second call, or to another hand."""
-    from flytekit.tools import translator
-
-    command: list[str] = lookup(task, "_get_command_fn", of="flytekit")(settings)
-    prefix = lookup(translator, "get_command_prefix_for_fast_execute", of="flytekit")
-    if not settings.should_fast_serialize() or command[0] == FAST_EXECUTE:
-        return command
-    return [*prefix(settings), *command]
-
-
 def stock_container(above: Any, settings: Any) -> Any:
     """The container that flytekit makes for a task.
 

@@ -6,11 +6,12 @@ shown is made of the plan, and so is what agents and ranks of the job go by.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..errors import Problem
-from .asked import TaskArguments
-from .gpus import fewest, per_role
+from .arguments import TaskArguments
+from .effective import NOTHING, POD, Amounts, Layers, effective, fewest_gpus, of_container, of_resources
 from .options import Hangs, Logs, Metrics, Preflight, Profile, SafeDistributed, SafeHorovod, Scratch, parse_nodes
 from .quantities import size_in_bytes
 from .registered import Registered
@@ -26,6 +27,8 @@ class Plan(Registered):
     Attributes:
         config, arguments: what the user wrote.
         roles: of the job's pods; none for one node.
+        resources: what the container that trains asks for, by role (``POD`` for one node).
+        resources: what the container that trains asks for, by role; ``POD`` for one node.
         max_restarts, scratch, logs, hangs, metrics, preflight, profile: as configured.
         size_limit: scratch limit in bytes, or None.
         environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
@@ -34,6 +37,7 @@ class Plan(Registered):
     config: SafeDistributed
     arguments: TaskArguments
     roles: tuple[Role, ...]
+    resources: Mapping[str, Amounts] = field(hash=False)
     max_restarts: int
     scratch: Scratch
     size_limit: int | None
@@ -50,21 +54,38 @@ class Plan(Registered):
         return self.min_nodes != self.max_nodes
 
 
-def plan(config: SafeDistributed, arguments: TaskArguments) -> tuple[Plan | None, list[Problem]]:
-    """Decide the job; or say everything that is wrong, and decide nothing."""
+def plan(
+    config: SafeDistributed, arguments: TaskArguments, call: TaskArguments | None = None
+) -> tuple[Plan | None, list[Problem]]:
+    """Decide the job; or say everything that is wrong, and decide nothing.
+
+    Args:
+        config: the task's.
+        arguments: of ``@task``; in a call with ``with_overrides`` also what it says of anything but resources.
+        call: what ``with_overrides`` says of resources, which lies over the task's; None: the task itself.
+    """
     problems: list[Problem] = []
-    readable, asks = well_typed(config, problems), well_typed(arguments, problems)
+    readable, typed = well_typed(config, problems), well_typed(arguments, problems)
+    called = None if call is None else well_typed(call, problems)
     is_sized = "nnodes" not in {problem.field for problem in problems}
-    found = roles(readable, is_sized=is_sized)
-    problems += problems_of_job(readable, asks, found, is_sized=is_sized)
+    members = roles(readable, is_sized=is_sized)
+    layers: Layers = (
+        of_container(typed.primary_container()),
+        of_resources("" if call is None else "@task's ", typed),
+        {role.name: of_resources(f"{role.name}.", role.written) for role in members} or {POD: NOTHING},
+        of_resources("", called),
+    )
+    problems += problems_of_job(readable, typed, members, layers, is_sized=is_sized)
     if problems:
         return None, problems
     low, high = parse_nodes(config.nnodes) or (1, 1)
-    gpus, _ = fewest(per_role(arguments, found))
+    resources = effective(*layers)
+    gpus, _ = fewest_gpus(resources)
     made = Plan(
         config=config,
         arguments=arguments,
-        roles=found,
+        roles=members,
+        resources=resources,
         backend="horovod" if isinstance(config, SafeHorovod) else "torch",
         min_nodes=low,
         max_nodes=high,

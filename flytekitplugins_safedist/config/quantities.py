@@ -26,20 +26,16 @@ def size_in_bytes(quantity: object) -> int | None:
     anything else, for what is negative, and for more than Kubernetes can hold."""
     if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
         return None
+    size = value_of(quantity)
+    return int(size) if size is not None and 0 <= size <= _MOST else None
+
+
+def value_of(quantity: object) -> Fraction | None:
+    """The number that a quantity means; None where it is none."""
     try:
-        size = int(value_of(quantity))
+        return _parse(quantity)[0]
     except RenderError:
         return None
-    return size if 0 <= size <= _MOST else None
-
-
-def value_of(quantity: object) -> Fraction:
-    """The number that a quantity means.
-
-    Raises:
-        RenderError: it is no quantity.
-    """
-    return _parse(quantity)[0]
 
 
 def canonical(quantity: object) -> str:
@@ -61,7 +57,7 @@ def _parse(quantity: object) -> tuple[Fraction, str]:
     if isinstance(quantity, int) and abs(quantity) > _MOST:
         raise RenderError("this is more than Kubernetes can hold", expected=f"at most {_MOST}")
     text = str(int(quantity)) if isinstance(quantity, float) and quantity.is_integer() else str(quantity)
-    found = _FORM.fullmatch(text.strip()) if len(text) <= _DIGITS else None
+    found = _FORM.fullmatch(text) if len(text) <= _DIGITS else None
     if found is None:
         raise RenderError("this is not a Kubernetes quantity", seen=repr(quantity), expected="e.g. 2, 500m or 64Gi")
     sign, digits, suffix = found[1], found[2], found[3] or ""

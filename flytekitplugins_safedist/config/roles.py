@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .asked import Amounts, of_role
 from .options import SafeDistributed, parse_nodes
 
 NAMES = ("master", "worker")
@@ -24,10 +23,6 @@ class Role:
     name: str
     replicas: int | None
     written: Any
-
-    def amounts(self) -> Amounts:
-        """What it asks for itself."""
-        return of_role(self.name, self.written)
 
     @property
     def restart_policy(self) -> str:

@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 from .. import envvars
 from ..errors import Problem
 from . import grace_period
-from .asked import TaskArguments, of_container, problems_of_amounts
-from .gpus import problems_of_gpus
+from .arguments import TaskArguments
+from .effective import (
+    MIG,
+    NOTHING,
+    POD,
+    Amounts,
+    Layers,
+    effective,
+    fewest_gpus,
+    problems_of_amounts,
+    problems_of_container,
+    problems_of_gpus,
+)
 from .options import (
     DEFAULT_REPLACEMENTS,
     SCRATCH_MOUNT,
@@ -49,13 +60,14 @@ def problems_of_function(function: Callable[..., Any]) -> Iterator[Problem]:
 
 
 def problems_of_job(
-    config: SafeDistributed, arguments: TaskArguments, roles: Sequence[Role], *, is_sized: bool
+    config: SafeDistributed, arguments: TaskArguments, roles: Sequence[Role], layers: Layers, *, is_sized: bool
 ) -> Iterator[Problem]:
     """Check what must agree with what.
 
     Args:
         config, arguments: what the user wrote, every part of its type.
         roles: of the job.
+        layers: what they and the task ask for, as :func:`.effective.effective` takes it.
         is_sized: False where the number of nodes could not be read: what depends on it is left out, and all else is
             looked at.
     """
@@ -71,12 +83,15 @@ def problems_of_job(
     yield from _run_policy(config.run_policy, high)
     yield from _queue(config.queue, arguments.labels or {})
     yield from _environment(arguments, high)
-    yield from _asked(arguments, roles)
+    yield from _resources(arguments, layers)
     yield from problems_of_template(config, arguments, max_nodes=high)
     if arguments.shared_memory and SHARED_MEMORY_MOUNT in arguments.mounted_paths():
         reason = "and the pod template both mount /dev/shm, which the backend refuses"
         yield Problem("shared_memory", arguments.shared_memory, reason, "keep one of them")
-    yield from problems_of_gpus(arguments, roles, nproc_per_node=config.nproc_per_node)
+    template, task, _, call = layers
+    pods = effective(*layers) if is_sized else effective(template, task, {POD: NOTHING}, call)
+    yield from problems_of_gpus(pods, config.nproc_per_node)
+    yield from _accelerator(arguments.accelerator, pods, config.nproc_per_node)
 
 
 def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, max_nodes: int) -> Iterator[Problem]:
@@ -101,12 +116,17 @@ def problems_of_template(config: SafeDistributed, arguments: TaskArguments, *, m
         if is_primary and (container.command or container.args):
             reason = "is replaced by the task's command"
             yield Problem("pod_template command", container.command or container.args, reason, "use an init container")
+    for container in [*containers, *init]:
+        variables = Counter(variable.name for variable in container.env or ())
+        for name in (name for name, count in variables.items() if count > 1):
+            reason = f"is there twice in the container {container.name}"
+            yield Problem("pod_template env", name, reason, "keep one: the API server refuses a job with two")
+    for container in [*(one for one in containers if one.name != template.primary_container_name), *init]:
+        yield from problems_of_container(container)
     for volume in template.pod_spec.volumes or ():
         if volume.name in (SCRATCH_VOLUME, _SHARED_MEMORY_VOLUME):
             reason = "is the name of a volume that safedist adds"
             yield Problem("pod_template volume", volume.name, reason, "name it differently")
-    for container in [*containers, *init]:
-        yield from problems_of_amounts(of_container(container), {})
 
 
 def problems_of_environment(environment: Mapping[str, object], where: str) -> Iterator[Problem]:
@@ -249,11 +269,31 @@ def _template_environment(arguments: TaskArguments) -> dict[str, object]:
     return {variable.name: variable.value for variable in listed}
 
 
-def _asked(arguments: TaskArguments, roles: Sequence[Role]) -> Iterator[Problem]:
+def _resources(arguments: TaskArguments, layers: Layers) -> Iterator[Problem]:
     if arguments.resources is not None and (arguments.requests is not None or arguments.limits is not None):
         reason = "is given beside requests or limits, which say the same"
         yield Problem("resources", arguments.resources, reason, "keep resources, or requests and limits")
-    task = arguments.amounts()
-    yield from problems_of_amounts(task, {})
-    for role in roles:
-        yield from problems_of_amounts(role.amounts(), task)
+    yield from problems_of_amounts(*layers)
+
+
+def _accelerator(accelerator: Any, pods: Mapping[str, Amounts], nproc: int | None) -> Iterator[Problem]:
+    device, size = _of_accelerator(accelerator)
+    named, (gpus, _) = f"{device} ({size})" if size else device, fewest_gpus(pods)
+    if device.lower().startswith("tpu"):
+        yield Problem("accelerator", named, "is a TPU, which neither Horovod nor torch ranks here can use", "use GPUs")
+    if device and gpus is None:
+        reason = "names a kind of GPU, but no GPU is requested, so pods would land on nodes without one"
+        yield Problem("accelerator", named, reason, "add Resources(gpu=...), or drop accelerator")
+    slices = size or any(name.startswith(MIG) for amounts in pods.values() for name in amounts["limits"])
+    if slices and nproc is None and gpus is not None and gpus > 1:
+        reason = f"cannot be derived from {gpus} slices: a process sees one MIG slice, and NCCL joins no two of a GPU"
+        repair = "set nproc_per_node=1 and use nnodes=, or whole GPUs; set a higher number only for Gloo on the CPU"
+        yield Problem("nproc_per_node", nproc, reason, repair)
+
+
+def _of_accelerator(accelerator: Any) -> tuple[str, str]:
+    """Device and size of a slice ("": whole devices), as flytekit sends them; a kind of GPU is no number of them."""
+    if accelerator is None:
+        return "", ""
+    message = accelerator.to_flyte_idl()
+    return message.device or type(accelerator).__name__, message.partition_size

@@ -11,11 +11,11 @@ v1.16.8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from ..compat.flytekit import FAST_EXECUTE
-from ..config.asked import part_of
+from ..config.effective import NAMES, Amounts, of_resources
 from ..config.plan import Plan
 from ..config.roles import Role
 
@@ -27,14 +27,15 @@ def task_type(plan: Plan) -> tuple[str, int]:
     return ("python-task", 0) if plan.max_nodes == 1 else ("pytorch", 1)
 
 
-def command(args: Iterable[str]) -> list[str]:
+def command(args: Sequence[str]) -> list[str]:
     """The container's command for flytekit's *args*: ``pyflyte-execute ...``, for fast registration with its own
     ``pyflyte-fast-execute ... --`` in front, which unpacks once per rank: that is replaced, never wrapped. Its
     arguments, the archive and the directory, stay as they are, so that ``flytectl register files`` finds its
-    placeholders.
+    placeholders. (Of a mapped task's pod template in ``with_overrides`` flytekit puts it in front twice.)
     """
-    first, *rest = args
-    return [ENTRYPOINT, *rest] if first == FAST_EXECUTE else [ENTRYPOINT, "--", first, *rest]
+    if FAST_EXECUTE in args:
+        return [ENTRYPOINT, *args[len(args) - args[::-1].index(FAST_EXECUTE) :]]
+    return [ENTRYPOINT, "--", *args]
 
 
 def custom(plan: Plan) -> dict[str, Any] | None:
@@ -74,12 +75,8 @@ def _replica(role: Role, plan: Plan) -> dict[str, Any]:
     replica: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
     if getattr(role.written, "image", None):
         replica["image"] = role.written.image
-    asked = role.amounts()
-    if asked:
-        # The backend fills cpu and memory that a role does not name with the platform's defaults and lets those win
-        # over the task's (v1.16, ToReplicaSpecWithOverrides): name everything the task asked for.
-        amounts = {**plan.arguments.amounts(), **asked}
-        replica["resources"] = _to_idl(part_of(amounts, "requests"), part_of(amounts, "limits"))
+    if any(of_resources("", role.written).values()):
+        replica["resources"] = resources_of(plan.resources[role.name]).to_flyte_idl()
     return replica
 
 
@@ -102,10 +99,19 @@ def _run_policy(plan: Plan) -> Any:
     )
 
 
-def _to_idl(requests: Mapping[str, object], limits: Mapping[str, object]) -> Any:
-    from flytekit import Resources
+def resources_of(amounts: Amounts) -> Any:
+    """flytekit's model of what can be said of amounts in a role's message, or in a call's node."""
     from flytekit.core.resources import convert_resources_to_resource_model
 
-    wanted: Any = Resources
-    model = convert_resources_to_resource_model(requests=wanted(**requests), limits=wanted(**limits))
-    return model.to_flyte_idl()
+    return convert_resources_to_resource_model(**as_flytekits(amounts))
+
+
+def as_flytekits(amounts: Amounts) -> dict[str, Any]:
+    """flytekit's ``Resources``, as ``requests`` and ``limits``."""
+    from flytekit import Resources
+
+    names: Any = NAMES.items()
+    return {
+        part: Resources(**{own: listed[name].value for own, name in names if name in listed})
+        for part, listed in amounts.items()
+    }

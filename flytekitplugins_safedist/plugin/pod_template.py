@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import envvars
 from ..config import grace_period
-from ..config.asked import TaskArguments
+from ..config.arguments import TaskArguments
 from ..config.options import SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, Scratch
 from ..config.plan import Plan
 from ..config.validate import SCRATCH_VOLUME
@@ -39,10 +39,8 @@ def merged_template(arguments: TaskArguments, plan: Plan) -> Any:
         primary.termination_message_policy = "FallbackToLogsOnError"
     if plan.scratch.path is None and plan.scratch.volume is not None:
         _mount(template.pod_spec, primary, _scratch(plan.scratch), SCRATCH_MOUNT)
-        if envvars.SCRATCH_ROOT not in (arguments.environment or {}):
-            # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
-            where = V1EnvVar(name=envvars.SCRATCH_ROOT, value=SCRATCH_MOUNT)
-            primary.env = [*(primary.env or ()), where]
+        # Beside its mount, not among the task's variables: those outlive a pod template of with_overrides.
+        primary.env = [*(primary.env or ()), V1EnvVar(name=envvars.SCRATCH_ROOT, value=SCRATCH_MOUNT)]
     primary.env = [*(primary.env or ()), _kubernetes_node()]
     if _is_limited_by_pod(plan.scratch):
         primary.env = [*primary.env, _ephemeral_storage()]
@@ -144,12 +142,12 @@ def _complete_limits(container: Any) -> None:
 def _primary_first(template: Any) -> Any:
     from kubernetes.client import V1Container
 
-    spec = template.pod_spec
-    containers = list(spec.containers or ())
-    primary = next((container for container in containers if container.name == template.primary_container_name), None)
-    if primary is None:
-        primary = V1Container(name=template.primary_container_name)
-    spec.containers = [primary, *(container for container in containers if container is not primary)]
+    from .primary import Primary
+
+    name, containers = template.primary_container_name, list(template.pod_spec.containers or ())
+    own = next((container for container in containers if container.name == name), None)
+    primary = Primary.of(own or V1Container(name=name))
+    template.pod_spec.containers = [primary, *(container for container in containers if container is not own)]
     return primary
 
 

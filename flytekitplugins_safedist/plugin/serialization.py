@@ -1,7 +1,7 @@
 """What flytekit asks of a task when it registers it.
 
-Both of flytekit's ways are ours. Every task has a pod template, so the container path is never taken; on the pod path
-``get_command`` builds the whole command, whatever flytekit put in front of it.
+Every task has a pod template, so flytekit's container path is never taken; on the pod path its primary container
+(:mod:`.primary`) holds what is ours.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from flytekit.configuration import SerializationSettings
 from flytekit.core.python_function_task import PythonFunctionTask
 
 from ..compat import flytekit as flytekit_inside
-from ..config.asked import GENERIC_GPU, TaskArguments, is_gpu
+from ..config.arguments import TaskArguments
+from ..config.effective import of_resources
 from ..config.options import SafeDistributed
 from ..config.plan import Plan, plan
 from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_function, warnings_of_job
 from ..errors import ConfigError, Problem
 from .images import warning_of_image
-from .jobspec import command, custom, task_type
+from .jobspec import custom, task_type
 from .pod_template import merged_template, shared_memory
 
 
@@ -80,7 +81,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         """The task's own pod template: the user's with our volumes. Made when registration first asks: the kubernetes
         client takes half a second to import, which ranks and pods need not spend."""
         if self._merged_template is None:
-            self._merged_template = merged_template(self._asked(), self.plan)
+            self._merged_template = merged_template(self.arguments, self.plan)
         return self._merged_template
 
     @pod_template.setter
@@ -89,17 +90,30 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         self._users_template = copy.deepcopy(value)
         self._merged_template = None
 
-    def _asked(self) -> TaskArguments:
+    @property
+    def arguments(self) -> TaskArguments:
         """What the task was given, with the pod template as other plugins left it."""
         return replace(self.plan.arguments, pod_template=self._users_template)
 
-    def get_command(self, settings: SerializationSettings) -> list[str]:
-        """The command of every pod of the job; see :func:`.jobspec.command`."""
-        return command(flytekit_inside.stock_command(self, settings))
+    def _registered_plan(self, settings: SerializationSettings) -> Plan:
+        """The task's plan; with what the registration itself asks for (``pyflyte register --resource-requests``), where
+        the task asks for nothing.
+
+        Raises:
+            ConfigError: the task cannot run with that.
+        """
+        defaults = settings.default_resources
+        if defaults is None or any(of_resources("", self.plan.arguments).values()):
+            return self.plan
+        arguments = replace(self.arguments, requests=defaults.requests, limits=defaults.limits, resources=None)
+        planned, problems = plan(self.plan.config, arguments)
+        if planned is None:
+            raise ConfigError(problems, where={"task": self.name, "resources": "of the registration"})
+        return planned
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
-        message = custom(self.plan)
+        message = custom(self._registered_plan(settings))
         return super().get_custom(settings) if message is None else message
 
     def get_extended_resources(self, settings: SerializationSettings) -> Any:
@@ -107,13 +121,12 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         from flytekit.core.resources import construct_extended_resources
 
         return construct_extended_resources(
-            accelerator=self.accelerator, shared_memory=shared_memory(self._asked()) or None
+            accelerator=self.accelerator, shared_memory=shared_memory(self.arguments) or None
         )
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
         """flytekit's pod. With fast registration flytekit asks twice, and takes the second."""
         pod = super().get_k8s_pod(settings)
-        _keep_resources(pod.pod_spec["containers"][0], self.plan.arguments.primary_container())
         self._warn(warning_of_image(pod.pod_spec["containers"][0].get("image"), self.plan.roles))
         return pod
 
@@ -124,7 +137,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         if self._warned:
             return
         self._warned = True
-        warnings = warnings_of_job(self.plan.roles, self._asked(), self.plan.timeouts)
+        warnings = warnings_of_job(self.plan.roles, self.arguments, self.plan.timeouts)
         for warning in filter(None, [*warnings, of_image]):
             logger.warning("%s: %s", self.name, warning)
 
@@ -138,27 +151,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)
-        return _with_environment(container, {**(container.env or {}), **self.plan.variables()})
-
-
-def _keep_resources(container: dict[str, Any], of_template: Any) -> None:
-    """What the pod template's primary container asks for and the task does not name: EFA, hugepages, slices of a GPU.
-    flytekit puts the task's own resources in the place of all of them (``_serialize_pod_spec``)."""
-    from kubernetes.client import ApiClient
-
-    theirs = ApiClient().sanitize_for_serialization(getattr(of_template, "resources", None)) or {}
-    own = container.get("resources") or {}
-    named = {name for part in ("requests", "limits") for name in own.get(part) or {}}
-    for part in ("requests", "limits"):
-        kept = {
-            name: amount
-            for name, amount in (theirs.get(part) or {}).items()
-            if name not in named and not (GENERIC_GPU in named and is_gpu(name))
-        }
-        theirs[part] = {**kept, **(own.get(part) or {})}
-    resources = {**own, **{part: amounts for part, amounts in theirs.items() if amounts}}
-    if resources:
-        container["resources"] = resources
+        return _with_environment(container, {**(container.env or {}), **self._registered_plan(settings).variables()})
 
 
 def _with_environment(container: Any, environment: Mapping[str, str]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from flytekit import FlyteContext, FlyteContextManager
 from flytekit.core.base_task import IgnoreOutputs
 from flytekit.core.context_manager import ExecutionState
+from flytekit.core.node import Node
 from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.core.type_engine import TypeEngine
 from flytekit.deck import Deck
@@ -24,7 +25,7 @@ from flytekit.models.literals import LiteralMap
 from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
-from ..errors import ConfigError, RankFailedError, SafedistError
+from ..errors import RankFailedError, SafedistError
 from ..flyte import error_document, run_page
 from ..flyte.storage_errors import one_line
 from ..job import run
@@ -61,6 +62,7 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
 
 
 flytekit_inside.require_hooks(PythonFunctionTask)
+Node.with_overrides = overrides.guarded(Node.with_overrides)
 
 _INPUTS: contextvars.ContextVar[LiteralMap | None] = contextvars.ContextVar("safedist_inputs", default=None)
 """The literals that flytekit was to convert, within one dispatch: from one method of the task to the next, in whatever
@@ -85,26 +87,6 @@ class SafeTask(SerializesToKubeflow):
             dynamic=kwargs.get("execution_mode") == self.ExecutionBehavior.DYNAMIC,
         )
         super().__init__(task_config=task_config, task_function=task_function, **kwargs | registered_as(self.plan))
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Call the task; in a workflow, its node looks at ``with_overrides`` (see :mod:`.overrides`)."""
-        called = super().__call__(*args, **kwargs)
-        state = FlyteContextManager.current_context().compilation_state
-        if state is not None and state.nodes and state.nodes[-1].flyte_entity is self:
-            overrides.guard(state.nodes[-1], self.name, self.plan, self._asked())
-        return called
-
-    @property
-    def _task_config(self) -> SafeDistributed:
-        # flytekit sets it once; a second time is with_overrides(task_config=...), on a mapped task too.
-        config: SafeDistributed = self.__dict__["_config"]
-        return config
-
-    @_task_config.setter
-    def _task_config(self, config: SafeDistributed) -> None:
-        if "_config" in self.__dict__:
-            raise ConfigError([overrides.no_task_config(config)], where={"with_overrides on": self.name})
-        self.__dict__["_config"] = config
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
         # Ranks convert the literals themselves: a FlyteFile converted here would have every rank download to one

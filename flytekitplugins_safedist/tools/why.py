@@ -316,7 +316,9 @@ def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
 
 def _request(container: Json, resource: str) -> Fraction:
     resources = container.get("resources", {})
-    return value_of(resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource, "0")))
+    return value_of(resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource))) or Fraction(
+        0
+    )
 
 
 def _amount(value: Fraction, resource: str) -> str:
@@ -330,7 +332,7 @@ def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | 
     if picture.nodes is None:
         return None, None
     in_all = {
-        node["metadata"]["name"]: value_of(node["status"].get("allocatable", {}).get(resource, "0"))
+        node["metadata"]["name"]: value_of(node["status"].get("allocatable", {}).get(resource)) or Fraction(0)
         for node in picture.nodes
     }
     largest = max(in_all.values(), default=Fraction(0))

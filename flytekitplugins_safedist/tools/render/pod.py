@@ -197,7 +197,7 @@ def settled(amounts: Amounts, *, fill: bool) -> Amounts:
         if fill:
             request = _first(request, limit, DEFAULTS.get(name, "0"))
             limit = _first(limit, request)
-        is_above = value_of(limit) and value_of(request) > value_of(limit)
+        is_above = value_of(limit) and (value_of(request) or 0) > (value_of(limit) or 0)
         requests[name], limits[name] = limit if is_above else request, limit
     return {"requests": requests, "limits": limits}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flytekitplugins_safedist.config.asked import TaskArguments
+from flytekitplugins_safedist.config.arguments import TaskArguments
 from flytekitplugins_safedist.config.options import SafeDistributed
 from flytekitplugins_safedist.config.plan import Plan, plan
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
 from flytekitplugins_safedist import Logs, Profile, SafeHorovod, SafeTorch, Scratch
-from flytekitplugins_safedist.config.asked import TaskArguments
+from flytekitplugins_safedist.config.arguments import TaskArguments
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.serialization import plan_task
 
@@ -245,7 +245,51 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             SafeTorch(nnodes=2, nproc_per_node=1, master=kf.Master(requests=Resources(gpu="0"))),
             requests=Resources(gpu="8"),
         ),
-        "master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a count of zero",
+        "master.requests.gpu='0' does not take away requests.gpu=8: the backend drops a zero",
+    ),
+    "GPUs of one role only": (
+        lambda: declare(SafeTorch(nnodes=2, worker=kf.Worker(requests=Resources(gpu="4")))),
+        "nproc_per_node=None is not decided by master, which gets none and worker.requests.gpu=4: every node runs the "
+        "same number of ranks",
+    ),
+    "a rank without a GPU": (
+        lambda: declare(SafeTorch(nnodes=2, nproc_per_node=1, master=kf.Master(requests=Resources(gpu="4")))),
+        "nproc_per_node=1 exceeds worker's GPUs=0 (request GPUs for every role)",
+    ),
+    "two kinds of GPUs in the template": (
+        lambda: declare(
+            SafeTorch(nproc_per_node=1),
+            pod_template=template(
+                resources=V1ResourceRequirements(limits={"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "1"})
+            ),
+        ),
+        "pod_template primary limits.nvidia.com/mig-1g.5gb='1' is a second kind of GPU, and every rank has one",
+    ),
+    "EFA without a limit": (
+        lambda: declare(
+            SafeTorch(),
+            pod_template=template(resources=V1ResourceRequirements(requests={"vpc.amazonaws.com/efa": "4"})),
+        ),
+        "pod_template primary requests.rdma/ib='4' has no limit, without which the API server refuses",
+    ),
+    "hugepages that differ": (
+        lambda: declare(
+            SafeTorch(),
+            pod_template=template(
+                resources=V1ResourceRequirements(requests={"hugepages-2Mi": "1Gi"}, limits={"hugepages-2Mi": "2Gi"})
+            ),
+        ),
+        "requests.hugepages-2Mi='1Gi' differs from pod_template primary limits.hugepages-2Mi='2Gi'",
+    ),
+    "a variable twice in the template": (
+        lambda: declare(
+            SafeTorch(), pod_template=template(env=[V1EnvVar(name="A", value="1"), V1EnvVar(name="A", value="2")])
+        ),
+        "pod_template env='A' is there twice in the container primary",
+    ),
+    "a zero over the template's GPUs": (
+        lambda: declare(SafeTorch(), requests=Resources(gpu="0"), pod_template=template(resources=gpus("4"))),
+        "requests.gpu='0' does not take away pod_template primary limits.nvidia.com/gpu=4",
     ),
     "accelerator without a GPU": (
         lambda: declare(SafeTorch(), accelerator=T4),
@@ -467,7 +511,7 @@ def test_a_role_of_a_subclass_is_taken_with_what_it_asks_for() -> None:
         """A team's own preset."""
 
     def config(gpu: str) -> SafeTorch:
-        return SafeTorch(nnodes=2, nproc_per_node=8, worker=BigWorker(limits=Resources(gpu=gpu)))
+        return SafeTorch(nnodes="1:2", nproc_per_node=8, worker=BigWorker(limits=Resources(gpu=gpu)))
 
     declare(config("8"))
     with pytest.raises(ConfigError, match=r"exceeds worker\.limits\.gpu=4"):
@@ -573,11 +617,11 @@ def test_ranks_per_node_follow_the_gpus_of_a_pod(case: str) -> None:
     assert make().plan.nproc_per_node == nproc
 
 
-def test_requests_above_their_limits_are_told_in_the_order_in_which_they_were_written() -> None:
+def test_requests_that_are_not_their_limits_are_told_in_the_order_in_which_they_were_written() -> None:
     names = [f"example.com/{letter}" for letter in "hcagfbed"]
     resources = V1ResourceRequirements(requests=dict.fromkeys(names, "2"), limits=dict.fromkeys(names, "1"))
     with pytest.raises(ConfigError) as caught:
         declare(SafeTorch(), pod_template=template(resources=resources))
-    assert [each.field.rpartition("/")[2] for each in caught.value.problems if "is above" in str(each)] == list(
+    assert [each.field.rpartition("/")[2] for each in caught.value.problems if "differs from" in str(each)] == list(
         "hcagfbed"
     )

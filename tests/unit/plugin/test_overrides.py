@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from flytekit import Resources, map_task, workflow
-from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit import Resources, conditional, map_task, workflow
+from flytekit.configuration import FastSerializationSettings, Image, ImageConfig, SerializationSettings
 from flytekit.core.base_task import PythonTask
+from flytekit.core.node_creation import create_node
 from flytekit.core.pod_template import PodTemplate
+from flytekit.core.workflow import ImperativeWorkflow
+from flytekit.extras.accelerators import A100, V5E
 from flytekit.tools.translator import get_serializable
 from flytekitplugins import kfpytorch
 from google.protobuf.json_format import MessageToDict
-from kubernetes.client import V1Container, V1PodSpec, V1Volume, V1VolumeMount
+from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.errors import ConfigError
@@ -25,7 +30,14 @@ SETTINGS = SerializationSettings(
     domain="d",
     version="v",
 )
+FAST = replace(
+    SETTINGS,
+    fast_serialization_settings=FastSerializationSettings(
+        enabled=True, destination_dir="/root", distribution_location="s3://bucket/code.tar.gz"
+    ),
+)
 GPU8 = Resources(cpu="8", gpu="8")
+EFA = {"vpc.amazonaws.com/efa": "4"}
 
 
 def body(x: int) -> int:
@@ -36,18 +48,26 @@ def make(config: Any, **kwargs: Any) -> SafeTask:
     return SafeTask(config, body, **kwargs)
 
 
-def overrides_of(task: PythonTask[Any], **said: Any) -> dict[str, Any]:
-    """The overrides of the node that registration sends."""
+def overrides_of(task: PythonTask[Any], *calls: dict[str, Any], **said: Any) -> dict[str, Any]:
+    """The overrides of the node that registration sends, after these calls of ``with_overrides``."""
     inputs = task.python_interface.inputs
 
     def call(x: Any) -> None:
-        task(x=x).with_overrides(**said)
+        node = task(x=x)
+        for each in (*calls, *([said] if said else ())):
+            node = node.with_overrides(**each)
 
     call.__annotations__ = {**inputs, "return": None}
-    found = get_serializable(OrderedDict(), SETTINGS, workflow(call)).template.nodes[0].to_flyte_idl()
-    node = MessageToDict(found)
-    called: dict[str, Any] = node.get("arrayNode", {}).get("node", node)["taskNode"]["overrides"]
-    return called
+    return sent(workflow(call))
+
+
+def sent(called: Any) -> dict[str, Any]:
+    """The overrides of a workflow's first node."""
+    node = MessageToDict(get_serializable(OrderedDict(), FAST, called).template.nodes[0].to_flyte_idl())
+    while "taskNode" not in node:
+        node = node["arrayNode"]["node"] if "arrayNode" in node else node["branchNode"]["ifElse"]["case"]["thenNode"]
+    overrides: dict[str, Any] = node["taskNode"]["overrides"]
+    return overrides
 
 
 def sidecar_first(**primary: Any) -> PodTemplate:
@@ -121,7 +141,7 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
     "GPUs of some nodes": (
         make(SafeTorch(nnodes=2, worker=kfpytorch.Worker(requests=Resources(gpu="8"))), requests=GPU8),
         {"requests": Resources(gpu="4")},
-        "changes the GPUs of some nodes only: worker",
+        "nproc_per_node=None is not decided by requests.gpu=4 and worker.requests.gpu=8",
     ),
     "two mounts of shared memory": (
         make(SafeTorch()),
@@ -131,7 +151,44 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
     "shared memory beside a mount": (
         make(SafeTorch(), pod_template=shm_template()),
         {"shared_memory": "8Gi"},
-        "and the task both bring /dev/shm",
+        "shared_memory='8Gi' and the pod template both mount /dev/shm",
+    ),
+    "a request above the task's limit": (
+        make(SafeTorch(), limits=Resources(mem="4Gi")),
+        {"requests": Resources(mem="8Gi")},
+        "requests.mem='8Gi' is above @task's limits.mem='4Gi'",
+    ),
+    "no GPU in the place of eight": (
+        make(SafeTorch(nnodes=2), requests=GPU8),
+        {"requests": Resources(gpu="0")},
+        "requests.gpu='0' does not take away @task's requests.gpu=8: the backend drops a zero",
+    ),
+    "GPUs that are no number": (
+        make(SafeTorch(nnodes=2), requests=GPU8),
+        {"requests": Resources(gpu="x")},
+        "requests.gpu='x' is not a whole number of GPUs",
+    ),
+    "two counts of GPUs": (
+        make(SafeTorch(nnodes=2), requests=GPU8),
+        {"requests": Resources(gpu="2"), "limits": Resources(gpu="4")},
+        "requests.gpu='2' differs from limits.gpu='4'",
+    ),
+    "fewer GPUs than ranks": (
+        make(SafeTorch(nnodes=2, nproc_per_node=8), requests=GPU8),
+        {"requests": Resources(gpu="4")},
+        "nproc_per_node=8 exceeds requests.gpu=4",
+    ),
+    "an accelerator without a GPU": (make(SafeTorch()), {"accelerator": A100}, "but no GPU is requested"),
+    "a TPU": (make(SafeTorch(), requests=GPU8), {"accelerator": V5E}, "is a TPU"),
+    "no shared memory": (
+        make(SafeTorch()),
+        {"shared_memory": False},
+        "shared_memory='False' does not take away the task's /dev/shm: flytekit sends nothing of it",
+    ),
+    "what with_overrides does not have": (
+        make(SafeTorch()),
+        {"nproc_per_node": 4},
+        "nproc_per_node='set' is no argument of with_overrides, which drops it",
     ),
     "a command in the template": (
         make(SafeTorch()),
@@ -149,11 +206,127 @@ def test_what_cannot_work_is_refused_when_it_is_called(case: str) -> None:
         overrides_of(task, **said)
 
 
-def test_another_config_is_refused_on_a_mapped_task_too() -> None:
-    mapped = map_task(make(SafeTorch()))
+def test_a_count_of_gpus_is_sent_as_request_and_limit() -> None:
+    """Kubernetes refuses a pod where they differ, and nobody hears of it."""
+    task = make(SafeTorch(nnodes=2), requests=GPU8, limits=GPU8)
+
+    resources = overrides_of(task, requests=Resources(cpu="4", gpu="2"))["resources"]
+
+    gpu = {"name": "GPU", "value": "2"}
+    assert resources == {"requests": [{"name": "CPU", "value": "4"}, gpu], "limits": [gpu]}
+
+
+def efa_template() -> PodTemplate:
+    return sidecar_first(resources=V1ResourceRequirements(limits={**EFA, "cpu": "64"}))
+
+
+def test_what_the_pod_template_of_a_call_asks_for_stays_beside_the_tasks_resources() -> None:
+    task = make(SafeTorch(nnodes=2), requests=GPU8, limits=GPU8)
+
+    spec = overrides_of(task, pod_template=efa_template())["podTemplate"]["podSpec"]
+
+    assert spec["containers"][0]["resources"]["limits"] == {**EFA, "cpu": "8", "gpu": "8"}
+
+
+def test_calls_that_follow_each_other_are_one() -> None:
+    """flytekit forgets what the first one said of shared memory, and its limits with the second one's requests."""
+    task = make(SafeTorch(nnodes=2), requests=GPU8)
+
+    sent = overrides_of(
+        task,
+        {"shared_memory": "8Gi", "limits": Resources(cpu="16"), "accelerator": A100},
+        {"requests": Resources(cpu="4")},
+        {"retries": 2},
+    )
+
+    assert sent["extendedResources"]["sharedMemory"]["sizeLimit"] == "8Gi"
+    assert sent["extendedResources"]["gpuAccelerator"]["device"] == "nvidia-tesla-a100"
+    cpu = {part: [each["value"] for each in sent["resources"][part]] for part in ("requests", "limits")}
+    assert cpu == {"requests": ["4"], "limits": ["16"]}
+
+
+def test_a_second_call_is_judged_with_the_first() -> None:
+    task = make(SafeTorch(nnodes=2), shared_memory=False)
+
+    with pytest.raises(ConfigError, match="shared_memory='1Gi' and the pod template both mount /dev/shm"):
+        overrides_of(task, {"pod_template": shm_template()}, {"shared_memory": "1Gi"})
+
+
+def test_arguments_by_place_are_looked_at() -> None:
+    task = make(SafeTorch(nnodes=2), limits=GPU8)
+
+    def call(x: int) -> None:
+        task(x=x).with_overrides("name", None, Resources(cpu="16"))
+
+    with pytest.raises(ConfigError, match=r"requests.cpu='16' is above @task's limits.cpu='8'"):
+        workflow(call)()
+
+
+def test_a_template_that_does_not_bring_the_shared_memory_of_the_tasks_gets_it_from_the_backend() -> None:
+    task = make(SafeTorch(), pod_template=shm_template())
+
+    assert (
+        overrides_of(task, pod_template=sidecar_first())["extendedResources"]["sharedMemory"]["mountPath"] == "/dev/shm"
+    )
+
+
+def mapped(task: SafeTask, **said: Any) -> Any:
+    def call(x: list[int]) -> None:
+        map_task(task)(x=x).with_overrides(**said)
+
+    return workflow(call)
+
+
+def in_a_condition(task: SafeTask, **said: Any) -> Any:
+    def call(x: int) -> int:
+        chosen: int = conditional("c").if_(x > 1).then(task(x=x).with_overrides(**said)).else_().then(task(x=x))
+        return chosen
+
+    return workflow(call)
+
+
+def by_create_node(task: SafeTask, **said: Any) -> Any:
+    def call(x: int) -> None:
+        create_node(task, x=x).with_overrides(**said)
+
+    return workflow(call)
+
+
+def imperative(task: SafeTask, **said: Any) -> Any:
+    called = ImperativeWorkflow(name="called")
+    called.add_entity(task, x=1).with_overrides(**said)
+    return called
+
+
+NODES: list[Callable[..., Any]] = [mapped, in_a_condition, by_create_node, imperative]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_kind_of_node_is_guarded(node: Callable[..., Any]) -> None:
+    task = make(SafeTorch(nnodes=2), requests=GPU8, limits=GPU8)
 
     with pytest.raises(ConfigError, match="never reaches the cluster"):
-        overrides_of(mapped, task_config=SafeTorch(nnodes=4))
+        node(task, task_config=SafeTorch(nnodes=4))()
+    overrides = sent(node(task, requests=Resources(gpu="2"), pod_template=efa_template()))
+
+    assert overrides["resources"]["limits"] == [{"name": "GPU", "value": "2"}]
+    primary = overrides["podTemplate"]["podSpec"]["containers"][0]
+    assert primary["name"] == "main"
+    assert primary["resources"]["limits"] == {**EFA, "cpu": "8", "gpu": "8"}
+    assert [one["name"] for one in primary["volumeMounts"]] == ["safedist-scratch"]
+    assert "SAFEDIST_GRACE_SECONDS" in {one["name"] for one in primary["env"]}
+    assert primary["args"][:2] == ["safedist-execute", "--additional-distribution"]
+    assert primary["args"][5:7] == ["--", "pyflyte-map-execute" if node is mapped else "pyflyte-execute"]
+
+
+def test_the_nodes_of_other_tasks_are_left_to_flytekit() -> None:
+    from flytekit import task
+
+    plain = task(body)
+
+    assert overrides_of(plain, requests=Resources(gpu="2"))["resources"] == {
+        "requests": [{"name": "GPU", "value": "2"}]
+    }
 
 
 @pytest.mark.parametrize(
@@ -175,9 +348,3 @@ def test_a_role_that_keeps_what_is_its_own_is_named(
     overrides_of(make(SafeTorch(nnodes=2, worker=role)), **said)
 
     assert any(warning in one for one in texts)
-
-
-def test_a_mapped_tasks_node_is_left_to_flytekit() -> None:
-    mapped = map_task(make(SafeTorch()))
-
-    assert overrides_of(mapped, requests=Resources(cpu="2"))["resources"]["requests"] == [{"name": "CPU", "value": "2"}]
