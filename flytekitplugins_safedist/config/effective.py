@@ -131,13 +131,23 @@ def effective(template: Amounts, task: Amounts, roles: Mapping[str, Amounts], ca
     result = {}
     for name, role in roles.items():
         own = _counted(role)
-        result[name] = completed(_over(own if any(own.values()) else call, container))
+        result[name] = completed(_over(own if names_any(own) else call, container))
     return result
 
 
 def _counted(amounts: Amounts) -> Amounts:
     """Without zeros, and without what cannot be read."""
     return {part: {name: each for name, each in amounts[part].items() if _number(name, each)} for part in PARTS}
+
+
+def names_any(amounts: Amounts) -> bool:
+    """Whether anything is asked for."""
+    return any(_counted(amounts).values())
+
+
+def sendable(amounts: Amounts) -> Amounts:
+    """What of amounts a role's message, or a call's node, can hold."""
+    return {part: {name: amounts[part][name] for name in NAMES.values() if name in amounts[part]} for part in PARTS}
 
 
 def _over(amounts: Amounts, others: Amounts) -> Amounts:
@@ -225,9 +235,9 @@ def _idle_zeros(amounts: Amounts, below: Amounts) -> Iterator[Problem]:
 
 
 def _idle_call(call: Amounts, results: Mapping[str, Amounts]) -> Iterator[Problem]:
-    effect = {field for amounts in results.values() for field in _fields(amounts)}
+    effect = {id(amount) for amounts in results.values() for part in PARTS for amount in amounts[part].values()}
     for field, (_, amount) in _fields(call).items():
-        if field not in effect:
+        if id(amount) not in effect:
             reason = f"changes nothing: the job's {' and '.join(results)} names its own resources, which win"
             repair = "define a second task, with those resources, that calls the same code"
             yield Problem(field, amount.value, reason, repair)

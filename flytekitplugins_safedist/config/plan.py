@@ -7,11 +7,22 @@ shown is made of the plan, and so is what agents and ranks of the job go by.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import Problem
 from .arguments import TaskArguments
-from .effective import NOTHING, POD, Amounts, Layers, effective, fewest_gpus, of_container, of_resources
+from .effective import (
+    NOTHING,
+    POD,
+    Amounts,
+    Layers,
+    effective,
+    fewest_gpus,
+    names_any,
+    of_container,
+    of_resources,
+    sendable,
+)
 from .options import Hangs, Logs, Metrics, Preflight, Profile, SafeDistributed, SafeHorovod, Scratch, parse_nodes
 from .quantities import size_in_bytes
 from .registered import Registered
@@ -54,34 +65,40 @@ class Plan(Registered):
         return self.min_nodes != self.max_nodes
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call with ``with_overrides``.
+
+    Attributes:
+        task: the plan of the task, as it is registered.
+        resources: what the call says of requests, limits and resources, which lies over the task's.
+    """
+
+    task: Plan
+    resources: TaskArguments
+
+
 def plan(
-    config: SafeDistributed, arguments: TaskArguments, call: TaskArguments | None = None
+    config: SafeDistributed, arguments: TaskArguments, call: Call | None = None
 ) -> tuple[Plan | None, list[Problem]]:
     """Decide the job; or say everything that is wrong, and decide nothing.
 
     Args:
         config: the task's.
         arguments: of ``@task``; in a call with ``with_overrides`` also what it says of anything but resources.
-        call: what ``with_overrides`` says of resources, which lies over the task's; None: the task itself.
+        call: None: the task itself.
     """
     problems: list[Problem] = []
     readable, typed = well_typed(config, problems), well_typed(arguments, problems)
-    called = None if call is None else well_typed(call, problems)
+    called = call and replace(call, resources=well_typed(call.resources, problems))
     is_sized = "nnodes" not in {problem.field for problem in problems}
-    members = roles(readable, is_sized=is_sized)
-    layers: Layers = (
-        of_container(typed.primary_container()),
-        of_resources("" if call is None else "@task's ", typed),
-        {role.name: of_resources(f"{role.name}.", role.written) for role in members} or {POD: NOTHING},
-        of_resources("", called),
-    )
+    layers = _layers(typed, members := roles(readable, is_sized=is_sized), called)
     problems += problems_of_job(readable, typed, members, layers, is_sized=is_sized)
     if problems:
         return None, problems
-    low, high = parse_nodes(config.nnodes) or (1, 1)
-    resources = effective(*layers)
+    (low, high), resources = parse_nodes(config.nnodes) or (1, 1), effective(*layers)
     gpus, _ = fewest_gpus(resources)
-    made = Plan(
+    planned = Plan(
         config=config,
         arguments=arguments,
         roles=members,
@@ -106,7 +123,16 @@ def plan(
         profile=config.profile,
         environment=tuple(sorted((arguments.environment or {}).items())),
     )
-    return made, []
+    return planned, []
+
+
+def _layers(arguments: TaskArguments, members: tuple[Role, ...], call: Call | None) -> Layers:
+    own = {role.name: of_resources(f"{role.name}.", role.written) for role in members} or {POD: NOTHING}
+    task = of_resources("" if call is None else "@task's ", arguments)
+    if call is not None:
+        # A role that names anything is registered with all of its resources, those of the task's own template too.
+        own = {name: sendable(call.task.resources[name]) if names_any(role) else role for name, role in own.items()}
+    return of_container(arguments.primary_container()), task, own, of_resources("", call and call.resources)
 
 
 def _replacements(config: SafeDistributed) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..compat.flytekit import FAST_EXECUTE
-from ..config.effective import NAMES, Amounts, of_resources
+from ..config.effective import NAMES, Amounts, names_any, of_resources
 from ..config.plan import Plan
 from ..config.roles import Role
 
@@ -75,7 +75,7 @@ def _replica(role: Role, plan: Plan) -> dict[str, Any]:
     replica: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
     if getattr(role.written, "image", None):
         replica["image"] = role.written.image
-    if any(of_resources("", role.written).values()):
+    if names_any(of_resources("", role.written)):
         replica["resources"] = resources_of(plan.resources[role.name]).to_flyte_idl()
     return replica
 

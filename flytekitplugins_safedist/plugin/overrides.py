@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..config.arguments import TaskArguments
-from ..config.effective import of_resources
+from ..config.effective import names_any, of_container, of_resources, sendable
 from ..config.options import SHARED_MEMORY_MOUNT
-from ..config.plan import Plan, plan
+from ..config.plan import Call, Plan, plan
 from ..config.validate import warnings_of_template
 from ..errors import ConfigError, Problem
 from .jobspec import as_flytekits
@@ -76,10 +76,10 @@ def _checked(task: SerializesToKubeflow, call: Mapping[str, Any], said: Mapping[
     resources = TaskArguments(**{name: call[name] for name in _RESOURCES if name in call})
     pods = {name: call[name] for name in _PODS if name in call}
     arguments = replace(task.arguments, **pods)
-    planned, problems = plan(task.plan.config, arguments, resources)
+    planned, problems = plan(task.plan.config, arguments, Call(task.plan, resources))
     problems += _without_effect(said, names)
     if planned is not None:
-        problems += _of_shared_memory(task.arguments, arguments, pods)
+        problems += [*_of_shared_memory(task.arguments, arguments, pods), *_of_template(task.plan, arguments, pods)]
     if planned is None or problems:
         raise ConfigError(problems, where={"with_overrides on": task.name})
     for warning in _warnings(task.plan, said):
@@ -89,7 +89,7 @@ def _checked(task: SerializesToKubeflow, call: Mapping[str, Any], said: Mapping[
         if shared_memory(arguments) and not shared_memory(task.arguments):
             pods["shared_memory"] = shared_memory(arguments)  # the task's template mounts it, and this one does not
     amounts = of_resources("", resources)
-    return {**pods, **(as_flytekits(amounts) if any(amounts.values()) else {})}
+    return {**pods, **(as_flytekits(amounts) if names_any(amounts) else {})}
 
 
 def _without_effect(said: Mapping[str, Any], names: list[str]) -> Iterator[Problem]:
@@ -115,12 +115,21 @@ def _of_shared_memory(task: TaskArguments, call: TaskArguments, pods: Mapping[st
         yield Problem("shared_memory", "False", reason, "give a size, or define a second task")
 
 
+def _of_template(plan: Plan, call: TaskArguments, pods: Mapping[str, Any]) -> Iterator[Problem]:
+    amounts = sendable(of_container(call.primary_container() if "pod_template" in pods else None))
+    fixed = " and ".join(role.name for role in plan.roles if names_any(of_resources("", role.written)))
+    if fixed and names_any(amounts):
+        field, value = next(amount for listed in amounts.values() for amount in listed.values())
+        reason = f"does not reach {fixed}, whose own resources win"
+        yield Problem(field, value, reason, "leave cpu, memory, GPUs and storage out of the template")
+
+
 def _warnings(plan: Plan, said: Mapping[str, Any]) -> Iterator[str]:
     for role in plan.roles:
         image = getattr(role.written, "image", None)
         if said.get("container_image") is not None and image:
             yield f"{role.name} keeps its own image {image}"
-        if any(of_resources("", role.written).values()) and any(said.get(name) is not None for name in _RESOURCES):
+        if names_any(of_resources("", role.written)) and any(said.get(name) is not None for name in _RESOURCES):
             yield f"{role.name} keeps its own resources"
     if said.get("pod_template") is not None:
         yield from warnings_of_template(replace(plan.arguments, pod_template=said["pod_template"]), plan.timeouts)

@@ -265,12 +265,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "pod_template primary limits.nvidia.com/mig-1g.5gb='1' is a second kind of GPU, and every rank has one",
     ),
-    "EFA without a limit": (
+    "RDMA without a limit": (
         lambda: declare(
-            SafeTorch(),
-            pod_template=template(resources=V1ResourceRequirements(requests={"vpc.amazonaws.com/efa": "4"})),
+            SafeTorch(), pod_template=template(resources=V1ResourceRequirements(requests={"rdma/ib": "4"}))
         ),
-        "pod_template primary requests.rdma/ib='4' has no limit, without which the API server refuses",
+        "pod_template primary requests.rdma/ib='4' has no limit, without which the API server refuses the pod",
     ),
     "hugepages that differ": (
         lambda: declare(

@@ -185,6 +185,11 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
         {"shared_memory": False},
         "shared_memory='False' does not take away the task's /dev/shm: flytekit sends nothing of it",
     ),
+    "a template's cpu for a role that names its own": (
+        make(SafeTorch(nnodes=2, worker=kfpytorch.Worker(requests=Resources(mem="8Gi")))),
+        {"pod_template": sidecar_first(resources=V1ResourceRequirements(limits={"cpu": "4"}))},
+        "pod_template main limits.cpu='4' does not reach worker, whose own resources win",
+    ),
     "what with_overrides does not have": (
         make(SafeTorch()),
         {"nproc_per_node": 4},

@@ -20,7 +20,7 @@ from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequir
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.config.arguments import TaskArguments
-from flytekitplugins_safedist.config.plan import plan
+from flytekitplugins_safedist.config.plan import Call, plan
 from flytekitplugins_safedist.config.quantities import value_of
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
@@ -149,7 +149,7 @@ def test_every_pod_asks_for_what_the_one_function_says(
     except ConfigError:
         return
     arguments = TaskArguments(pod_template=others or own, **asks)
-    planned, problems = plan(config, arguments, TaskArguments(**call))
+    planned, problems = plan(config, arguments, Call(task.plan, TaskArguments(**call)))
 
     assert planned is not None, problems
     for role, container in pods.items():
