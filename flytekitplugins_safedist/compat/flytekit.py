@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from string import Template
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +110,30 @@ def require_hooks(task_class: type[Any]) -> None:
     """
     for name in _TASK_HOOKS:
         lookup(task_class, name, of="flytekit")
+
+
+@contextlib.contextmanager
+def one_order_of_keys(mended: Callable[[Any], Any]) -> Iterator[None]:
+    """While literals are converted to values: the keys of what flytekit reads anew come in one order, too. That is what
+    Flyte has put into the store because it was large, and a protobuf Struct (a dict or dataclass from the console).
+
+    Args:
+        mended: the same literal, with its keys in order.
+    """
+    from flytekit.core.type_engine import TypeEngine
+    from google.protobuf import json_format
+
+    unwrap, to_json = lookup(TypeEngine, "unwrap_offloaded_literal", of="flytekit"), json_format.MessageToJson
+
+    async def unwrapped(ctx: Any, literal: Any) -> Any:
+        return mended(await unwrap(ctx, literal))
+
+    TypeEngine.unwrap_offloaded_literal = unwrapped
+    json_format.MessageToJson = functools.partial(to_json, sort_keys=True)
+    try:
+        yield
+    finally:
+        TypeEngine.unwrap_offloaded_literal, json_format.MessageToJson = unwrap, to_json
 
 
 def to_literals(task: Any, returned: Any, ctx: Any) -> tuple[Any, Any]:

@@ -57,14 +57,16 @@ def read_literals(path: Path) -> LiteralMap:
 
 
 def mended(literals: LiteralMap) -> LiteralMap:
-    """The same literals, which flytekit can write again.
+    """The same literals, which flytekit can write again, with the keys of all maps in one order, by name.
 
     An error that it reads from a protobuf (``err`` of a workflow's ``on_failure`` handler, as a pod gets it) stays a
     protobuf (1.16, ``Scalar.from_flyte_idl``), which its own ``to_flyte_idl`` and ``str`` then fail at.
+    A protobuf map comes in an order that differs by process: ranks that loop over a dict would meet in a collective
+    with different keys.
     """
     from flytekit.models.literals import LiteralMap
 
-    return LiteralMap({name: _mended(literal) for name, literal in literals.literals.items()})
+    return LiteralMap({name: _mended(literal) for name, literal in sorted(literals.literals.items())})
 
 
 def _mended(literal: Literal) -> Literal:
@@ -89,10 +91,13 @@ def _mended(literal: Literal) -> Literal:
 
 
 def native_inputs(path: Path, task: PythonFunctionTask[Any], ctx: FlyteContext) -> dict[str, Any]:
-    """The task's inputs as Python values of their declared types."""
+    """The task's inputs as Python values of their declared types; dicts in one order of keys in all ranks."""
     from flytekit.core.type_engine import TypeEngine
 
-    values: dict[str, Any] = TypeEngine.literal_map_to_kwargs(ctx, read_literals(path), task.python_interface.inputs)
+    with flytekit_inside.one_order_of_keys(_mended):
+        values: dict[str, Any] = TypeEngine.literal_map_to_kwargs(
+            ctx, read_literals(path), task.python_interface.inputs
+        )
     return values
 
 

@@ -1,0 +1,46 @@
+"""A task of two nodes with two ranks each that says in which order each rank finds the keys of its inputs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, Timeouts
+
+TIMEOUTS = Timeouts(stop=1, exit=5, heartbeat=10, rendezvous=120)
+
+
+@dataclass
+class Shapes:
+    layers: dict[str, int]
+
+
+def order_of(value: Any) -> Any:
+    """The keys of all dicts in a value, as they come."""
+    if isinstance(value, dict):
+        return [[key, order_of(of)] for key, of in value.items()]
+    return [order_of(each) for each in value] if isinstance(value, list) else None
+
+
+def in_every_rank(*values: Any) -> str:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    orders: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(orders, [order_of(value) for value in values])
+    dist.destroy_process_group()
+    return json.dumps(orders)
+
+
+START = os.environ.get("TEST_HOW", "preload")
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, start_method=START))
+def keys(
+    typed: dict[str, int], nested: dict[str, list[dict[str, int]]], untyped: dict, shapes: Shapes, large: dict[str, int]
+) -> str:
+    return in_every_rank(typed, nested, untyped, shapes.layers, large)
