@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import random
 import re
 import time
 from collections.abc import Callable
 
 from ..errors import SafedistError, WorkFailedError
+from ..jitter import jittered
 from ..texts import chain
 
 
@@ -86,7 +86,7 @@ class Retry:
         left = self.left()
         if judge(error) is not Outlook.TRANSIENT or left <= 0:
             return None
-        pause = min(self._pause * random.uniform(0.5, 1.0), left)  # noqa: S311
+        pause = min(jittered(self._pause, 0.5, 1.0), left)
         self._pause = min(self._pause * 2, self._longest)
         return pause
 

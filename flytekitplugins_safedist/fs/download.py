@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import stat
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
+from ..jitter import jittered
 from .atomic import aside, atomic_write, discard, fsync_dir, fsync_tree, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
@@ -225,7 +225,7 @@ class _Fetch:
             except (FsTimeoutError, *_FINAL):
                 raise
             except Exception as error:
-                pause = random.uniform(0.5, 1.5) * tried  # noqa: S311  (jitter, not a secret)
+                pause = jittered(tried, 0.5, 1.5)
                 if tried == _TRIES or time.monotonic() + pause > self._deadline:
                     raise
                 log.warning("%s is fetched again in %.1f s: %s", self._name, pause, type(error).__name__)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import re
 import secrets
 import socket
@@ -26,6 +25,7 @@ from ..errors import (
     ReadOnlyFsError,
     StaleHandleError,
 )
+from ..jitter import jittered
 
 T = TypeVar("T")
 
@@ -224,7 +224,7 @@ class Backoff:
                 return False
         elif number not in STALE and number != errno.EAGAIN:
             return False
-        time.sleep(self._delay * random.uniform(0.5, 1.5))  # noqa: S311  (jitter, not a secret)
+        time.sleep(jittered(self._delay, 0.5, 1.5))
         self._delay = min(self._delay * 2, 1.0)
         return True
 

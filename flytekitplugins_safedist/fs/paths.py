@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
+from ..jitter import jittered
 from .identity import known_identity, timeout_s
 from .oserrors import AGAIN, FAILED, STALE, Backoff, describe, explain, mount_of
 
@@ -230,7 +230,7 @@ def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: 
     pause = max(first, ranks / 20_000)
     while True:
         pause = min(pause, max(least, ranks / per_s, (time.monotonic() - began) / 1_000))
-        yield pause * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
+        yield jittered(pause, 0.5, 1.5)
         pause *= 1.6
 
 
