@@ -99,7 +99,8 @@ def no_warning_is_an_error() -> None:
 
 
 # --- a task and its conversion ----------------------------------------------------------------------------------------
-_TASK_HOOKS = ("_literal_map_to_python_input", "_output_to_literal_map", "_write_decks", "_get_container")
+_INPUT_HOOK = "_literal_map_to_python_input"
+_TASK_HOOKS = (_INPUT_HOOK, "_output_to_literal_map", "_write_decks", "_get_container")
 
 
 def require_hooks(task_class: type[Any]) -> None:
@@ -110,6 +111,34 @@ def require_hooks(task_class: type[Any]) -> None:
     """
     for name in _TASK_HOOKS:
         lookup(task_class, name, of="flytekit")
+
+
+def leave_inputs_of_elements(task_class: type[Any]) -> None:
+    """In a pod, have a map task hand its element's literals to a task of ``task_class`` as a plain dispatch does. As
+    Python values they would be converted here, and uploaded again on their way to the ranks.
+
+    Raises:
+        IncompatibleVersionError: map tasks convert their inputs in another way.
+    """
+    from flytekit.core.array_node_map_task import ArrayNodeMapTask
+    from flytekit.core.context_manager import ExecutionState
+    from flytekit.core.type_engine import TypeEngine
+
+    own, convert = lookup(ArrayNodeMapTask, _INPUT_HOOK, of="flytekit"), TypeEngine.literal_map_to_kwargs
+
+    def inputs(mapped: Any, literals: Any, ctx: Any) -> Any:
+        task, state = mapped.python_function_task, ctx.execution_state
+        is_in_pod = state is not None and state.mode == ExecutionState.Mode.TASK_EXECUTION
+        if not is_in_pod or not isinstance(task, task_class):
+            return own(mapped, literals, ctx)
+        # flytekit's own method finds the element, and calls this with its literals.
+        TypeEngine.literal_map_to_kwargs = lambda ctx, of_element, _: getattr(task, _INPUT_HOOK)(of_element, ctx)
+        try:
+            return own(mapped, literals, ctx)
+        finally:
+            TypeEngine.literal_map_to_kwargs = convert
+
+    setattr(ArrayNodeMapTask, _INPUT_HOOK, inputs)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,6 @@ STATE = {
     "flyte.uploads": "for how long uploads are tried, and where the verdict goes",
     "job.ending": "node 0's coordinator, to be closed after the upload",
     "lastwords": "why the job failed",
-    "plugin.task": "the inputs, within one dispatch",
     "ranks.context": "who this rank is, and what is to be done at the end of its function",
     "ranks.prefork": "what a pod has imported, and the rank server that was forked from that",
     "record.node": "how long staging took",
