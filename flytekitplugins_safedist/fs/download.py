@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import sys
 import time
@@ -41,8 +42,8 @@ def download_once(
     """Fetch ``source`` to ``destination`` once for all ranks that share the place; return the path in every rank.
 
     What is there already is complete: it got its name by one rename. The source is recorded beside it
-    (``.NAME.safedist-source``): what was fetched from another source is fetched anew; what was put there by others is
-    taken as it is. Every rank must call this, with the same source.
+    (``.NAME.safedist-source``): what was fetched from another address, the query included, is fetched anew; what was
+    put there by others is taken as it is. Every rank must call this, with the same source; a URL may be signed anew.
 
     Args:
         source: a URL or path that fsspec knows, a ``FlyteFile`` or a ``FlyteDirectory``; in a task with Flyte's own
@@ -71,7 +72,7 @@ def download_once(
 
     def work() -> str:
         ensure_dir(target.parent, timeout=left())
-        if not _is_there(target, name, sha256):
+        if not _is_there(target, uri, sha256):
             _Fetch(uri, name, sha256, callback, deadline).to(target)
         return host()
 
@@ -119,20 +120,23 @@ def _exists(target: Path) -> bool:
     return retry_os_call(look, target, "see whether it is there")
 
 
-def _recorded(target: Path) -> str | None:
-    """The source of what is there; None where somebody else has put it there."""
+def _recorded(target: Path) -> tuple[str, str] | None:
+    """Name and digest of the address of what is there; None where somebody else has put it there."""
     try:
-        return str(json.loads(_record(target).read_bytes())["source"])
+        record = json.loads(_record(target).read_bytes())
+        return str(record["source"]), str(record["address"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
-def _is_there(target: Path, name: str, sha256: str | None) -> bool:
+def _is_there(target: Path, uri: str, sha256: str | None) -> bool:
     if not _exists(target):
         return False
-    recorded = retry_os_call(lambda: _recorded(target), target, "see where it was fetched from") or name
-    if recorded != name:
-        log.warning("%s was fetched from %s; it is fetched anew from %s", target, recorded, name)
+    recorded = retry_os_call(lambda: _recorded(target), target, "see where it was fetched from")
+    if recorded is not None and recorded[1] != _digest_of_address(uri):
+        name = _without_secrets(uri)
+        source = recorded[0] if recorded[0] != name else f"{name} with another query"
+        log.warning("%s was fetched from %s; it is fetched anew from %s", target, source, name)
         return False
     if sha256 is None or _digest(target) == sha256.lower():
         return True
@@ -140,9 +144,9 @@ def _is_there(target: Path, name: str, sha256: str | None) -> bool:
     return False
 
 
-def _make_way(target: Path, name: str, sha256: str | None) -> None:
+def _make_way(target: Path, uri: str, sha256: str | None) -> None:
     """Before a whole download gets its name. Killed at any point: what is there is whole, and its source recorded."""
-    if _exists(target) and not _is_there(target, name, sha256):
+    if _exists(target) and not _is_there(target, uri, sha256):
         old = aside(target)
 
         def move() -> None:
@@ -152,7 +156,7 @@ def _make_way(target: Path, name: str, sha256: str | None) -> None:
         retry_os_call(move, target, "move it away")
         discard(old)
     with atomic_write(_record(target), "w", durable=False) as file:
-        json.dump({"source": name}, file)
+        json.dump({"source": _without_secrets(uri), "address": _digest_of_address(uri)}, file)
 
 
 def _is_directory(path: Path) -> bool:
@@ -175,9 +179,39 @@ def _digest(path: Path) -> str:
 
 def _without_secrets(uri: str) -> str:
     """A signed URL's query and a user's password are secrets: they appear in no message."""
-    head, _, _ = uri.partition("?")
-    scheme, separator, rest = head.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else head
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return uri
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+_SIGNED = re.compile(r"X-(Amz|Goog)-.*", re.IGNORECASE)
+_SIGNED_BY = {
+    "Signature": {"Signature", "Expires", "Policy", "Key-Pair-Id", "AWSAccessKeyId", "GoogleAccessId"},
+    "sig": {
+        *("sig", "sv", "ss", "srt", "sr", "st", "se", "sp", "spr", "sip", "si"),
+        *("skoid", "sktid", "skt", "ske", "sks", "skv"),
+    },
+}
+"""Parameters of a URL's query that belong to its signature: S3's and Google's; where the first is there, all of the
+older form's and CloudFront's, and of Azure's shared access signatures."""
+
+
+def _digest_of_address(uri: str) -> str:
+    """Tells whether two addresses are one source. Not a part of it: who may read it (a user, a signature, which differs
+    each time that a URL is signed, in each rank too), and a directory's slash at the end."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return hashlib.sha256(os.fsencode(Path(uri).absolute())).hexdigest()
+    query = rest.partition("?")[2]
+    given = [(each.partition("=")[0], each) for each in query.split("&") if each]
+    signature = {name for by, names in _SIGNED_BY.items() if by in dict(given) for name in names}
+    query = "&".join(each for name, each in given if name not in signature and not _SIGNED.fullmatch(name))
+    place = _without_secrets(uri)
+    if scheme not in ("http", "https"):  # whose servers may have another page there
+        place = place.rstrip("/")
+    return hashlib.sha256(os.fsencode(f"{place}?{query}")).hexdigest()
 
 
 # --- fetching --------------------------------------------------------------------------------------------------------
@@ -194,10 +228,10 @@ class _Fetch:
                 self._verify(draft)
                 if not _is_directory(draft):  # a directory may have a million files
                     fsync_tree(draft)
-                _make_way(target, self._name, self._sha256)
+                _make_way(target, self._uri, self._sha256)
             fsync_dir(target.parent)
         except PathBlockedError:
-            if not _is_there(target, self._name, self._sha256):  # else another node's: it was faster
+            if not _is_there(target, self._uri, self._sha256):  # else another node's: it was faster
                 raise
         except FsError:
             raise

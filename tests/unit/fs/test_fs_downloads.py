@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import logging
 import os
 import threading
@@ -104,6 +105,68 @@ def test_the_second_call_for_one_place_looks_again(tmp_path, source):
     assert download_once(str(source), tmp_path / "weights").read_bytes() == BODY
 
 
+@pytest.fixture
+def pages() -> Iterator[str]:
+    """A web server whose every page is its own address."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.path.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_addresses_that_differ_in_their_query_are_different_files(tmp_path, pages):
+    for path in ("/get?file=train&version=1", "/get?file=train&version=2", "/get?file=test", "/get"):
+        assert download_once(pages + path, tmp_path / "data").read_text() == path
+    for name in ("train", "test"):
+        (tmp_path / f"set?{name}").write_text(name)
+        assert download_once(tmp_path / f"set?{name}", tmp_path / "copy").read_text() == name
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=key{n}&X-Amz-Date=2026010{n}&X-Amz-Signature=sign{n}",
+        "X-Goog-Credential=account&X-Goog-Date=2026010{n}&X-Goog-Signature=sign{n}",
+        "AWSAccessKeyId=key&Signature=sign{n}&Expires=17000{n}",
+        "Expires=17000{n}&Signature=sign{n}&Key-Pair-Id=K1",
+        "sv=2024-11-04&se=2026-01-0{n}&sr=b&sp=r&sig=sign{n}",
+    ],
+)
+def test_one_file_that_is_signed_anew_is_not_fetched_again(tmp_path, pages, signed):
+    kept = "/get?versionId=7&"
+    first = download_once(pages + kept + signed.format(n=1), tmp_path / "data").read_text()
+    assert download_once(pages + kept + signed.format(n=2), tmp_path / "data").read_text() == first
+    assert "sign" not in (tmp_path / ".data.safedist-source").read_text()
+    other = download_once(f"{pages}/get?versionId=8&{signed.format(n=2)}", tmp_path / "data").read_text()
+    assert other.startswith("/get?versionId=8")
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_a_directory_is_the_same_with_and_without_a_slash_and_whoever_reads_it_keeps_it(tmp_path, protocol):
+    (tmp_path / "source").mkdir()
+    first = download_once(f"{protocol}{tmp_path}/source", tmp_path / "data").stat().st_ino
+    assert download_once(f"{protocol}{tmp_path}/source/", tmp_path / "data").stat().st_ino == first
+
+
+def test_a_name_in_another_working_directory_is_another_file(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+        monkeypatch.chdir(tmp_path / name)
+        assert download_once("file", tmp_path / "copy").read_text() == name
+
+
 def test_a_source_that_is_not_there_is_told_with_its_name_the_place_and_what_to_see(tmp_path):
     with pytest.raises(DownloadError) as caught:
         download_once(str(tmp_path / "nothing"), tmp_path / "weights")
@@ -182,7 +245,9 @@ def test_a_source_that_says_nothing_is_given_up_at_the_deadline(tmp_path, monkey
         ("s3://bucket/data/", "s3://bucket/data/"),
         ("https://user:word@host/file?key=secret", "https://host/file"),
         (Path("/no/such/file"), "/no/such/file"),
+        ("s3://user@bucket/runs@7/a?versionId=1", "s3://bucket/runs@7/a"),
         ("a@b", "a@b"),
+        ("/data/a?1", "/data/a?1"),
         (SimpleNamespace(remote_source="s3://b/f", path="/x", download=1), "s3://b/f"),
         (SimpleNamespace(remote_source=None, path="/x", download=1), "/x"),
     ],
