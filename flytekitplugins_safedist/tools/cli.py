@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,36 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="for programs")
 
 
+@contextlib.contextmanager
+def _others_to_stderr() -> Iterator[None]:
+    """Meanwhile, what others print (flytekit's log, the user's module and what it starts, a library) goes to standard
+    error: standard output is this command's answer, for a file or a program."""
+    own = sys.stdout
+    own.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        own.flush()  # what was printed to it by its name
+        os.dup2(answer, 1)
+        os.close(answer)
+
+
 def _render(options: argparse.Namespace) -> int:
+    with _others_to_stderr():
+        shown, comments = _rendered(options)
+    if options.json:
+        print(json.dumps(shown if options.pods else shown[0], indent=2))
+        return 0
+    print("\n".join(comments))
+    _print_yaml(shown)
+    return 0
+
+
+def _rendered(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """The job, and its pods where they are to be shown; and the lines of its summary."""
     from .render import created, job_manifest, read_pod_templates
     from .render.load import load_task, template_of
     from .render.summary import notes_of, summarise
@@ -81,10 +111,6 @@ def _render(options: argparse.Namespace) -> int:
     given = read_pod_templates(options.pod_template)
     known = given if template.metadata.pod_template_name in given else None
     job = job_manifest(template, pod_templates=known)
-    shown = [job, *(created(job) if options.pods and job["kind"] != "Pod" else ())]
-    if options.json:
-        print(json.dumps(shown if options.pods else job, indent=2))
-        return 0
     summary = summarise(
         job,
         task=template.id.name,
@@ -92,9 +118,7 @@ def _render(options: argparse.Namespace) -> int:
         max_restarts=task.task_config.max_restarts,
         further=notes_of(task, template, known),
     )
-    print("\n".join(summary.lines()))
-    _print_yaml(shown)
-    return 0
+    return [job, *(created(job) if options.pods and job["kind"] != "Pod" else ())], [*summary.lines()]
 
 
 def _print_yaml(documents: Sequence[Any]) -> None:
@@ -145,7 +169,8 @@ def _why(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from .doctor import examine, exit_status
 
-    findings = examine(paths=options.path, stores=options.store, backend=options.backend, env=os.environ)
+    with _others_to_stderr():
+        findings = [*examine(paths=options.path, stores=options.store, backend=options.backend, env=os.environ)]
     if options.json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:

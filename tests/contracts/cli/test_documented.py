@@ -68,7 +68,7 @@ ELSEWHERE = {
 """What is run elsewhere: where, and the words there that do it."""
 
 NOT_HERE = {
-    "kubectl apply --dry-run=server -f job.yaml": "a cluster",
+    "kubectl apply --dry-run=server -f job.yaml": "a cluster; of what it is given, see below",
     "kubectl exec": "a cluster",
     "flytectl register files": "a cluster; tests/harness/flytectl.py does what it was seen to do",
     "make help": "prints the lines of the Makefile",
@@ -123,15 +123,27 @@ template:
 """
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks without a language, and its code spans, that call a program; without comments."""
+KUBECTL = """#!/usr/bin/env python3
+import sys, yaml
+for each in yaml.safe_load_all(open(sys.argv[sys.argv.index("-f") + 1])):
+    print(each["apiVersion"], each["kind"], "dry run")
+"""
+"""A stand-in for the command that needs a cluster: it parses what it is given."""
+
+
+def lines(page: Path) -> list[str]:
+    """The lines of a page's blocks without a language, and its code spans; without comments."""
     text = page.read_text()
     blocks = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    lines = [
+    found = [
         line.split("#")[0] for language, block in blocks.findall(text) if not language for line in block.split("\n")
     ]
-    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", blocks.sub("", text))
-    called = [part.strip() for line in [*lines, *spans] for part in re.split(r"&&|[|>]", line)]
+    return [*found, *re.findall(r"(?<!`)`([^`\n]+)`(?!`)", blocks.sub("", text))]
+
+
+def commands(page: Path) -> list[str]:
+    """The calls of a program in these."""
+    called = [part.strip() for line in lines(page) for part in re.split(r"&&|[|>]", line)]
     return [line for line in called if line.partition(" ")[0] in PROGRAMS and " " in line]
 
 
@@ -185,6 +197,27 @@ def test_a_command_of_the_pages_does_what_they_say(command: str, tmp_path: Path,
     done = run(here(command, tmp_path), tmp_path, s3.environment)
     assert code in (None, done.returncode), done.stdout + done.stderr
     assert says in done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "line", sorted({line.strip() for page in PAGES for line in lines(page) if "> job.yaml" in line})
+)
+def test_what_the_pages_send_to_a_file_is_yaml_and_nothing_else(line: str, tmp_path: Path) -> None:
+    """Whatever the user's module prints as it is imported, and with the warning that most tasks have: of the image."""
+    here("safedist", tmp_path)
+    for name in ("workflow.py", "train.py"):
+        said = 'import os, sys\nprint("- [loading", file=sys.__stdout__)\nos.system("echo - [from a child")\n'
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(said + text.replace('container_image="registry.example/train:1", ', ""))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kubectl").write_text(KUBECTL)
+    (tmp_path / "bin" / "kubectl").chmod(0o755)
+    done = run(["bash", "-c", f"unset PYTHONUNBUFFERED; PATH={tmp_path}/bin:$PATH; {line}"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "kubeflow.org/v1 PyTorchJob dry run\n"), done.stderr
+    assert "- [loading" in done.stderr
+    assert "- [from a child" in done.stderr
+    assert "flytekit's default" in done.stderr
 
 
 def here(command: str, place: Path) -> list[str]:
