@@ -5,6 +5,7 @@ Errors and logs are the user's own and stay as they are; this is for the record 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
@@ -22,12 +23,18 @@ _PUBLIC = re.compile(
 """Variables whose values are in every traceback or log, and no secrets: paths, places, addresses, sizes."""
 
 _NAMED = r"(?:token|secret|passw(?:or)?d|api_?key|access_?key)"
+_IN_QUERY = r"(?:sig|signature|key|passw|credential|auth|token|secret)"
+# A name is looked at once, from its first character: where each character of a long text may be the first of a name,
+# the time that this takes grows with the square of its length, before the verdict is uploaded.
 _FORMS = [
     (re.compile(form, re.IGNORECASE | re.DOTALL), instead)
     for form, instead in (
         (r"(?<=://)[^/\s'\"]+@", "[credentials]@"),
-        (r"([?&][\w.-]*(?:sig|signature|key|passw\w*|credential|auth|token|secret)[\w.-]*=)[^&\s'\"]+", r"\1[secret]"),
-        (rf"(\b[\w.-]*{_NAMED}[\w.-]*['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)", r"\1[secret]"),
+        (rf"([?&](?=[\w.-]*?{_IN_QUERY})[\w.-]+=)[^&\s'\"]+", r"\1[secret]"),
+        (
+            rf"((?<![\w.-])(?=[\w.-]*?{_NAMED})[\w.-]+['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)",
+            r"\1[secret]",
+        ),
         (r"(\b(?:bearer|authorization['\"]?\s*[=:]\s*['\"]?basic)\s+)[\w.~+/=-]{8,}", r"\1[secret]"),
         (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:gh[pousr]_|hf_|sk-|xox[a-z]-)[\w-]{16,}", "[secret]"),
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", "[secret]"),
@@ -46,7 +53,7 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
     for name, value in environment.items():
         if _SECRET.search(name) is None and _PUBLIC.fullmatch(name):
             continue
-        for part in {value, value.strip(), *value.splitlines(), repr(value)[1:-1], quote(value, safe="")}:
+        for part in {value, value.strip(), *value.splitlines(), repr(value)[1:-1], quote(os.fsencode(value), safe="")}:
             if len(part.strip()) >= _SHORTEST or (len(part) >= 4 and _SECRET.search(name)):
                 names[part] = name
     # The longest first: one value may be a part of another.

@@ -41,7 +41,8 @@ _BUSY = re.compile(
 )
 """Statuses that ask for patience, and exceptions of aiohttp and botocore that mean the network, by name."""
 
-_QUERY = re.compile(r"(\w+://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
+# From the last "://" before it, so that the time it takes grows with a text's length, not with its square.
+_QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"<>])+)\?[^\s'\"<>)]+")
 
 
 def judge(error: BaseException) -> Outlook:

@@ -68,7 +68,7 @@ def download_once(
 
     group, target, uri = ranks(left()), Path(destination), _address(source)
     name = _without_secrets(uri)
-    key = hashlib.sha256(f"{name}\0{target.name}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(os.fsencode(f"{name}\0{target.name}")).hexdigest()[:32]
 
     def work() -> str:
         ensure_dir(target.parent, timeout=left())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -61,6 +62,12 @@ def test_in_a_pod_the_container_has_the_tasks_word_or_that_of_the_execution_whic
 @pytest.mark.parametrize("prefork", [True, False])
 def test_variables_that_make_importing_safe_do_not_reach_the_ranks(told, prefork):
     assert not SAFE_IMPORT_ENVIRONMENT.keys() & told("two_ranks", prefork=prefork).keys()
+
+
+@pytest.mark.parametrize("kind", ["call", "execute"])
+def test_a_variable_that_is_not_utf_8_reaches_the_ranks_as_it_is_and_harms_nobody(told, kind):
+    odd = os.fsdecode(b"not utf-8: \xff\xfe")
+    assert told("two_ranks", kind=kind, ODD=odd, ODD_TOKEN=odd)["ODD"] == odd
 
 
 def test_a_new_round_finds_no_process_and_no_scratch_of_the_round_before_it(warm, tmp_path, ranks_gate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flytekitplugins_safedist.flyte.storage_errors import one_line
 from flytekitplugins_safedist.scrub import scrubber
 
 ENVIRONMENT = {
@@ -35,6 +36,9 @@ ENVIRONMENT = {
         ("https://s3/x?a=1&X-Amz-Signature=0f0f&b=2", "https://s3/x?a=1&X-Amz-Signature=[secret]&b=2"),
         ("password=hunter2, user=me", "password=[secret], user=me"),
         ("{'api_key': 'k-1 2', 'n': 3}", "{'api_key': [secret], 'n': 3}"),
+        ("--my.access-key-tokens: abc", "--my.access-key-tokens: [secret]"),
+        ("url=password=abc", "url=password=[secret]"),
+        ("a token, a secret", "a token, a secret"),
         ("Authorization: Bearer eyJhbGciOi.xyz", "Authorization: Bearer [secret]"),
         ("AKIAABCDEFGHIJKLMNOP", "[secret]"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "[secret]"),
@@ -43,6 +47,19 @@ ENVIRONMENT = {
 )
 def test_what_is_secret_is_taken_out(text: str, shown: str) -> None:
     assert scrubber(ENVIRONMENT)(text) == shown
+
+
+LONG = 300_000
+"""Characters. Where the time grows with their square, an hour; else less than a second."""
+
+
+@pytest.mark.parametrize(
+    "repeated", ["a.", "a", "a-b_", "layer.1.weight-", "token", "?sig", "&a=", "bearer ", "x://", "@"]
+)
+def test_a_long_text_takes_no_longer_than_its_length(repeated: str) -> None:
+    text = repeated * (LONG // len(repeated))
+    assert scrubber({})(f"{text} password=hunter2").endswith("[secret]")
+    assert one_line(ValueError(text)).endswith("...")
 
 
 def test_without_variables_nothing_of_a_text_is_a_value() -> None:
