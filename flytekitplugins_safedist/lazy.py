@@ -19,7 +19,10 @@ def names_of(package: str, public: Mapping[str, str]) -> tuple[Callable[[str], A
     def get(name: str) -> Any:
         if name not in public:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{public[name]}"), name)
+        try:
+            value = getattr(importlib.import_module(f"{package}.{public[name]}"), name)
+        except AttributeError as error:  # of which ``from package import name`` would say nothing
+            raise ImportError(f"{name} of {package} cannot be imported: {error}") from error
         setattr(sys.modules[package], name, value)  # asked for once
         return value
 

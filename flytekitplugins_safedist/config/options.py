@@ -347,14 +347,14 @@ class SafeDistributed:
             raise ConfigError([Problem(name, written[name], *_GONE[name]) for name in gone])
         return super().__new__(cls)
 
-    def __init_subclass__(cls) -> None:
-        """Have flytekit know a user's own class, too: it looks for the very class of a config, and a task of another is
-        a plain one, without ranks."""
-        base = cls.__mro__[1]
-        if base is not SafeDistributed:
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have flytekit know a user's own class, too: a task of a class that it does not know has no ranks."""
+        super().__init_subclass__(**options)
+        ours = next(base for base in cls.__mro__[1:] if issubclass(base, SafeDistributed))  # a mixin may stand before
+        if ours is not SafeDistributed:
             from flytekit.extend import TaskPlugins
 
-            TaskPlugins.register_pythontask_plugin(cls, TaskPlugins.find_pythontask_plugin(base))
+            TaskPlugins.register_pythontask_plugin(cls, TaskPlugins.find_pythontask_plugin(ours))
 
 
 @dataclass(frozen=True, kw_only=True)

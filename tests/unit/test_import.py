@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_what_flytekit_loads_of_every_installed_plugin_is_only_the_packages_tabl
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("flytekitplugins_safedist.")}
     assert ours == {f"flytekitplugins_safedist.{name}" for name in ("errors", "lazy")}
+
+
+def test_what_goes_wrong_below_the_import_of_a_public_name_is_told_with_its_cause(tmp_path: Path) -> None:
+    """``from package import name`` forgets an AttributeError, which is what two versions that do not fit raise."""
+    (tmp_path / "mashumaro.py").write_text("import os\nos.no_such_name_in_this_version\n")
+    code = "from flytekitplugins_safedist import SafeTorch"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "AttributeError: module 'os' has no attribute 'no_such_name_in_this_version'" in done.stderr
+    assert "ImportError: SafeTorch of flytekitplugins_safedist cannot be imported: module 'os' has no" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["SafeHorovod", "SafeTorch"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from typing import Any
+import types
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
-from flytekit import Resources
+from flytekit import Resources, task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from flytekitplugins_safedist.config.options import (
 )
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.serialization import plan_task
+from flytekitplugins_safedist.plugin.task import SafeTask
 from tests.unit.config.plans import planned
 
 CACHES_LISTED = ", ".join(sorted(CACHE_NAMES))
@@ -65,6 +67,30 @@ def test_the_backend_follows_from_the_config_class_of_the_user_and_its_subclasse
 
     assert planned(Mine()).backend == "horovod"
     assert planned(SafeTorch()).backend == "torch"
+
+
+class Team:
+    """What a team puts into its configs, and has made of each."""
+
+    configs: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Team.configs.append(cls.__name__)
+
+
+@pytest.mark.parametrize("bases", [(SafeTorch,), (Team, SafeTorch), (Generic[TypeVar("T")], SafeTorch)])
+def test_a_task_of_a_users_own_config_runs_ranks_wherever_ours_stands_among_its_bases(bases: tuple[Any, ...]) -> None:
+    Team.configs.clear()
+    made = dataclasses.dataclass(frozen=True, kw_only=True)
+    first = made(types.new_class("First", bases))
+    second = made(types.new_class("Second", (type("Mixin", (), {}), first)))
+    for config in (first, second):
+        assert isinstance(task(task_config=config(nproc_per_node=2))(a_function), SafeTask)
+    assert ("Second" in Team.configs) == (Team in bases)
+
+
+def a_function() -> None: ...
 
 
 def test_every_word_of_the_user_reaches_the_resolved_settings() -> None:
