@@ -41,7 +41,8 @@ def _first(place: Path) -> dict[str, object]:
     with rank_zero_first():
         (place / f"began-{hvd.rank()}").touch()
         found = (place / "began-0").exists()
-        (place / "source").write_text("weights")
+        if hvd.rank() == 0:  # alone: who opened it again to write would empty it under the rank that fetches
+            (place / "source").write_text("weights")
     fetched = download_once(place / "source", place / "copies" / "copy", shared=True)
     return {"first": found, "fetched": fetched.read_text()}
 

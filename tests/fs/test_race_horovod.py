@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def test_a_barrier_lets_nobody_pass_before_all_have_come(found):
 @pytest.mark.horovod
 def test_who_is_missing_at_a_barrier_is_named(found):
     *came, absent = (rank["missing"] for rank in found["ranks"])
-    assert all(f"did not come to the meeting point: {RANKS - 1} [" in error for error in came)
+    # The first to give up says for all who has not come by then: the slower of the two that come may be another.
+    assert all(re.search(rf"did not come to the meeting point: (\d, )?{RANKS - 1} \[", error) for error in came)
     assert absent == ""
 
 
