@@ -67,6 +67,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
     return (LEFT_OUT, "s", "LEFT OUT") if needs.left_out(report) else None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for line in needs.in_one_line_each(terminalreporter.stats.get(LEFT_OUT, [])):
         terminalreporter.write_line(line, yellow=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import fusefs
+from tests.harness import fusefs, needs
 from tests.harness.pod import Pod
 from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     actors_fixture,
@@ -68,9 +68,10 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=256k,mode=755", "tmpfs", path], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
-        if os.environ.get("SAFEDIST_CI"):
-            pytest.fail(f"CI must be able to mount a tmpfs: {mounted.stderr}")
-        pytest.skip(f"needs root to mount a small tmpfs: {mounted.stderr}")
+        needs.missing(
+            f"a tmpfs cannot be mounted: {mounted.stderr.strip()}",
+            bring="sudo make test (in a container: --privileged)",
+        )
     yield path
     subprocess.run(["umount", "-l", path], check=True)
 
@@ -140,8 +141,7 @@ def test_failing_devices_are_one_error_and_publish_nothing(place, actors, op, na
 @pytest.fixture
 def for_nobody(place) -> Iterator[Path]:
     """A directory of user nobody that nobody can reach (pytest's own are closed to other users)."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become another user")
+    needs.root("become another user")
     home = Path(tempfile.mkdtemp(prefix="safedist-test-", dir="/tmp"))
     home.chmod(0o755)
     shutil.copy(place.uri, home / "fast.tar.gz")

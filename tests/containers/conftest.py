@@ -58,7 +58,8 @@ def docker(testrun_uid: str) -> Iterator[Docker]:
         build_image.find_docker()
         daemon = Docker(testrun_uid[:8])
     except (build_image.ImageError, DockerException) as error:
-        needs.missing(f"container tests need docker: {error}; scripts/dockerd.sh start", required=REQUIRED)
+        what = f"container tests need docker: {error}"
+        needs.missing(what, bring="scripts/dockerd.sh start && make test-container", required=REQUIRED)
     yield daemon
     daemon.client.close()
 

@@ -211,4 +211,4 @@ def _on(kind: str, base: Path) -> str:
 def test_the_same_on_a_file_system_mounted_for_it(tmp_path, kind):
     outcome = Process(_on, kind, tmp_path).outcome(within=size(240, 1800)).get()
     if outcome != "raced":
-        needs.missing(outcome, required="SAFEDIST_CI")
+        needs.missing(outcome, bring="sudo make test (in a container: --privileged)")

@@ -15,7 +15,7 @@ A first ESTALE is retried by the kernel itself; two in a row reach the program.
 
 What it cannot show: caches of file *contents* that outlive a close, and a server that loses data it had acknowledged.
 
-Needs Linux, ``/dev/fuse``, libfuse2 and fusepy, and root (or a setuid ``fusermount``)::
+Needs Linux, ``/dev/fuse`` and root, and no library (:mod:`tests.harness.fusefs_kernel`)::
 
     with FuseMount(backing, mountpoint, late=[0, 3]) as client:
         client.set(faults=[{"op": "mkdir", "errno": "ESTALE", "first": 2}])
@@ -25,7 +25,6 @@ Needs Linux, ``/dev/fuse``, libfuse2 and fusepy, and root (or a setuid ``fusermo
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import subprocess
@@ -35,28 +34,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-SERVER = Path(__file__).with_name("fusefs_server.py")
-
-
-def missing() -> str:
-    """What this machine lacks to mount the file system, as a sentence; empty when nothing is missing."""
-    if not Path("/dev/fuse").exists():
-        return "no /dev/fuse (load the fuse module, or start the container with --device /dev/fuse --cap-add SYS_ADMIN)"
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse cannot be opened by this user (run as root)"
-    try:
-        import fuse  # noqa: F401
-    except (ImportError, OSError) as error:
-        return f"fusepy or libfuse2 is missing: {error} (pip install fusepy; apt-get install libfuse2)"
-    return ""
+from tests.harness import fusefs_kernel
 
 
 def require() -> None:
     """Leave the calling test out, saying why, on a machine that cannot mount; in CI (``SAFEDIST_CI``) fail it."""
     from tests.harness import needs
 
-    if reason := missing():
-        needs.missing(f"the FUSE tests need: {reason}", required="SAFEDIST_CI")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except PermissionError as error:
+        needs.missing(f"a FUSE file system cannot be mounted ({error})", bring="sudo make test")
+    except OSError as error:
+        bring = "modprobe fuse (a container: docker run --device /dev/fuse --cap-add SYS_ADMIN)"
+        needs.missing(f"there is no FUSE here ({error})", bring=bring)
 
 
 class FuseMount:
@@ -67,8 +58,14 @@ class FuseMount:
         self.path = Path(mountpoint)
         self.backing.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(SERVER), str(self.backing), str(self.path), json.dumps(rules)]
-        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        places = [str(self.backing.absolute()), str(self.path.absolute())]
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.fusefs_server", *places, json.dumps(rules)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._lock = threading.Lock()
         ready = self._readline()
         if ready != {"ready": True}:
@@ -97,8 +94,7 @@ class FuseMount:
 
     def close(self) -> None:
         """Unmount and end the server; open files are cut off."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.umount2(os.fsencode(self.path), 2)  # MNT_DETACH: a test that failed may still hold files open
+        fusefs_kernel.unmount(self.path)
         with contextlib.suppress(OSError):
             if self._server.stdin is not None:
                 self._server.stdin.close()  # its control thread sees the end and leaves, also when the test runner dies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import fnmatch
@@ -16,6 +15,8 @@ import threading
 import time
 from collections import Counter
 from typing import Any
+
+from tests.harness import fusefs_kernel
 
 BORN = "user.born"
 """The extended attribute of an entry in the backing directory that says when (seconds since 1970) it was made."""
@@ -94,7 +95,7 @@ class _Sight:
         self.root, self.rules = root, rules
         self.visible_at: dict[str, float] = {}
         self.mine: set[str] = set()
-        self.attrs: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.attrs: dict[str, tuple[float, os.stat_result]] = {}
         self.missed: dict[str, float] = {}
 
     def made(self, path: str) -> None:
@@ -170,41 +171,24 @@ class _Sight:
         return time.time() >= self.visible_at[path]
 
 
-def _attributes(stat: os.stat_result) -> dict[str, Any]:
-    names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_blocks")
-    values: dict[str, Any] = {name: getattr(stat, name) for name in names}
-    return {**values, **{f"st_{t}time": getattr(stat, f"st_{t}time_ns") for t in "amc"}}
-
-
 class _Operations:
     """The file system: every operation goes through ``__call__``, where the rules strike."""
 
-    use_ns = True
-    flag_nullpath_ok = 1  # a file that is open may have no name any more
     MAKING = ("mkdir", "create", "symlink", "link", "mknod")
     BY_HANDLE = ("read", "write", "flush", "fsync", "release", "readdir", "releasedir", "fsyncdir", "flock", "lock")
 
-    def __init__(self, backing: str, rules: dict[str, Any], say: Any) -> None:
+    def __init__(self, backing: str, rules: dict[str, Any]) -> None:
         self.root = os.path.realpath(backing)
         self.rules = _Rules(rules)
         self.sight = _Sight(self.root, self.rules)
-        self.say = say
-        self.supports_locks = self.rules.values["locks"] != "local"
+        self.has_locks = self.rules.values["locks"] != "local"
 
-    def __getattr__(self, name: str) -> Any:
-        # Defined only when asked for: the kernel sends lock requests to a file system that says it handles them.
-        if name in ("flock", "lock") and self.__dict__.get("supports_locks"):
-            return getattr(self, f"_{name}")
-        raise AttributeError(name)
-
-    def __call__(self, op: str, path: Any, *args: Any) -> Any:
-        if op == "init":
-            return self.say({"ready": True})
+    def __call__(self, op: str, path: str | None, *args: Any) -> Any:
         with self.rules.lock:
             self.rules.counts[op] += 1
         name = (path or "/")[1:]
         self.rules.fault(op, name, "before")
-        if op in self.MAKING:
+        if op in self.MAKING and path is not None:
             self.sight.check(os.path.dirname(path))
         elif path is not None and op not in self.BY_HANDLE:
             self.sight.check(path)
@@ -226,22 +210,19 @@ class _Operations:
         self.sight.looked(path, None)
         return result
 
-    def init(self, path: str) -> None:  # fusepy registers only what exists
-        """Answered in ``__call__``."""
-
     # --- names -----------------------------------------------------------------------------------------------------
-    def getattr(self, path: str | None, fi: Any = None) -> Any:
-        if fi is not None:
-            return _attributes(os.fstat(fi.fh))
+    def getattr(self, path: str | None, handle: int | None = None) -> os.stat_result:
+        if handle is not None:
+            return os.fstat(handle)
         assert path is not None
         stale = self.rules.values["stale_attrs"]
         seen = self.sight.attrs.get(path)
         if stale and seen and time.monotonic() < seen[0] + stale:
             return seen[1]
-        values = _attributes(os.lstat(self.root + path))
+        stat = os.lstat(self.root + path)
         if stale:
-            self.sight.attrs[path] = (time.monotonic(), values)
-        return values
+            self.sight.attrs[path] = (time.monotonic(), stat)
+        return stat
 
     def mkdir(self, path: str, mode: int) -> None:
         os.mkdir(self.root + path, mode)
@@ -287,7 +268,7 @@ class _Operations:
     def releasedir(self, path: str | None, handle: int) -> None:
         os.close(handle)
 
-    def fsyncdir(self, path: str | None, datasync: int, handle: int) -> None:
+    def fsyncdir(self, path: str | None, handle: int) -> None:
         os.fsync(handle)
 
     def access(self, path: str, mode: int) -> None:
@@ -306,89 +287,55 @@ class _Operations:
         os.utime(self.root + path, ns=times, follow_symlinks=False)
         self.sight.attrs.pop(path, None)
 
-    def statfs(self, path: str) -> dict[str, int]:
-        stat = os.statvfs(self.root + path)
-        names = (
-            "f_bsize",
-            "f_frsize",
-            "f_blocks",
-            "f_bfree",
-            "f_bavail",
-            "f_files",
-            "f_ffree",
-            "f_favail",
-            "f_namemax",
-        )
-        return {name: getattr(stat, name) for name in names}
+    def statfs(self, path: str) -> os.statvfs_result:
+        return os.statvfs(self.root + path)
 
     # --- contents --------------------------------------------------------------------------------------------------
-    def create(self, path: str, mode: int, fi: Any) -> int:
-        fi.fh = os.open(self.root + path, (fi.flags | os.O_CREAT) & ~os.O_APPEND, mode)
+    def create(self, path: str, mode: int, flags: int) -> int:
+        handle = os.open(self.root + path, (flags | os.O_CREAT) & ~os.O_APPEND, mode)
         self.sight.made(path)
-        return 0
+        return handle
 
-    def open(self, path: str, fi: Any) -> int:
-        fi.fh = os.open(self.root + path, fi.flags & ~(os.O_CREAT | os.O_EXCL | os.O_APPEND))
+    def open(self, path: str, flags: int) -> int:
+        handle = os.open(self.root + path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_APPEND))
         self.sight.attrs.pop(path, None)
-        return 0
+        return handle
 
-    def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
-        return os.pread(fi.fh, size, offset)
+    def read(self, path: str | None, handle: int, size: int, offset: int) -> bytes:
+        return os.pread(handle, size, offset)
 
-    def write(self, path: str | None, data: bytes, offset: int, fi: Any) -> int:
+    def write(self, path: str | None, handle: int, data: bytes, offset: int) -> int:
         self.rules.charge(len(data))
         self.sight.attrs.pop(path or "", None)
-        return os.pwrite(fi.fh, data, offset)
+        return os.pwrite(handle, data, offset)
 
-    def truncate(self, path: str, length: int, fi: Any = None) -> None:
-        os.truncate(self.root + path if fi is None else fi.fh, length)
-        self.sight.attrs.pop(path, None)
+    def truncate(self, path: str | None, length: int, handle: int | None = None) -> None:
+        os.truncate(self.root + (path or "") if handle is None else handle, length)
+        self.sight.attrs.pop(path or "", None)
 
-    def flush(self, path: str | None, fi: Any) -> int:
-        return 0
+    def flush(self, path: str | None, handle: int) -> None:
+        """A close: there is nothing to do, and it may be told to fail."""
 
-    def fsync(self, path: str | None, datasync: int, fi: Any) -> None:
-        os.fsync(fi.fh)
+    def fsync(self, path: str | None, handle: int) -> None:
+        os.fsync(handle)
 
-    def release(self, path: str | None, fi: Any) -> int:
-        os.close(fi.fh)
-        return 0
+    def release(self, path: str | None, handle: int) -> None:
+        os.close(handle)
 
     # --- locks -----------------------------------------------------------------------------------------------------
-    def _flock(self, path: str | None, fi: Any, op: int) -> None:
+    def flock(self, path: str | None, handle: int, op: int) -> None:
         kind = self.rules.values["locks"]
         if kind == "shared":
-            fcntl.flock(fi.fh, op)
+            fcntl.flock(handle, op)
         elif kind != "dropped":
             code = getattr(errno, kind)
             raise OSError(code, os.strerror(code), path)
 
-    def _lock(self, path: str | None, fi: Any, command: int, lock: Any) -> None:
+    def lock(self, path: str | None) -> None:
         kind = self.rules.values["locks"]
         if kind not in ("shared", "dropped"):
             code = getattr(errno, kind)
             raise OSError(code, os.strerror(code), path)
-
-
-def _fuse_class() -> Any:
-    """fusepy's FUSE, with the members of libfuse 2.9's operations that fusepy 3.0 leaves out (flock)."""
-    import fuse
-
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(fuse.fuse_file_info), ctypes.c_int)
-
-    class WithFlock(ctypes.Structure):
-        _fields_ = [
-            *fuse.fuse_operations._fields_,
-            *[(name, ctypes.c_void_p) for name in ("poll", "write_buf", "read_buf")],
-            ("flock", prototype),
-        ]
-
-    class Fuse(fuse.FUSE):
-        def flock(self, path: bytes, fip: Any, op: int) -> Any:
-            return self.operations("flock", self._decode_optional_path(path), fip.contents, op)
-
-    fuse.fuse_operations = WithFlock
-    return Fuse
 
 
 def _serve(backing: str, mountpoint: str, rules: dict[str, Any]) -> None:
@@ -400,7 +347,8 @@ def _serve(backing: str, mountpoint: str, rules: dict[str, Any]) -> None:
             sys.stdout.flush()
 
     os.umask(0)  # the caller's umask was applied by its kernel side
-    operations = _Operations(backing, rules, say)
+    operations = _Operations(backing, rules)
+    mount = fusefs_kernel.Mount(operations, mountpoint)
 
     def control() -> None:
         for line in sys.stdin:
@@ -412,14 +360,12 @@ def _serve(backing: str, mountpoint: str, rules: dict[str, Any]) -> None:
                 with operations.rules.lock:
                     counts = dict(operations.rules.counts)
                 say(counts)
-        ctypes.CDLL(None).umount2(os.fsencode(mountpoint), 2)
+        fusefs_kernel.unmount(mountpoint)
         os._exit(0)
 
     threading.Thread(target=control, daemon=True).start()
-    options = {"entry_timeout": 0, "attr_timeout": 0, "negative_timeout": 0}
-    _fuse_class()(
-        operations, mountpoint, raw_fi=True, foreground=True, hard_remove=True, use_ino=True, big_writes=True, **options
-    )
+    say({"ready": True})
+    mount.serve()
 
 
 if __name__ == "__main__":

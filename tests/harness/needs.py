@@ -11,11 +11,23 @@ import pytest
 _LEFT_OUT = "this machine cannot run it: "
 
 
-def missing(what: str, *, required: str) -> NoReturn:
-    """Leave the calling test out, saying *what* is missing; fail it where the variable *required* is set, as in CI."""
+def missing(what: str, *, bring: str, required: str = "SAFEDIST_CI") -> NoReturn:
+    """Leave the calling test out; fail it where it must not be, as in CI.
+
+    Args:
+        what: is missing.
+        bring: the command that brings it.
+        required: a variable; set, it makes this a failure.
+    """
     if os.environ.get(required, "0") not in ("", "0"):
         pytest.fail(f"required here ({required}), but {what}", pytrace=False)
-    pytest.skip(_LEFT_OUT + what)
+    pytest.skip(f"{_LEFT_OUT}{what}. To run it: {bring}")
+
+
+def root(to: str) -> None:
+    """Leave the calling test out unless this is root, who alone can do what it does."""
+    if os.geteuid() != 0:
+        missing(f"only root can {to}", bring="sudo make test")
 
 
 def left_out(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -25,6 +37,6 @@ def left_out(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def in_one_line_each(reports: list[pytest.TestReport]) -> list[str]:
-    """For the summary: everything that was missing, with the number of tests."""
+    """For the summary: everything that was missing, with the number of tests, and the command that brings it."""
     count = Counter(left_out(report) for report in reports)
-    return [f"{number} tests left out: {what}" for what, number in count.most_common()]
+    return [f"{number} tests left out: {what.replace(' it: ', ' them: ')}" for what, number in count.most_common()]

@@ -18,7 +18,7 @@ class _MeanwhileMade(str):
 
 
 def test_a_rename_is_answered_while_others_make_files(tmp_path):
-    operations = fusefs_server._Operations(str(tmp_path), {}, say=None)
+    operations = fusefs_server._Operations(str(tmp_path), {})
     for name in ("old", "other"):
         (tmp_path / name).mkdir()
     inside = _MeanwhileMade("/old/inside")

@@ -28,3 +28,24 @@ def test_plain_pytest_finds_the_helpers_of_the_tests_and_a_session_leaves_nothin
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("pytest-of-")] == []
+
+
+LEFT_OUT = """
+import pytest
+from tests.harness import needs
+
+@pytest.mark.parametrize("number", range(3))
+def test_of_a_machine(number):
+    needs.missing("there is no tape drive", bring="apt-get install tape", required="NOBODY_REQUIRES_IT")
+
+def test_that_passes(): ...
+"""
+
+
+def test_what_was_left_out_is_in_the_last_lines_with_the_command_that_brings_it(tmp_path: Path) -> None:
+    (tmp_path / "test_left_out.py").write_text(LEFT_OUT)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-2:-1] == [
+        "3 tests left out: there is no tape drive. To run them: apt-get install tape"
+    ], done.stdout

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.harness import needs
 from tests.harness.procs import ignored_signals
 
 INIT = """
@@ -82,9 +83,9 @@ def test_a_command_that_does_not_exist_is_an_error_of_the_system():
     assert "FileNotFoundError" in err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a process namespace")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_containers_first_process_stays_for_the_orphans_and_any_other_becomes_the_command(first):
+    needs.root("make a process namespace")
     program = "from flytekitplugins_safedist.container.entrypoint import main; main()"
     here = ["unshare", "--pid", "--fork", "--"] if first else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

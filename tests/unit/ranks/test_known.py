@@ -85,7 +85,7 @@ for number, (library, use) in enumerate(json.load(open(sys.argv[1])).items()):
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What the ranks said, by library; why they were not forked, where they were not."""
     if not LIBRARIES.is_dir():
-        needs.missing(f"there is no {LIBRARIES}, which make test makes", required="SAFEDIST_CI")
+        needs.missing(f"there is no {LIBRARIES}", bring="make test")
     directory = tmp_path_factory.mktemp("known")
     stand_in = directory / "numba" / "core"
     stand_in.mkdir(parents=True)
