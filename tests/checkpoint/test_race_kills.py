@@ -36,7 +36,7 @@ IN_A_STORE = [
 
 def killed_at(place, point, arrival, env=None):
     process = Process(save_two, str(place), point, arrival, pause, env=env)
-    process.until("there", within=120)
+    process.until("there")
     process.kill()
 
 

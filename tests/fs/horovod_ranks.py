@@ -17,7 +17,7 @@ from flytekitplugins_safedist.fs import barrier, download_once, once_per_job, on
 
 def _all_meet(place: Path) -> dict[str, object]:
     (place / f"came-{hvd.rank()}").touch()
-    barrier(timeout=60)
+    barrier(timeout=240)
     return {"seen_after_the_barrier": len(list(place.glob("came-*")))}
 
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+DEADLINE = 240.0
+"""Seconds after which a process that says nothing hangs; generous, for slow machines. Never a measure."""
 _fork = multiprocessing.get_context("fork")
 
 AT_LENGTH = os.environ.get("SAFEDIST_TEST_AT_LENGTH", "0") not in ("", "0")
@@ -60,7 +62,7 @@ class Process:
         assert self._process.pid is not None
         return self._process.pid
 
-    def until(self, point: str, within: float = 60) -> None:
+    def until(self, point: str, within: float = DEADLINE) -> None:
         """Wait until the process says that it is at ``point`` (and stands still there)."""
         assert self._here.poll(within), f"did not reach {point}"
         message = self._here.recv()
@@ -69,7 +71,7 @@ class Process:
     def resume(self) -> None:
         self._here.send("go")
 
-    def next_message(self, within: float = 30) -> str | Outcome:
+    def next_message(self, within: float = DEADLINE) -> str | Outcome:
         """The next point at which it stands still, or its outcome."""
         try:
             if not self._here.poll(within):
@@ -92,7 +94,7 @@ class Process:
         os.kill(self.pid, signal.SIGKILL)
         self._process.join()
 
-    def outcome(self, within: float = 240) -> Outcome:
+    def outcome(self, within: float = DEADLINE) -> Outcome:
         message = self.next_message(within)
         assert isinstance(message, Outcome), f"stands still at {message}"
         return message
@@ -162,7 +164,7 @@ def corner() -> Iterator[dict[str, str]]:
         server = product.Server(rules, "here", inbox, lambda _: {})
         port = server.listen(product.Endpoint("127.0.0.1", 0))
         server.say(product.Hello("job", "here", 0, 1, "host"))
-        while not isinstance(inbox.get(timeout=30), product.Go):
+        while not isinstance(inbox.get(timeout=DEADLINE), product.Go):
             pass
         pause(str(port))
 
@@ -220,7 +222,9 @@ def processes(
                 process.kill()
 
 
-def together(count: int, work: Callable[..., Any], *args: Any, envs: Any = None, within: float = 240) -> list[Outcome]:
+def together(
+    count: int, work: Callable[..., Any], *args: Any, envs: Any = None, within: float = DEADLINE
+) -> list[Outcome]:
     """Run ``work(index, *args)`` in ``count`` processes that all start it at the same moment."""
     gate = _fork.Barrier(count)
 

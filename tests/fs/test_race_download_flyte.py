@@ -33,7 +33,7 @@ def _in_ranks(s3, tmp_path, work):
     with corner() as meeting:
         envs = [{**rank_env(rank, RANKS, PER_NODE), **s3.environment, **meeting} for rank in range(RANKS)]
         with processes([(start, rank) for rank in range(RANKS)], envs) as started:
-            return [one.outcome(within=120) for one in started]
+            return [one.outcome() for one in started]
 
 
 @pytest.mark.parametrize("kind", ["plain", "with a format", "as a task gets it", "an address alone"])

@@ -10,7 +10,7 @@ import pytest
 
 from flytekitplugins_safedist.errors import FsError, NoSpaceError
 from flytekitplugins_safedist.fs import ensure_dir
-from tests.fs.ranks import size, together
+from tests.fs.ranks import pause, processes, size, together
 from tests.harness.fusefs import FuseMount, require
 
 PROCESSES, DIRECTORIES = size(16, 64), size(60, 200)
@@ -82,12 +82,21 @@ def test_linguas_pattern_fails_where_ours_does_not(tmp_path):
     require()
     with (
         FuseMount(tmp_path / "server", tmp_path / "fast") as fast,
-        FuseMount(tmp_path / "server", tmp_path / "slow", late=[5, 5]) as slow,
+        FuseMount(tmp_path / "server", tmp_path / "slow", hidden=["dump"]) as slow,
     ):
         (fast.path / "dump").mkdir()
-        with pytest.raises(FileExistsError):
-            os.makedirs(slow.path / "dump", exist_ok=True)
-        assert ensure_dir(slow.path / "dump").is_dir()
+
+        def ours() -> bool:
+            pause("begins")
+            return ensure_dir(slow.path / "dump").is_dir()
+
+        with processes([(ours,)]) as (rank,):
+            rank.until("begins")
+            rank.resume()
+            with pytest.raises(FileExistsError):
+                os.makedirs(slow.path / "dump", exist_ok=True)
+            slow.set(hidden=[])
+            assert rank.outcome().get() is True
 
 
 def test_clients_that_are_behind_each_by_another_amount(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,11 +41,11 @@ def ranks(count, work, meet, per_node=None):
 
 
 def _values(started):
-    return [one.outcome(within=60).get() for one in started]
+    return [one.outcome().get() for one in started]
 
 
 def _errors(started):
-    return [one.outcome(within=60).error() for one in started]
+    return [one.outcome().error() for one in started]
 
 
 def _note(place: Path, text: str) -> None:
@@ -112,7 +113,7 @@ def test_a_result_that_cannot_be_handed_over_is_the_error_of_all(meet):
 
 def test_who_waits_for_a_worker_that_was_killed_names_it_at_the_deadline(meet):
     def work(rank):
-        once_per_job("all are there", int, timeout=60)
+        once_per_job("all are there", int, timeout=240)
         if rank != 0:
             pause("ready")
         return once_per_job("load", lambda: pause("working"), timeout=0.2)
@@ -184,7 +185,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(meet, tmp_path):
 
 def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
     def work(rank):
-        once_per_job("all are there", int, timeout=60)
+        once_per_job("all are there", int, timeout=240)
         if rank == 2:
             place = ranks_met().meeting
             wait = place.wait
@@ -217,7 +218,9 @@ def test_ranks_that_do_not_come_to_the_first_meeting_over_torchs_store_are_named
             one.until("not yet")
         for one in started[1::2]:
             one.resume()
-        assert all("did not come to their first meeting: 0, 2 [" in str(error) for error in _errors(started[1::2]))
+        # By the end of its time, the one that began first may not have seen the other.
+        named = re.compile(r"did not come to their first meeting: 0,( 1,)? 2(, 3)? \[")
+        assert all(named.search(str(error)) for error in _errors(started[1::2]))
         started[0].resume()
         (error,) = _errors(started[:1])
     assert "did not come to their first meeting: 2 [" in str(error)
@@ -283,7 +286,7 @@ def test_the_error_of_the_first_is_told_to_the_others_at_once_and_their_blocks_d
 
 def test_a_first_rank_that_does_not_come_is_not_waited_for_for_ever(meet):
     def work(rank):
-        once_per_job("all are there", int, timeout=60)
+        once_per_job("all are there", int, timeout=240)
         if rank == 0:
             pause("elsewhere")
         with rank_zero_first(timeout=0.2):
@@ -343,8 +346,8 @@ def test_a_process_group_that_follows_another_is_a_meeting_of_its_own(tmp_path):
         seen = []
         for life in range(3):
             _group_of(rank, 2, tmp_path / f"store-{life}")
-            seen.append(once_per_job("which", lambda life=life: life, timeout=60))
-            barrier(timeout=60)
+            seen.append(once_per_job("which", lambda life=life: life, timeout=240))
+            barrier(timeout=240)
             dist.destroy_process_group()
         return seen
 
@@ -429,8 +432,8 @@ def test_all_ranks_have_the_one_error_of_a_download_and_no_secret_is_told(meet, 
 
 def test_a_rank_that_is_killed_while_it_fetches_leaves_no_half_file(tmp_path, web):
     target = tmp_path / "data" / "copy"
-    with ranks(1, lambda rank: download_once(f"{web}/half", target, timeout=60), {}) as (one,):
-        assert _Server.half_is_sent.wait(60)
+    with ranks(1, lambda rank: download_once(f"{web}/half", target, timeout=240), {}) as (one,):
+        assert _Server.half_is_sent.wait(240)
         one.kill()
         assert not target.exists()
     _Server.silent.set()
