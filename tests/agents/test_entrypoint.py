@@ -482,7 +482,7 @@ def test_sigterm_ends_it_while_ranges_of_the_archive_hang(pod):
         process = pod.start("--additional-distribution", uri, "--dest-dir", ".", "--", *pod.command("report"))
         store.hanging.wait()
         process.terminate()
-        _, err = process.communicate(timeout=30)  # a client of the store would wait for minutes
+        _, err = process.communicate(timeout=120)  # a client of the store would wait for minutes
     assert process.returncode == 137, err
     assert [name for name in os.listdir(pod.root / "tmp") if "safedist" in name] == []
 
