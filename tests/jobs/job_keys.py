@@ -11,7 +11,7 @@ from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
 
-TIMEOUTS = Timeouts(stop=1, exit=5, heartbeat=10, rendezvous=120)
+TIMEOUTS = Timeouts(stop=1, exit=5)
 
 
 @dataclass
