@@ -28,7 +28,7 @@ def _tracked(log: Callable[[str], None]) -> str:
     if me.round < int(os.environ.get("TEST_FAILURES", "0")):
         if me.rank == 0:
             raise ValueError(f"bad data in round {me.round}")
-        # Were this one the first to end, rank 0 would be ended while mlflow writes its run at exit, and leave half of it.
+        # Were this one the first to end, rank 0 would be ended while mlflow writes its run at exit, and leave half.
         threading.Event().wait()
     return me.job
 
