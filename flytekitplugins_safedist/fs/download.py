@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
 from ..jitter import jittered
+from ..texts import encodable
 from .atomic import aside, atomic_write, discard, fsync_dir, fsync_tree, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
@@ -67,7 +68,7 @@ def download_once(
         return max(0.001, deadline - time.monotonic())
 
     group, target, uri = ranks(left()), Path(destination), _address(source)
-    name = _without_secrets(uri)
+    name = _name_of(uri)
     key = hashlib.sha256(os.fsencode(f"{name}\0{target.name}")).hexdigest()[:32]
 
     def work() -> str:
@@ -134,7 +135,7 @@ def _is_there(target: Path, uri: str, sha256: str | None) -> bool:
         return False
     recorded = retry_os_call(lambda: _recorded(target), target, "see where it was fetched from")
     if recorded is not None and recorded[1] != _digest_of_address(uri):
-        name = _without_secrets(uri)
+        name = _name_of(uri)
         source = recorded[0] if recorded[0] != name else f"{name} with another query"
         log.warning("%s was fetched from %s; it is fetched anew from %s", target, source, name)
         return False
@@ -156,7 +157,7 @@ def _make_way(target: Path, uri: str, sha256: str | None) -> None:
         retry_os_call(move, target, "move it away")
         discard(old)
     with atomic_write(_record(target), "w", durable=False) as file:
-        json.dump({"source": _without_secrets(uri), "address": _digest_of_address(uri)}, file)
+        json.dump({"source": _name_of(uri), "address": _digest_of_address(uri)}, file)
 
 
 def _is_directory(path: Path) -> bool:
@@ -175,6 +176,11 @@ def _digest(path: Path) -> str:
         return digest.hexdigest()
 
     return retry_os_call(of_all, path, "read it")
+
+
+def _name_of(uri: str) -> str:
+    """The source as messages and the record have it, whatever bytes it is made of."""
+    return encodable(_without_secrets(uri))
 
 
 def _without_secrets(uri: str) -> str:

@@ -125,12 +125,14 @@ def pages() -> Iterator[str]:
         server.shutdown()
 
 
-def test_addresses_that_differ_in_their_query_are_different_files(tmp_path, pages):
+def test_addresses_that_differ_in_their_query_are_different_files(tmp_path, pages, caplog):
     for path in ("/get?file=train&version=1", "/get?file=train&version=2", "/get?file=test", "/get"):
         assert download_once(pages + path, tmp_path / "data").read_text() == path
     for name in ("train", "test", os.fsdecode(b"not utf-8: \xff")):
         (tmp_path / f"set?{name}").write_text(repr(name))
         assert download_once(tmp_path / f"set?{name}", tmp_path / "copy").read_text() == repr(name)
+    assert caplog.text.encode("utf-8"), "a log can hold it"
+    assert "not utf-8: \\udcff" in caplog.text
 
 
 @pytest.mark.parametrize(
