@@ -70,6 +70,7 @@ ELSEWHERE = {
 NOT_HERE = {
     "kubectl apply --dry-run=server -f job.yaml": "a cluster; of what it is given, see below",
     "kubectl exec": "a cluster",
+    "pyflyte register --resource-requests …": "a cluster; what it registers is tested without one",
     "flytectl register files": "a cluster; tests/harness/flytectl.py does what it was seen to do",
     "make help": "prints the lines of the Makefile",
     "nox -s matrix": "hours",
