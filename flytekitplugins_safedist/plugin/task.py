@@ -96,7 +96,7 @@ class SafeTask(SerializesToKubeflow):
         super().__init__(task_config=task_config, task_function=task_function, **kwargs | registered_as(self.plan))
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
-        if getattr(self.execute, "__func__", None) is not type(self).execute:
+        if "execute" in vars(self):
             # A user's test has put a mock in its place (flytekit.testing): it gets what the function would get.
             values: dict[str, Any] = super()._literal_map_to_python_input(literal_map, ctx)
             return values
