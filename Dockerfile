@@ -1,8 +1,10 @@
 # The image of a training pod: Python, torch (of the default index: a CUDA build), Horovod, flytekit and this package.
-# Non-root, no compilers. Horovod reduces on the CPU (Gloo) unless HOROVOD_GPU=nccl; SafeTorch uses torch's own NCCL.
+# Non-root. No compilers: torch.compile needs one at run time (Triton's launcher, the C++ of kernels for the CPU), which
+# COMPILER=g++ puts in. Horovod reduces on the CPU (Gloo) unless HOROVOD_GPU=nccl; SafeTorch uses torch's own NCCL.
 #
 #   make image                                              builds it (scripts/build_image.py), also where no image can be pulled
 #   make image IMAGE_OPTIONS="--gpu nccl"                   the same with a Horovod for GPUs
+#   make image IMAGE_OPTIONS="--compiler g++"               the same with a compiler
 #   docker build -t safedist .                              the same by hand; needs BuildKit
 #
 # CPU builds of torch are not on the default package index: hand in an index with PIP_EXTRA_INDEX_URL, or wheels with
@@ -51,7 +53,8 @@ COPY horovod_build/*.py horovod_build/
 RUN --mount=type=cache,id=safedist-horovod,target=/var/cache/safedist-horovod \
     --mount=type=bind,from=wheels,target=/wheels \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
-    python horovod_build/build.py --gpu "${HOROVOD_GPU}" --cache-dir /var/cache/safedist-horovod --also-from /wheels/horovod
+    { cp -rn /wheels/horovod/. /var/cache/safedist-horovod/ 2> /dev/null || true; } \
+ && python horovod_build/build.py --gpu "${HOROVOD_GPU}" --cache-dir /var/cache/safedist-horovod
 COPY --from=metadata /dependencies.txt .
 # numpy: torch warns where it is absent, and no training is without it.
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.pem \
@@ -68,6 +71,15 @@ FROM ${BASE_IMAGE}
 # /root is where pyflyte registers and packages code to unless it is told otherwise (--dest-dir /root): the user's own.
 RUN useradd --uid 1000 --create-home --shell /usr/sbin/nologin flyte \
  && chown 1000:1000 /root && chmod 0755 /root
+# For torch.compile, "g++"; with Python's headers where the base's Python comes from Debian, as above.
+ARG COMPILER=
+RUN if [ -n "${COMPILER}" ]; then \
+      apt-get update \
+   && apt-get install -y --no-install-recommends ${COMPILER} \
+   && { python3 -c "import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))" \
+        || apt-get install -y --no-install-recommends python3-dev; } \
+   && rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY --from=builder /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 # Further packages of the user's own code, e.g. "scikit-learn pandas".

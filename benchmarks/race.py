@@ -236,7 +236,7 @@ def report(title: str, outcomes: list[Outcome]) -> None:
 # --- unpacking alone -------------------------------------------------------------------------------------------------
 def worker() -> None:
     """Stage what each line of stdin asks for; answer in one line."""
-    from flytekitplugins_safedist.container.staging import Options, stage
+    from flytekitplugins_safedist.pod.staging import Options, stage
 
     print("ready", flush=True)
     for line in sys.stdin:

@@ -30,7 +30,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from staging_stores import Reads, counted, s3, slow_store
 
@@ -97,33 +96,28 @@ def work_flytekit(order: dict[str, str]) -> None:
 
 
 def work_ours(order: dict[str, str]) -> None:
-    """The whole of it, as in a pod: fetch, verify, unpack, put in place, keep the modules."""
-    from flytekitplugins_safedist.container.staging import Options, stage
+    """The whole of it, as in a pod: fetch, verify, unpack, put in place."""
+    from flytekitplugins_safedist.pod.staging import stage
 
-    modules = Path(order["dest"] + "-modules")
-    modules.mkdir(exist_ok=True)
-    stage(order["uri"], Path(order["dest"]), Options(modules=modules))
-    shutil.rmtree(modules)
+    stage(order["uri"], Path(order["dest"]))
 
 
 def work_unpack(order: dict[str, str]) -> None:
-    """Unpacking alone: no digest, rename, or destination."""
-    from flytekitplugins_safedist.container.staging.unpack import Limits, unpack
+    """Unpacking alone, of a local file: no copy, digest, rename, or destination."""
+    from flytekitplugins_safedist.pod.staging.unpack import Arriving, Limits, Stream, Unpacking
 
-    unpack(source(order).whole(), Path(order["dest"]), "x", Limits())
+    with open(order["uri"], "rb", buffering=0) as file:
+        stream = Stream(Arriving(lambda _, most: file.read(most), len), "x", Limits(), gzipped=True)
+        Unpacking(stream, Path(order["dest"]), 1_000_000).run()
 
 
 def work_download(order: dict[str, str]) -> None:
-    """The bare download, by the same client, to nowhere."""
-    for _ in source(order).whole():
-        pass
+    """The bare download, by the same client."""
+    from flytekit.core.context_manager import FlyteContextManager
 
-
-def source(order: dict[str, str]) -> Any:
-    """Where the archive comes from."""
-    from flytekitplugins_safedist.container.staging.fetch import Patience, Source
-
-    return Source(order["uri"], Patience("x", 600.0, 30.0, 0.5), Path(order["dest"]) / "aside")
+    access = FlyteContextManager.current_context().file_access
+    store = access.get_filesystem_for_path(order["uri"])
+    store.get_file(order["uri"], str(Path(order["dest"]) / "archive"), max_concurrency=1)
 
 
 WORK: dict[str, Callable[[dict[str, str]], None]] = {
@@ -139,7 +133,9 @@ WORK: dict[str, Callable[[dict[str, str]], None]] = {
 def worker(order: dict[str, str]) -> None:
     """Import what the work needs, say so, wait, work, report."""
     if order["work"] in ("safedist", "found", "unpack alone", "download"):
-        import flytekitplugins_safedist.container.staging.stage  # noqa: F401
+        import fsspec.implementations.local  # noqa: F401
+
+        import flytekitplugins_safedist.pod.staging.stage  # noqa: F401
     if order["work"] == "flytekit" or "://" in order["uri"]:
         import flytekit.tools.fast_registration  # noqa: F401
         import s3fs  # noqa: F401
@@ -308,7 +304,7 @@ def report_single(archive: Path, places: dict[str, Place], runs: int, name: str,
         show(f"single staging / tar -xzf, {label}", f"{ratio:.2f}  ({seconds})", target)
         safety = got["safedist"].wall - got["unpack alone"].wall
         share = safety / got["safedist"].wall
-        show(f"  of which safety: digest, renames, modules, {label}", f"{safety:.3f} s ({100 * share:.0f}%)")
+        show(f"  of which safety: copy, digest, renames, {label}", f"{safety:.3f} s ({100 * share:.0f}%)")
         show(f"  memory above the interpreter, {label}", f"{got['safedist'].memory / MB:.0f} MB", "<= 64 MB")
 
 
@@ -373,7 +369,7 @@ def report_start(runs: int) -> None:
     """What is not counted above."""
     for title, code in (
         ("interpreter", "pass"),
-        ("interpreter and staging", "import flytekitplugins_safedist.container.staging.stage"),
+        ("interpreter and staging", "import flytekitplugins_safedist.pod.staging.stage"),
         ("interpreter and flytekit", "import flytekit"),
     ):
         seconds = []

@@ -10,9 +10,6 @@ from __future__ import annotations
 SCRATCH_ROOT = "SAFEDIST_SCRATCH_ROOT"
 """Directory under which job scratch directories are made, when the task's ``Scratch(path=...)`` does not say."""
 
-MAX_OUTPUT_BYTES = "SAFEDIST_MAX_OUTPUT_BYTES"
-"""The largest ``outputs.pb`` that the cluster takes, where that is not Flyte's default of 2 MiB."""
-
 # --- ours, pinned into the pod at serialization; the entrypoint compares them with what it finds -------------------
 JOB = "SAFEDIST_JOB"
 """The job as it was registered, in JSON (:class:`~flytekitplugins_safedist.config.registered.Registered`)."""

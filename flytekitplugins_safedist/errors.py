@@ -160,10 +160,6 @@ class PayloadError(SafedistError):
     """The task function, its inputs or its result cannot be moved between the agent and its ranks."""
 
 
-class OutputTooLargeError(PayloadError):
-    """Flyte would refuse the task's outputs for their size. The text names them, and where the values are kept."""
-
-
 class ScratchError(SafedistError):
     """A scratch directory cannot be made, written, or kept below its size limit."""
 
@@ -226,6 +222,11 @@ class PreflightError(SafedistError):
 
 class StagingError(SafedistError):
     """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""
+
+
+class StorageError(SafedistError):
+    """The store stayed away, or refused, while the task's inputs or outputs were to be moved. Infrastructure: Flyte
+    should retry."""
 
 
 class CodeNotFoundError(StagingError):
@@ -322,7 +323,7 @@ _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:RendezvousTimeout": (RendezvousError,),
     "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError),
     "SYSTEM:Preflight": (PreflightError,),
-    "SYSTEM:Storage": (StagingError,),
+    "SYSTEM:Storage": (StagingError, StorageError),
     "SYSTEM:NodeDisk": (StaleHandleError, FsIoError),
     "": (CodeNotFoundError,),
 }

@@ -5,11 +5,11 @@ What an exception of the user's says of itself is the user's code: it may fail, 
 
 from __future__ import annotations
 
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
@@ -18,6 +18,10 @@ TELL_SECONDS = 5.0
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 """What would move a terminal's cursor, clear it or hide what is written."""
+
+# Not from the middle of a word: the time it takes grows with a text's length, not with its square.
+_ADDRESS = re.compile(r"(?<![\w+.-])([\w+.-]*://)(?:[^\s/?#'\"<>]*@)?([^\s?#'\"<>]*)([?#][^\s'\"<>)]*)?")
+"""Scheme, host with path, query with fragment."""
 
 
 def encodable(text: str) -> str:
@@ -81,13 +85,10 @@ def human(size: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def public(uri: str) -> str:
-    """``uri`` for messages and logs: signatures in a query and passwords before the host are secrets."""
-    parts = urlsplit(uri)
-    if not parts.scheme:
-        return uri
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return shown + ("?..." if parts.query else "")
+def public(text: str) -> str:
+    """``text`` for messages and logs: of the addresses in it, passwords before the host and signatures in a query are
+    secrets."""
+    return _ADDRESS.sub(lambda found: f"{found[1]}{found[2]}{'?...' if found[3] else ''}", text)
 
 
 def how_far(done: int, size: int | None, seconds: float) -> str:

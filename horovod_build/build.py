@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import cuda_toolkit
@@ -48,6 +46,7 @@ from toolchain import (
 
 FACTS_FILE = "facts.json"
 BYTES_PER_JOB = 2 << 30
+CPU_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 LOG_TAIL_LINES = 20
 ERROR_LINES = 10
 # A parent make's MAKEFLAGS carry its job server and variables; MAKELEVEL would make the inner make print them. The rest
@@ -110,10 +109,38 @@ def patch(source: Path, standard: int) -> None:
 # --- build ------------------------------------------------------------------------------------------------------------
 
 
-def job_count() -> int:
-    """Compiler processes at once: one per core that this process may use, each with 2 GiB of memory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // BYTES_PER_JOB))
+def job_count(root: Path = Path("/")) -> int:
+    """Compiler processes at once: one per core that this process may use, each with 2 GiB of memory that it may use.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie; another one in tests.
+    """
+    memory = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    cores: list[float] = [len(os.sched_getaffinity(0))]
+    for group in control_groups(root):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and 1, as below
+            memory += numbers(group / name)
+        for quota in (numbers(group / "cpu.max"), [n for name in CPU_V1 for n in numbers(group / name)]):
+            cores += [quota[0] / quota[1]] if len(quota) == 2 else []
+    return max(1, int(min(*cores, min(memory) / BYTES_PER_JOB)))
+
+
+def control_groups(root: Path) -> Iterator[Path]:
+    """Those of this process and those above them, as far as they are seen here: a container sees its own as the top."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for each in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
+                yield root / "sys/fs/cgroup" / controllers / each
+
+
+def numbers(file: Path) -> list[int]:
+    """What a file of a control group says; nothing where it limits nothing ("max", -1) or is not there."""
+    try:
+        said = [int(word) for word in file.read_text().split()]
+    except (OSError, ValueError):
+        return []
+    return said if min(said, default=0) > 0 else []
 
 
 def build_environment(tools: Toolchain, flags: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
@@ -223,60 +250,32 @@ def cached_wheel(entry: Path) -> Path | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error)
-    raise BuildError(f"the cached wheel in {entry} is damaged ({reason}); remove that directory and try again")
+    say(f"the cached wheel in {entry} is damaged ({reason}): it is built anew")
+    return None
 
 
-@contextlib.contextmanager
-def one_builder(lock: Path) -> Iterator[None]:
-    """Let one process per key build while others wait for its wheel. Saves work only: publishing needs no lock."""
-    with lock.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another build of the same wheel is running; waiting for it")
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except OSError as error:
-            say(f"no lock on this file system ({error}); building without one")
-        yield
-
-
-def building_prefix(key: str) -> str:
-    host = UNSAFE_IN_PATH.sub("_", socket.gethostname())
-    return f".building-{key}-{host}-"
-
-
-def sweep(cache: Path, key: str) -> None:
-    """Remove what builds of this key left behind that were killed on this host."""
-    prefix = building_prefix(key)
-    for leftover in cache.glob(f"{prefix}*"):
-        pid = leftover.name[len(prefix) :].partition("-")[0]
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:  # provably dead; anything else may still be writing there
-            shutil.rmtree(leftover, ignore_errors=True)
-        except (ValueError, PermissionError):
-            continue
-
-
-def publish(wheel: Path, facts: Mapping[str, object], aside: Path, entry: Path) -> Path:
+def publish(wheel: Path, facts: Mapping[str, object], entry: Path) -> Path:
     """Put wheel and facts into the cache with one rename: nobody sees an entry without its wheel, or half a wheel."""
-    ready = aside / "entry"
-    ready.mkdir()
-    final = shutil.move(wheel, ready / wheel.name)
-    digest = hashlib.sha256(Path(final).read_bytes()).hexdigest()
-    record = {**facts, "wheel": wheel.name, "wheel_sha256": digest}
-    (ready / FACTS_FILE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
-    for path in ready.iterdir():
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())  # a power cut must not leave a renamed entry with empty files
-    try:
-        ready.rename(entry)
-    except OSError:
-        # Another build published first. Same key, same content: take theirs, drop ours.
-        theirs = cached_wheel(entry)
-        if theirs is None:
-            raise
-        return theirs
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".publishing-", dir=entry.parent) as aside:
+        ready = Path(aside) / "entry"
+        ready.mkdir()
+        shutil.copy2(wheel, ready)
+        record = {**facts, "wheel": wheel.name, "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+        (ready / FACTS_FILE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+        for path in ready.iterdir():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())  # a power cut must not leave a renamed entry with empty files
+        if cached_wheel(entry) is None:
+            shutil.rmtree(entry, ignore_errors=True)  # a damaged one
+        try:
+            ready.rename(entry)
+        except OSError:
+            # Another build published first. Same key, same content: take theirs, drop ours.
+            theirs = cached_wheel(entry)
+            if theirs is None:
+                raise
+            return theirs
     return entry / wheel.name
 
 
@@ -285,7 +284,7 @@ def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: P
     if unsafe := UNSAFE_IN_PATH.search(str(aside)):
         raise BuildError(
             f"Horovod cannot be built below a path with {unsafe[0]!r} in it ({aside}): its CMake files take the path "
-            "for a regular expression and misplace the library; choose another directory with --cache-dir"
+            "for a regular expression and misplace the library; choose another directory with TMPDIR"
         )
     archive = sdist or fetch_sdist(aside)
     check_sdist(archive)
@@ -299,28 +298,17 @@ def make_wheel(aside: Path, tools: Toolchain, flags: Mapping[str, str], sdist: P
     return wheel
 
 
-def obtain_wheel(
-    cache: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None, also: Sequence[Path] = ()
-) -> Path:
-    """The wheel for this toolchain: from the cache, or one of those ``also`` read, or built and published there."""
+def obtain_wheel(cache: Path, tools: Toolchain, flags: Mapping[str, str], sdist: Path | None) -> Path:
+    """The wheel for this toolchain: from the cache, or built and published there."""
     facts = build_facts(tools, flags)
     key = cache_key(facts)
-    entry = cache / key
-    for directory in (cache, *also):
-        if wheel := cached_wheel(directory / key):
-            say(f"cached: {wheel}")
-            return wheel
+    if wheel := cached_wheel(cache / key):
+        say(f"cached: {wheel}")
+        return wheel
     cache.mkdir(parents=True, exist_ok=True)
-    with one_builder(cache / f"{key}.lock"):
-        if wheel := cached_wheel(entry):  # whoever held the lock before us built it
-            say(f"cached by another build: {wheel}")
-            return wheel
-        sweep(cache, key)
-        aside = Path(tempfile.mkdtemp(prefix=building_prefix(key) + f"{os.getpid()}-", dir=cache))
-        try:
-            return publish(make_wheel(aside, tools, flags, sdist, cache / f"{key}.log"), facts, aside, entry)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="horovod-build-") as aside:
+        wheel = make_wheel(Path(aside), tools, flags, sdist, cache / f"{key}.log")
+        return publish(wheel, facts, cache / key)
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -336,8 +324,7 @@ def hand_out(wheel: Path, directory: Path) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--cache-dir", type=Path, default=default_cache(os.environ), help="default: %(default)s")
-    parser.add_argument("--also-from", type=Path, action="append", default=[], help="a further cache, only read")
+    parser.add_argument("--cache-dir", type=Path, help="default: flytekitplugins-safedist in the user's cache")
     parser.add_argument("--wheel-dir", type=Path, help="also copy the wheel into this directory")
     parser.add_argument("--sdist", type=Path, help=f"the released horovod-{VERSION}.tar.gz, instead of a download")
     parser.add_argument(
@@ -354,7 +341,8 @@ def run(options: argparse.Namespace) -> None:
     if not options.verify_only:
         tools = find_toolchain(os.environ, nccl=nccl)
         flags = build_flags(os.environ, nccl=nccl)
-        wheel = obtain_wheel(options.cache_dir.absolute(), tools, flags, options.sdist, options.also_from)
+        cache = options.cache_dir or default_cache(os.environ)
+        wheel = obtain_wheel(cache.absolute(), tools, flags, options.sdist)
         if options.wheel_dir:
             hand_out(wheel, options.wheel_dir)
         if options.no_install:

@@ -305,8 +305,12 @@ def cache_key(facts: Mapping[str, object]) -> str:
 
 
 def default_cache(env: Mapping[str, str]) -> Path:
-    """``$XDG_CACHE_HOME/flytekitplugins-safedist``, by default below ``~/.cache``."""
+    """``$XDG_CACHE_HOME/flytekitplugins-safedist``, by default below ``~/.cache``. Raises BuildError where there is no
+    home directory either."""
     base = env.get("XDG_CACHE_HOME") or ""
-    # The XDG base directory specification: a relative value is invalid and to be ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    try:
+        # The XDG base directory specification: a relative value is invalid and to be ignored.
+        root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise BuildError(f"there is no home directory ({error}): name a directory with --cache-dir") from error
     return root / "flytekitplugins-safedist"

@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "horovod_build"))
 
-from toolchain import default_cache  # noqa: E402
+from toolchain import BuildError, default_cache  # noqa: E402
 
 TAG = "flytekitplugins-safedist:dev"
 BASE_IMAGE = "python:3.11-slim-bookworm"
@@ -180,7 +180,7 @@ def secrets(settings: Mapping[str, str], env: Mapping[str, str]) -> Iterator[lis
 def build_command(docker: str, options: argparse.Namespace, *, wheels_image: str | None) -> list[str]:
     """The build, the secrets and the directory apart."""
     arguments = {"BASE_IMAGE": options.base_image, "TORCH": options.torch, "HOROVOD_GPU": options.gpu}
-    arguments["EXTRA_PACKAGES"] = options.extra_packages
+    arguments |= {"EXTRA_PACKAGES": options.extra_packages, "COMPILER": options.compiler}
     if wheels_image is not None:
         arguments["WHEELS_IMAGE"] = wheels_image
     command = [docker, "build", "--tag", options.tag, "--progress", "plain"]
@@ -215,13 +215,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--gpu", choices=("none", "nccl"), default="none", help="what Horovod reduces GPU tensors with; default: none"
     )
     parser.add_argument("--extra-packages", default="", help="further packages, separated by spaces")
+    parser.add_argument("--compiler", default="", help="Debian's package of one, for torch.compile: g++; default: none")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
     try:
         build(parse(arguments))
-    except ImageError as error:
+    except (ImageError, BuildError) as error:
         print(f"build_image: {error}", file=sys.stderr)
         return 1
     return 0

@@ -261,14 +261,16 @@ def project_root(file: str) -> str:
 
 
 def file_access(
-    around: Callable[[Any, str, str, Callable[[], Awaitable[Any]]], Awaitable[Any]], followed: Callable[[str, str], Any]
+    around: Callable[[Any, str, str, Callable[[str, Any], Awaitable[Any]]], Awaitable[Any]],
+    followed: Callable[[str, str], Any],
 ) -> type[Any]:
     """flytekit's ``FileAccessProvider``, with something around each upload: of outputs and of files, all go through
-    its ``_put``.
+    its ``_put``. What types do by clients of their own (pandas, say) does not.
 
     Args:
-        around: called with the provider, the path that is uploaded, the address it goes to, and what does it.
-        followed: gives what fsspec is to call during a transfer, of what it is and its address.
+        around: called with the provider, the path that is uploaded, the address it goes to, and what does it, given
+            the path and what fsspec is to call meanwhile.
+        followed: gives what fsspec is to call during a download, of what it is and its address.
 
     Raises:
         IncompatibleVersionError: uploads go another way.
@@ -279,9 +281,9 @@ def file_access(
 
     class WatchedFileAccess(FileAccessProvider):  # type: ignore[misc]  # flytekit is untyped to mypy here
         async def _put(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-            async def once() -> Any:
-                told = {"callback": followed("upload to", to_path), **kwargs}
-                return await super(WatchedFileAccess, self)._put(from_path, to_path, recursive=recursive, **told)
+            async def once(path: str, callback: Any) -> Any:
+                told = {"callback": callback, **kwargs}
+                return await super(WatchedFileAccess, self)._put(path, to_path, recursive=recursive, **told)
 
             return await around(self, from_path, to_path, once)
 

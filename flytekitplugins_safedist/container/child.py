@@ -14,8 +14,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from .. import stopping
 from ..errors import SafedistError, StagingError
-from ..flyte.storage_errors import unsigned
 from ..ranks import process_tree
+from ..texts import public
 
 T = TypeVar("T")
 
@@ -117,12 +117,12 @@ def _answer(work: Callable[[], Any]) -> bytes:
     except BaseException as error:
         if not isinstance(error, SafedistError):
             # Where it was raised is known here only.
-            print(unsigned(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
+            print(public(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
         try:
             told = pickle.dumps((False, error))
             pickle.loads(told)  # noqa: S301  (some can be written and not read)
         except Exception:  # an error of a library's that cannot be pickled
-            seen = unsigned(f"{type(error).__name__}: {error}")
+            seen = public(f"{type(error).__name__}: {error}")
             told = pickle.dumps((False, StagingError("the code cannot be fetched", seen=seen)))
         return told
 

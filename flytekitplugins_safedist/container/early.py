@@ -21,9 +21,9 @@ from typing import Any
 from .. import stopping, topology
 from ..config.registered import Registered
 from ..errors import MissingDependencyError, SafedistError, TopologyError
-from ..flyte import error_document, task_context, uploads
 from ..flyte.storage_errors import one_line
 from ..job import comeback
+from ..pod.store import error_document
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,10 @@ def is_over(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     prefix = output_prefix(command)
     if prefix is None or topology.is_alone(environment):
         return False
-    with stopping.unwinding(), _access() as access:
-        over = comeback.is_decided(lambda: task_context.uploaded_to(prefix, access), logger.info)
+    from ..pod.store import verdict
+
+    with stopping.unwinding(), _access(prefix) as access:
+        over = comeback.is_decided(lambda: verdict.is_there(prefix, access), logger.info)
     if over:
         logger.info(comeback.LEAVES)
     return over
@@ -72,9 +74,8 @@ def settle(error: SafedistError, arguments: Sequence[str]) -> int:
 
 def _upload(failure: error_document.SystemFailure, prefix: str) -> bool:
     """Upload the attempt's verdict, unless it has one already; False, and a line in the log, where that fails."""
-    uploads.first_stays(prefix)
     try:
-        with _access() as access:
+        with _access(prefix) as access:
             error_document.upload(failure, access, prefix)
     except Exception as trouble:  # whatever the store's client raises: this process ends undecided
         logger.error(f"the verdict cannot be uploaded: {one_line(trouble)}")
@@ -83,10 +84,14 @@ def _upload(failure: error_document.SystemFailure, prefix: str) -> bool:
 
 
 @contextmanager
-def _access() -> Iterator[Any]:
+def _access(prefix: str) -> Iterator[Any]:
     """flytekit's way to the store, as it will make it for the task."""
+    from ..pod.store.verdict import Verdicts
+
+    verdicts = Verdicts()
+    verdicts.prefix, verdicts.is_shared = prefix, True
     with tempfile.TemporaryDirectory(prefix="safedist-early-") as sandbox:
-        yield uploads.patient_access()(local_sandbox_dir=sandbox, raw_output_prefix=sandbox)
+        yield verdicts.access()(local_sandbox_dir=sandbox, raw_output_prefix=sandbox)
 
 
 def output_prefix(arguments: Sequence[str]) -> str | None:

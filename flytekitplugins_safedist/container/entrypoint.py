@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
 from ..errors import ConfigError, Problem, SafedistError
-from ..flyte.storage_errors import unsigned
 from ..ranks.prefork import PREFORK, import_and_fork, import_libraries, libraries
 from ..record.node import EARLIER
+from ..texts import public
 from . import child, early, readonly
 from .invocation import Invocation, command_line, module_of, parse
 from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
 
 if TYPE_CHECKING:
-    from .staging import Options
+    from ..pod.staging import Options
 
 logger = logging.getLogger(f"{log.NAME}.container.entrypoint")  # also as ``python -m``
 
@@ -84,8 +84,8 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _show_infrastructure(error: BaseException) -> None:
-    print(unsigned(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
-    said = unsigned(" ".join(str(error).split()))
+    print(public(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
+    said = public(" ".join(str(error).split()))
     text = f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {said}"
     termination.say(lastwords.first_line(text))  # what could not be uploaded follows
     logger.error(text)
@@ -171,7 +171,7 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
     Raises:
         ConfigError: values that are not positive numbers, all of them.
     """
-    from .staging import Limits, Options
+    from ..pod.staging import Limits, Options
 
     names = {
         "max_bytes": (envvars.CODE_MAX_BYTES, int),
@@ -216,11 +216,11 @@ def arrive(invocation: Invocation, options: Options) -> Arrival:
         return Arrival(is_over=True)
     if invocation.distribution is None:
         return Arrival()
-    from .staging import stage
+    from ..pod.staging import stage
 
     started = time.monotonic()
     code = stage(invocation.distribution, invocation.dest, options)
-    how = "fetched" if code.new else "found on this node"
+    how = "fetched" if code.new else "fetched, nothing to change"
     seconds = time.monotonic() - started
     logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
     return Arrival(staged=(started, seconds))

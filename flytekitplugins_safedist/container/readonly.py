@@ -61,10 +61,10 @@ def private(parent: Path, own: ExitStack) -> Path:
     Raises:
         StagingError: *parent* cannot be written.
     """
-    from .staging import Private
-    from .staging.failures import disk_failed
+    from ..pod.staging import Private
+    from ..pod.staging.disk import disk_failed
 
     try:
         return own.enter_context(Private(parent)).path
     except OSError as error:
-        raise disk_failed(error, parent, "Making a directory for this start") from error
+        raise disk_failed(error, parent, "make a directory for this start") from error

@@ -7,16 +7,24 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .. import envvars, lastwords, stopping, topology
 from ..compat import flytekit as flytekit_inside
+from ..config.registered import Registered
 from ..errors import RankFailedError, SafedistError
-from ..flyte import error_document, uploads
-from ..flyte.storage_errors import one_line
+from ..flyte.patience import Patience, Request, in_thread
+from ..flyte.storage_errors import decisive, one_line
 from ..job.verdict import Code, Kind, Origin
+from ..pod.store import error_document
+from ..texts import public
 from . import other_command
+
+if TYPE_CHECKING:
+    from ..pod.store.verdict import Verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +74,14 @@ def execute(command: list[str]) -> int:
             envvars.FLYTE_FAIL_ON_ERROR,
         )
     sys.argv = list(command)
-    flytekit_inside.adapt_entrypoint(access=uploads.patient_access(), traceback=cause_first, dispatch=_stoppable)
+    from ..flyte.transfers import LONGEST_SECONDS, patience_of  # and fsspec, for which no fork waits
+    from ..pod.store.verdict import Verdicts
+
+    registered = Registered.from_env(os.environ)
+    verdicts = Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
+    flytekit_inside.adapt_entrypoint(
+        access=verdicts.access(), traceback=cause_first, dispatch=partial(_stoppable, verdicts)
+    )
     try:
         getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:
@@ -99,15 +114,14 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
     return told
 
 
-def _stoppable(dispatch: Callable[..., None]) -> Callable[..., None]:
+def _stoppable(verdicts: Verdicts, dispatch: Callable[..., None]) -> Callable[..., None]:
     """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while the task is loaded, and unwinds the task
     itself. Where the platform has ended the attempt, that is what is uploaded."""
 
     def dispatch_execute(
         ctx: Any, load_task: Callable[[], Any], inputs_path: str, output_prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        if not topology.is_alone(os.environ):
-            uploads.first_stays(output_prefix)
+        verdicts.prefix, verdicts.is_shared = output_prefix, not topology.is_alone(os.environ)
         with ExitStack() as running:
 
             def load() -> Any:
@@ -152,20 +166,23 @@ def _fetched(inputs_path: str, ctx: Any) -> str:
 
     from ..job import arrival
 
-    here = os.path.join(ctx.execution_state.working_dir, "fetched-inputs.pb")  # noqa: PTH118
+    directory = ctx.execution_state.working_dir
+
+    def fetch(attempt: int) -> Future[str]:
+        here = os.path.join(directory, f"fetched-inputs-{attempt}.pb")  # noqa: PTH118
+        return in_thread(lambda: (ctx.file_access.get_data(inputs_path, here), here)[1])
+
     try:
-        ctx.file_access.get_data(inputs_path, here)
+        return Request(Patience(f"the task's inputs, {public(inputs_path)}"), fetch).result()
     except Exception as error:  # whatever the store's client raises
-        text = f"the task's inputs cannot be fetched from {inputs_path}: {one_line(error)}"
+        text = f"the task's inputs cannot be fetched from {public(inputs_path)}: {one_line(decisive(error))}"
         failure = error_document.SystemFailure(Code.STORAGE.value, text, time.time_ns())
         arrival.of_no_task(FlyteDownloadDataException(text), os.environ)
         raise error_document.Decided(failure) from error
-    return here
 
 
 def _loaded(load_task: Callable[[], Any]) -> Any:
     """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
-    from ..config.registered import Registered
     from ..ranks import users_code
     from ..ranks.prefork import PREFORK
 

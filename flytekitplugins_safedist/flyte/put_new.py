@@ -16,11 +16,12 @@ from ..fs.atomic import aside, atomic_write, fsync_dir
 from ..texts import chain
 from .storage_errors import codes, one_line
 
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What link(2) says where there are no hard links, or not enough of them."""
 
-_IS_THERE = {"PreconditionFailed", "412", "ConditionalRequestConflict", "ConditionNotMet"}
-"""S3, GCS and Azure say 412; S3 says ConditionalRequestConflict (409) when two puts race: the other one wins."""
+_IS_THERE = {"PreconditionFailed", "412", "ConditionNotMet"}
+"""S3, GCS and Azure say 412. S3's 409, ConditionalRequestConflict, says that nothing was put because of another
+request, and asks for another try (API reference, PutObject)."""
 
 _NO_CONDITION = {"NotImplemented", "501"}
 """S3-like servers without conditional puts say so (501, or the header is an argument that they do not take)."""
@@ -89,7 +90,7 @@ def _link_new(path: Path, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             draft.replace(path)  # the last of two stays, but whole
     finally:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import enum
+import errno
+import logging
 import re
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-from ..errors import SafedistError, WorkFailedError
+from ..errors import SafedistError, StorageError, WorkFailedError
 from ..jitter import jittered
-from ..texts import chain
+from ..texts import chain, public
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Outlook(enum.Enum):
@@ -18,10 +25,15 @@ class Outlook(enum.Enum):
     MISSING = "missing"
     DENIED = "denied"
     UNSUPPORTED = "unsupported"
+    LOCAL = "local"
+    """A disk of this machine, which says what trying again does not change."""
     TRANSIENT = "transient"
 
 
-_MISSING_CODES = {"NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"}
+_MISSING_CODES = {
+    *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"),
+    "FlyteDataNotFoundException",  # flytekit's, by name
+}
 _DENIED_CODES = {
     *("AccessDenied", "Forbidden", "401", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"),
     *("ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"),
@@ -36,27 +48,31 @@ _DENIED_NAMES = {
 }
 """Exceptions of botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds."""
 
-_BUSY = re.compile(
-    r"429|5\d\d|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
-)
-"""Statuses that ask for patience, and exceptions of aiohttp and botocore that mean the network, by name."""
+_FORGET_THEIR_CAUSE = {"FlyteDownloadDataException", "TypeTransformerFailedError"}
+"""flytekit raises these without ``from`` (1.16, ``FileAccessProvider.async_get_data``, ``_literal_map_to_kwargs``)."""
 
-# From the last "://" before it, so that the time it takes grows with a text's length, not with its square.
-_QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"<>])+)\?[^\s'\"<>)]+")
+_BUSY = re.compile(
+    r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted|ConditionalRequestConflict"
+    r"|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
+)
+"""Statuses and S3's codes that ask for patience, and exceptions of aiohttp and botocore that mean the network, by
+name."""
+
+_OF_A_DISK = {errno.EEXIST, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG}
+"""What no client of a store says for it, and what stays."""
 
 
 def judge(error: BaseException) -> Outlook:
-    """What ``error`` means. What is unknown counts as passing: tries are bounded.
+    """What ``error`` means. What is unknown counts as passing: tries are bounded."""
+    return _known(decisive(error)) or Outlook.TRANSIENT
+
+
+def decisive(error: BaseException) -> BaseException:
+    """The cause of ``error`` that says what it means; ``error`` itself where none does.
 
     The first cause decides: fsspec's HTTP file system says "not found" for everything, a refused connection included.
     """
-    for cause in _causes(error):
-        known = _known(cause)
-        if known is not None:
-            return known
-    if isinstance(error, (ImportError, ValueError, TypeError, NotImplementedError, AttributeError)):
-        return Outlook.UNSUPPORTED
-    return Outlook.TRANSIENT
+    return next((cause for cause in _causes(error) if _known(cause) is not None), error)
 
 
 class Retry:
@@ -92,6 +108,36 @@ class Retry:
         return pause
 
 
+def outlasting(action: Callable[[], T], what: str, retry: Retry, *, tell: bool = True) -> T:
+    """What ``action`` returns; again as long as a store is away. It may be any code that moves data to or from one, the
+    user's types' own included: what is not known to be a store's error is theirs, and raised as it is.
+
+    Args:
+        action: may be done again from the beginning.
+        what: it does, for the log.
+        retry: for how long.
+        tell: whether to say that it is tried again.
+
+    Raises:
+        StorageError: the store stayed away, or refuses.
+    """
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            outlook = _of_a_store(error)
+            if outlook not in (Outlook.TRANSIENT, Outlook.DENIED):
+                raise
+            pause = retry.pause(error)
+            if pause is None:
+                hint = "check the store's health, the pod's network and its credentials; Flyte will retry"
+                raise StorageError(f"{what} failed", seen=one_line(decisive(error)), hint=hint) from error
+            if tell:
+                left = f"{pause:.1f} s, for {retry.left():.0f} s more"
+                logger.info(f"{what} failed: {one_line(decisive(error))}; trying again in {left}")
+            time.sleep(pause)
+
+
 def failed_by_itself(error: SafedistError) -> bool:
     """Whether an error of ours was raised from one that no user can cause: one of ours that is the platform's, or a
     store's that may pass. What the user's own work has raised is the user's, whatever it is."""
@@ -106,30 +152,46 @@ def failed_by_itself(error: SafedistError) -> bool:
 
 def _known(error: BaseException) -> Outlook | None:
     """What ``error`` is known to mean by itself; None where nobody has heard of it."""
-    found = codes(error)
-    if isinstance(error, PermissionError) or found & _DENIED_CODES or found & _DENIED_NAMES:
+    if isinstance(error, PermissionError):
         return Outlook.DENIED
-    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or found & _MISSING_CODES:
+    of_a_store = _said(error)
+    if of_a_store is not None:
+        return of_a_store
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        return Outlook.MISSING
+    if isinstance(error, OSError) and error.errno in _OF_A_DISK:
+        return Outlook.LOCAL
+    unknown = isinstance(error, ValueError) and str(error).startswith("Protocol not known")  # fsspec's words
+    return Outlook.UNSUPPORTED if unknown or isinstance(error, ImportError) else None
+
+
+def _said(error: BaseException) -> Outlook | None:
+    """What a store, or the network on the way to it, has said by a code or a name of its own."""
+    found = codes(error)
+    if found & (_DENIED_CODES | _DENIED_NAMES):
+        return Outlook.DENIED
+    if found & _MISSING_CODES:
         return Outlook.MISSING
     if isinstance(error, (ConnectionError, TimeoutError)) or any(_BUSY.fullmatch(code) for code in found):
         return Outlook.TRANSIENT
     return None
 
 
-def unsigned(text: str) -> str:
-    """``text`` without secrets: the query of a signed URL is one."""
-    return _QUERY.sub(r"\1?...", text)
+def _of_a_store(error: BaseException) -> Outlook | None:
+    """What a store has said, where it was one."""
+    return next((said for cause in _causes(error) if (said := _said(cause)) is not None), None)
 
 
 def one_line(error: BaseException) -> str:
     """``error`` with its type in at most 300 characters, without secrets."""
-    text = unsigned(" ".join(f"{type(error).__name__}: {error}".split()))
+    text = public(" ".join(f"{type(error).__name__}: {error}".split()))
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _causes(error: BaseException) -> list[BaseException]:
     """``error`` and what it was explicitly raised from, the first cause first."""
-    return [*chain(error)][::-1]
+    forgets = any(type(cause).__name__ in _FORGET_THEIR_CAUSE for cause in chain(error))
+    return [*chain(error, implied=forgets)][::-1]
 
 
 def codes(error: BaseException) -> set[str]:

@@ -86,6 +86,15 @@ def parse_mountinfo(text: str, path: str) -> Mount:
     return best
 
 
+def mount_points() -> set[str]:
+    """Where something is mounted, as this process sees it; never raises."""
+    try:
+        text = os.fsdecode(MOUNTS.read_bytes())
+    except OSError:
+        return set()
+    return {_unescape(line.split(" ")[4]) for line in text.splitlines() if line.count(" ") > 4}
+
+
 def mount_of(path: str | os.PathLike[str]) -> Mount:
     """The mount that ``path`` (or its nearest existing parent) lies on; never raises."""
     try:
@@ -189,6 +198,7 @@ _MEANING: dict[int, tuple[type[FsError], str, str]] = {
     errno.ENAMETOOLONG: (FsError, "the name is too long for the file system", "choose a shorter one"),
     errno.EINVAL: (FsError, "the name or the request is nothing that the file system takes", "choose another name"),
     errno.EXDEV: (FsError, "it lies on another file system", "make it beside its final place"),
+    errno.EBUSY: (PathBlockedError, "something is mounted there, or in use", "unmount it, or choose another name"),
     errno.EIO: (FsIoError, "the file system or its server failed", "look at the kernel log and the file server"),
     errno.ENOTCONN: (FsIoError, "the file system's server process is gone", "mount it again"),
 }

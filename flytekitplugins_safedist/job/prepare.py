@@ -19,7 +19,6 @@ from ..config.plan import Plan
 from ..diagnosis.gpus import GpuWatch
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
-from ..flyte.output_limits import limits_from
 from ..ranks import backends, disk, literals, memory, prefork, scratch
 from ..ranks.disk import DiskLimit
 from ..ranks.forkserver_client import RankServer
@@ -170,8 +169,7 @@ def prepare(job: Job, inputs: LiteralMap, held: ExitStack, early: Prefork) -> No
     made = scratched.job
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
     running.guard(goes if made.short == made.path else [made.short, *goes])
-    limits = None if job.is_local else limits_from(job.ranks_environment)
-    told = JobOrder.of(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload, limits)
+    told = JobOrder.of(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload)
     started = time.monotonic()
     held.enter_context(running)  # again: it ends before scratch goes
     preloads = settings.start_method == "preload"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import lastwords, log, stopping
 from ..config.plan import Plan
 from ..errors import JobInterruptedError, SafedistError
-from ..flyte import run_page, uploads
+from ..flyte import run_page
 from ..ranks import literals
 from ..ranks.prefork import Prefork
 from ..record.node import EARLIER
@@ -87,7 +87,6 @@ def run(
         return Elsewhere()
     for note in place.notes:
         logger.warning(note)
-    uploads.be_patient(settings.timeouts.upload)
     with ending.replaced_when_undecided(place, say), contextlib.ExitStack() as held:
         try:
             plan = prepare.prepare(job, inputs, held, early)

@@ -26,11 +26,12 @@ from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import RankFailedError, SafedistError
-from ..flyte import error_document, run_page
+from ..flyte import run_page
 from ..flyte.storage_errors import one_line
 from ..job import run
 from ..job.ending import Undecided
 from ..job.verdict import Kind, Origin, Verdict, of_error
+from ..pod.store import error_document
 from ..ranks import literals
 from ..ranks.prefork import PREFORK, Prefork
 from . import overrides

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
-from ..flyte.output_limits import OutputLimits, refusal, refused
 
 if TYPE_CHECKING:
     from flytekit import FlyteContext
     from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import Literal, LiteralMap
+
+    from ..flyte.transfers import Transfers
 
 MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
@@ -106,12 +107,12 @@ def write_outputs(
     inputs: dict[str, Any],
     returned: Any,
     path: Path,
-    limits: OutputLimits | None = None,
+    transfers: Transfers,
 ) -> None:
     """Turn rank 0's return value into literals (uploading files), and render its decks; leave both for the agent.
 
     Raises:
-        OutputTooLargeError: Flyte would refuse them; they are kept under the raw output prefix.
+        StorageError: the store stayed away, whatever it was that wrote to it.
         PayloadError: a file is not there.
     """
     from flytekit import FlyteContextManager
@@ -123,33 +124,17 @@ def write_outputs(
     state = ctx.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
         try:
-            literals, native = flytekit_inside.to_literals(task, returned, upload_ctx)
+            literals, native = transfers.outlast(
+                "uploading the task's outputs", lambda: flytekit_inside.to_literals(task, returned, upload_ctx)
+            )
         except Exception as error:
             missing = _not_there(returned, str(error))
             if missing is None:
                 raise
             raise missing from None  # all that flytekit says is that the path is not there
-        if limits is not None:
-            _refuse_what_flyte_would(literals, limits, upload_ctx, path)
         flytekit_inside.write_decks(task, inputs, native, upload_ctx)
     leave_decks(ctx, path)
     write_literals(literals, path)
-
-
-def _refuse_what_flyte_would(literals: LiteralMap, limits: OutputLimits, ctx: FlyteContext, path: Path) -> None:
-    sizes = {name: value.to_flyte_idl().ByteSize() for name, value in literals.literals.items()}
-    large = refused(sizes, limits)
-    if not large:
-        return
-    file, target = path.with_suffix(".refused"), None
-    try:
-        write_literals(literals, file)
-        access = ctx.file_access
-        target = access.put_data(str(file), access.join(access.raw_output_prefix, "refused-outputs", "outputs.pb"))
-        kept = f"all values are kept at {target}, in the format of Flyte's own outputs.pb (docs/outputs.md)"
-    except Exception as error:
-        kept = f"the values could not be kept either: {type(error).__name__}: {error}"
-    raise refusal(large, limits, kept=kept)
 
 
 def leave_decks(ctx: FlyteContext, path: Path) -> None:

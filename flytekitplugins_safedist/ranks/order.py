@@ -25,7 +25,6 @@ from mashumaro.config import BaseConfig
 from mashumaro.mixins.dict import DataClassDictMixin
 
 from ..errors import PayloadError
-from ..flyte.output_limits import OutputLimits
 from ..flyte.task_context import FlyteSnapshot
 from .context import RankContext
 from .scratch import JobScratch
@@ -152,7 +151,6 @@ class JobOrder(Record):
         inputs: file with the serialized ``LiteralMap``.
         flyte: the Flyte context.
         upload_timeout: seconds that an upload may take.
-        limits: of what Flyte takes as outputs; None in a local run, where nothing limits them.
         main: the agent's ``__main__``: its file (None in a notebook or an interactive interpreter), and the module that
             ``python -m`` named (None for a script).
     """
@@ -169,7 +167,6 @@ class JobOrder(Record):
     inputs: Path
     flyte: FlyteSnapshot
     upload_timeout: float
-    limits: OutputLimits | None = None
     main: tuple[str | None, str | None] = (None, None)
 
     @classmethod
@@ -179,7 +176,6 @@ class JobOrder(Record):
         inputs: Path,
         flyte: FlyteSnapshot,
         upload_timeout: float,
-        limits: OutputLimits | None = None,
     ) -> JobOrder:
         """The order for a task of this process; raises PayloadError where ranks cannot get it."""
         # What travels by value may still refer to its module by name (a class, a helper): ranks must find that as well.
@@ -187,7 +183,7 @@ class JobOrder(Record):
         path = search_path(None if home == "__main__" else home, sys.modules, sys.path)
         by, main = reference(task, sys.modules), _main()
         imports = (by[0],) if by[0] is not None else imports_of(task.task_function, sys.modules)
-        return cls(*by, imports, path, tuple(sys.argv), inputs, flyte, upload_timeout, limits, main)
+        return cls(*by, imports, path, tuple(sys.argv), inputs, flyte, upload_timeout, main)
 
 
 def reference(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:

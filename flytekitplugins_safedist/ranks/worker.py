@@ -21,7 +21,7 @@ from .. import envvars, log, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..diagnosis import records, stacks
-from ..flyte import storage_clients, task_context, uploads
+from ..flyte import storage_clients, task_context
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
@@ -113,9 +113,6 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
     faulthandler.enable(file=2)
     stacks.listen(order.stacks)
     context.enter(order.context, shared)
-    from ..flyte import transfers  # and fsspec, for which nobody waits before the rank server is forked
-
-    transfers.SILENT.value = order.context.local_rank != 0
     debugger.take_breakpoints(order.terminal, order.context, shared)
 
 
@@ -128,16 +125,18 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
     task = _loaded(job)
     open_store_early(order.environment)
     _have_collectives_seen(order, shared)
-    uploads.be_patient(job.upload_timeout)
+    from ..flyte.transfers import Transfers, patience_of  # and fsspec, for which no fork waits
+
     place = order.context
-    with task_context.entered(
-        job.flyte, place.scratch / "flyte", uploads.patient_access(), restarted=place.round > 0
-    ) as ctx:
+    transfers = Transfers(patience_of(job.upload_timeout), tells=place.local_rank == 0)
+    with task_context.entered(job.flyte, place.scratch / "flyte", transfers.access(), restarted=place.round > 0) as ctx:
         phase_ended("import")
         shared.begin()
         with literals.decks_left(ctx, order.result):
             with users_code.without_children():
-                inputs = literals.native_inputs(job.inputs, task, ctx)
+                inputs = transfers.outlast(
+                    "fetching the task's inputs", lambda: literals.native_inputs(job.inputs, task, ctx)
+                )
             phase_ended("inputs")
             with context.IN_ANY_CASE:
                 with users_code.without_children():
@@ -149,7 +148,7 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
             phase_ended("function")
             if place.rank == 0:
                 with users_code.without_children():
-                    literals.write_outputs(task, inputs, returned, order.result, job.limits)
+                    literals.write_outputs(task, inputs, returned, order.result, transfers)
         phase_ended("outputs")
 
 

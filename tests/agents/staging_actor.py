@@ -17,8 +17,10 @@ from pathlib import Path
 def main() -> None:
     order = json.loads(sys.argv[1])
     # Imported before "ready": the race under test is staging, not the interpreter's start.
+    import fsspec.implementations.local  # noqa: F401
+
     from flytekitplugins_safedist.errors import SafedistError
-    from tests.harness.product import Options, stage
+    from tests.harness.product import Options, patience, points, stage, staging
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)
@@ -41,9 +43,9 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (order["descriptors"], order["descriptors"]))
     say(point="ready")
     sys.stdin.readline()
-    options = Options(at=at, patience=order.get("patience", 3600.0), deadline=order.get("deadline", 1800.0), pause=0.01)
+    points.at, staging.ALONE_SECONDS, patience.FIRST_PAUSE = at, order.get("patience", 3600.0), 0.01
     try:
-        code = stage(order["uri"], Path(order["dest"]), options)
+        code = stage(order["uri"], Path(order["dest"]), Options(deadline=order.get("deadline", 1800.0)))
     except SafedistError as error:
         say(error=type(error).__name__, message=str(error))
         sys.exit(1)

@@ -1,8 +1,9 @@
-"""Outputs that Flyte would refuse are found before they are uploaded as such, and nothing of them is lost."""
+"""Outputs wait for the store, whoever writes them, and those that Flyte may refuse are told."""
 
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -11,30 +12,71 @@ from flyteidl.core import literals_pb2
 from flytekit.core.type_engine import LiteralsResolver
 from flytekit.models.literals import LiteralMap
 
-from tests.harness.procs import ROOT, uploaded_error, uploaded_output
+from tests.harness.procs import ROOT, until, uploaded_error, uploaded_output
+from tests.harness.proxy import Proxy
 from tests.jobs.job_large import losses
 
 
-@pytest.mark.end("outputs are larger than Flyte takes (2 MiB)", "USER:OutputTooLargeError")
-def test_outputs_over_flytes_limit_are_refused_with_name_size_and_way_out_and_all_values_are_kept(
-    warm, tmp_path, as_promised
-):
+def test_outputs_over_flytes_usual_limit_are_uploaded_and_told(warm, tmp_path):
     ended = warm.run("job_large:large", tmp_path / "job", kind="execute")
-    as_promised(ended)
-    text = uploaded_error(ended).message
-    assert re.search(r"because of 'losses' \([23],\d{3},\d{3} bytes\);", text), text
-    assert "'epochs'" not in text
-    assert text.count("Flyte would refuse the outputs") == ended.err.count("Flyte would refuse the outputs") == 1, text
-    assert "at most 2,097,152 bytes for all outputs together" in text
-    assert "return large values as FlyteFile" in text
-    assert "round 1" not in ended.err, "it would repeat: the ranks are not started again"
-
-    [kept] = set(re.findall(r"kept at (\S+outputs\.pb)", text))
-    assert Path(kept).is_relative_to(tmp_path / "job" / "raw"), "beside the files that the task made"
-    message = literals_pb2.LiteralMap.FromString(Path(kept).read_bytes())
+    assert (ended.code, ended.uploaded) == (0, ["outputs.pb"]), ended.err
+    assert re.search(
+        r"warning: outputs\.pb has [23],\d{3},\d{3} bytes \(losses [23],\d{3},\d{3}, epochs \d+\)", ended.err
+    )
+    message = literals_pb2.LiteralMap.FromString((ended.files / "outputs/outputs.pb").read_bytes())
     values = LiteralsResolver(LiteralMap.from_flyte_idl(message).literals)
     assert values.get("losses", as_type=list[str]) == losses()
     assert values.get("epochs", as_type=int) == 7
+
+
+class Away:
+    """An S3 store that is there, away and there again, behind a port that stays."""
+
+    def __init__(self, s3, gate) -> None:
+        s3.put("something", b"")  # the bucket is there
+        self._target, self._gate = int(s3.endpoint.rpartition(":")[2]), gate
+        self._proxy = Proxy(self._target)
+        self.environment = {"TEST_STORE": f"http://127.0.0.1:{self._proxy.port}", **gate.environment}
+
+    def meanwhile(self, running, what: str) -> None:
+        """Go away when the rank says so, and come back when it has tried in vain."""
+        assert self._gate.heard(1) == [what]
+        self._proxy.close()
+        self._gate.let_go(1)
+        until(lambda: "trying again in" in (running.files / "out").read_text(), "the rank tries again")
+        self._proxy = Proxy(self._target, self._proxy.port)
+
+
+@pytest.fixture
+def away(s3, ranks_gate):
+    return Away(s3, ranks_gate)
+
+
+def test_what_a_type_stores_by_a_client_of_its_own_waits_for_the_store(warm, tmp_path, away, s3):
+    running = warm.start("job_stored:writes", tmp_path / "job", kind="execute", environment=away.environment)
+    away.meanwhile(running, "returns")
+    ended = running.wait()
+    assert (ended.code, ended.uploaded) == (0, ["outputs.pb"]), ended.err
+    assert s3.get("frame") == b"1, 2, 3"
+    assert "uploading the task's outputs failed: EndpointConnectionError" in ended.out
+
+
+def test_inputs_wait_for_the_store_too(warm, tmp_path, away):
+    running = warm.start("job_stored:reads_back", tmp_path / "job", environment=away.environment)
+    away.meanwhile(running, "reads")
+    ended = running.wait()
+    assert ended.value == "1, 2, 3", ended.err
+    assert "fetching the task's inputs failed: ConnectionRefusedError" in ended.out
+
+
+@pytest.mark.end("storage stays down for a rank, or a node cannot fetch the inputs", "SYSTEM:Storage")
+def test_a_store_that_stays_away_from_outputs_is_the_platforms(warm, tmp_path, ranks_gate, as_promised):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    environment = {"TEST_STORE": nobody, **ranks_gate.environment}
+    ranks_gate.let_go(1)
+    ended = warm.run("job_stored:writes_soon", tmp_path / "job", kind="execute", environment=environment)
+    as_promised(ended)
 
 
 NOT_THERE = "raised PayloadError: rank 0 returns a path that is not there"
@@ -61,15 +103,10 @@ def test_a_path_that_rank_0_returns_and_does_not_have_is_told_with_whose_scratch
     assert "round 1" not in ended.err, "it would repeat: the ranks are not started again"
 
 
-def test_what_the_cluster_offloads_passes(warm, tmp_path):
+def test_what_the_cluster_offloads_counts_no_more(warm, tmp_path):
     ended = warm.run("job_large:large", tmp_path / "job", kind="execute", environment={"_F_L_MIN_SIZE_MB": "1"})
     assert ended.uploaded == ["losses_offloaded_metadata.pb", "outputs.pb"], ended.err
-
-
-def test_a_limit_that_this_cluster_has_is_taken(warm, tmp_path):
-    environment = {"SAFEDIST_MAX_OUTPUT_BYTES": "50000000"}
-    ended = warm.run("job_large:large", tmp_path / "job", kind="execute", environment=environment)
-    assert ended.uploaded == ["outputs.pb"], ended.err
+    assert "outputs.pb has" not in ended.err
 
 
 def test_a_local_run_has_no_limit(warm, tmp_path):

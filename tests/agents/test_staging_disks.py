@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness import fusefs, needs
+from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import Pod
 from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     actors_fixture,
@@ -80,7 +81,7 @@ def test_a_full_disk_is_named_and_has_changed_nothing(place, actors, tmpfs):
     (tmpfs / "main.py").write_text("the image's")
     outcome = actors(place.uri, tmpfs).go().end()
     assert outcome["error"] == "StagingError"
-    for words in ("destination directory", "the disk is full", "ENOSPC", "bytes", "free", "Fix:"):
+    for words in ("unpack the code", "no space", "ENOSPC", "bytes", "free in", "room for the archive", "Fix:"):
         assert words in outcome["message"]
     assert [path.name for path in tmpfs.iterdir()] == ["main.py"]
     assert (tmpfs / "main.py").read_text() == "the image's"
@@ -89,11 +90,63 @@ def test_a_full_disk_is_named_and_has_changed_nothing(place, actors, tmpfs):
     assert content(tmpfs) == place.expected()
 
 
+def test_a_disk_that_fills_while_an_object_is_downloaded_is_no_matter_of_the_stores(place, actors, tmpfs):
+    with ObjectStore(targz([member("data.bin", os.urandom(1 << 20))])) as store:
+        outcome = actors(store.url, tmpfs).go().end()
+        assert (outcome["error"], store.requests["GET"]) == ("StagingError", 1)
+        assert f"room for the archive ({len(store.content)} bytes)" in outcome["message"]
+    assert "ENOSPC" in outcome["message"]
+    assert list(tmpfs.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [None, 0, 100], ids=["nothing", "an empty file", "a small file"])
+def test_a_disk_that_an_archives_last_bytes_fill_is_no_fault_of_the_archive(place, actors, tmpfs, size):
+    behind = [] if size is None else [member("m/z.py", b"x" * size)]
+    place.uri.write_bytes(targz([member("m/big.bin", bytes(300 << 10)), *behind]))
+    assert actors(place.uri, tmpfs).go().end()["error"] == "StagingError"
+
+
+@pytest.fixture
+def bound(place) -> Iterator[Callable[[Path, Path], None]]:
+    """Mounts one path at another."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount")
+    mounted: list[Path] = []
+
+    def bind(source: Path, target: Path) -> None:
+        subprocess.run(["mount", "--bind", source, target], check=True)
+        mounted.append(target)
+
+    yield bind
+    for target in mounted:
+        subprocess.run(["umount", "-l", target], check=True)
+
+
+def test_a_file_that_is_mounted_in_the_destination_is_found_before_any_file_changes(place, actors, bound):
+    (place.dest / "pkg").mkdir(parents=True)
+    for name in ("main.py", "pkg/m7.py"):
+        (place.dest / name).write_text("the image's")
+    (place.root / "config").write_text("mounted")
+    bound(place.root / "config", place.dest / "pkg/m7.py")
+    outcome = actors(place.uri, place.dest).go().end()
+    assert outcome["error"] == "PathBlockedError"
+    assert f"path={place.dest}/pkg/m7.py" in outcome["message"]
+    assert (place.dest / "main.py").read_text() == "the image's"
+
+
+def test_another_mount_of_the_same_file_system_is_copied_into(place, actors, bound):
+    (place.dest / "pkg").mkdir(parents=True)
+    (place.root / "volume").mkdir()
+    bound(place.root / "volume", place.dest / "pkg")
+    assert "error" not in actors(place.uri, place.dest).go().end()
+    assert content(place.dest) == place.expected()
+
+
 def test_a_full_volume_inside_the_destination_is_found_before_any_file_changes(place, actors, tmpfs):
     place.dest.mkdir()
     (place.dest / "main.py").write_text("the image's")
     (place.dest / "pkg").symlink_to(tmpfs)
-    assert "the disk is full" in actors(place.uri, place.dest).go().end()["message"]
+    assert "no space" in actors(place.uri, place.dest).go().end()["message"]
     assert (place.dest / "main.py").read_text() == "the image's"
     assert list(tmpfs.iterdir()) == []
 
@@ -123,7 +176,7 @@ def test_a_read_only_destination_is_named(place, actors, tmpfs):
         assert words in message
 
 
-@pytest.mark.parametrize(("name", "words"), [("EIO", "input/output error"), ("EDQUOT", "quota"), ("ENOSPC", "full")])
+@pytest.mark.parametrize(("name", "words"), [("EIO", "server failed"), ("EDQUOT", "quota"), ("ENOSPC", "no space")])
 @pytest.mark.parametrize("op", ["write", "create", "rename", "mkdir"])
 def test_failing_devices_are_one_error_and_publish_nothing(place, actors, op, name, words):
     fusefs.require()
@@ -155,7 +208,7 @@ def for_nobody(place) -> Iterator[Path]:
 def test_a_destination_of_somebody_else_is_named(place, actors, for_nobody):
     (for_nobody / "roots").mkdir()
     outcome = actors(place.uri, for_nobody / "roots", user=NOBODY).go().end()
-    for words in ("permission denied", str(for_nobody / "roots"), "container's user"):
+    for words in ("permission denied", str(for_nobody / "roots"), "this task's user"):
         assert words in outcome["message"]
 
 
@@ -169,14 +222,15 @@ def test_an_archive_that_may_not_be_read_is_a_matter_of_credentials(place, actor
 def test_ordinary_users_can_stage_read_only_directories_and_nothing_stays_of_a_refused_one(
     place, actors, for_nobody, bad
 ):
-    members = [directory("ro", 0o555), member("ro/x", b"1", mode=0o444), *([member("../bad", b"")] if bad else [])]
+    members = [directory("./", 0o555), directory("ro", 0o555), member("ro/x", b"1", mode=0o444)]
+    members += [member("none", b"1", mode=0), *([member("../bad", b"")] if bad else [])]
     place.uri.write_bytes(targz(members))
     home = for_nobody / "own"
     for _ in range(2):
         assert actors(place.uri, home / "dest", user=NOBODY).go().end().get("error") == (
             "ArchiveError" if bad else None
         )
-    assert os.listdir(home / "dest") == ([] if bad else ["ro"])
+    assert sorted(os.listdir(home / "dest")) == ([] if bad else ["none", "ro"])
 
 
 def test_what_a_killed_staging_left_read_only_is_removed_by_an_ordinary_user(place, actors, for_nobody):
@@ -231,10 +285,11 @@ def test_a_read_only_root_leaves_nothing_on_the_scratch_volume_whatever_ends_it(
     assert found["lib"] == f"{found['cwd']}/lib.py"
     assert os.listdir(scratch) == []
 
-    os.mkfifo(tmp_path / "slow.tar.gz")
-    arguments = ["--additional-distribution", str(tmp_path / "slow.tar.gz"), "--dest-dir", "."]
-    killed = pod.start(*arguments, "--", *pod.command("report"))
-    with open(tmp_path / "slow.tar.gz", "wb"):  # opens when staging reads
+    with ObjectStore(b"") as store:
+        store.fault = lambda *_: "hang"
+        arguments = ["--additional-distribution", store.url, "--dest-dir", "."]
+        killed = pod.start(*arguments, "--", *pod.command("report"))
+        store.hanging.wait()
         killed.kill()
         killed.communicate()
     assert len(os.listdir(scratch)) == 1
@@ -250,7 +305,9 @@ def test_a_destination_below_what_one_may_not_enter_is_one_error(place, actors, 
 
 AS_NOBODY = f"""
 import os, sys
-from flytekitplugins_safedist.container import entrypoint, staging  # before: they may lie where that user cannot read
+import fsspec.implementations.local  # before: they may lie where that user cannot read
+from flytekitplugins_safedist.container import entrypoint
+from flytekitplugins_safedist.pod import staging
 from flytekitplugins_safedist.ranks import forkserver_client, importer
 os.setgroups([])
 os.setgid({NOBODY})
@@ -281,6 +338,6 @@ def test_a_pod_of_an_ordinary_user_whose_destination_is_closed_stages_on_the_scr
         assert f"{dest} cannot be written: the code is in {scratch}" in err
     else:
         assert (process.returncode, out) == (137, ""), err
-        for words in ("StagingError", "permission denied", str(dest), "container's user"):
+        for words in ("StagingError", "permission denied", str(dest), "this task's user"):
             assert words in err
     assert list(dest.iterdir()) == []

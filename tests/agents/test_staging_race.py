@@ -28,7 +28,7 @@ KILL_POINTS = [point for point in POINTS if point != "waiting"]
 CROWD = """
 import json, os, sys
 from pathlib import Path
-from tests.harness.product import Options, stage
+from tests.harness.product import stage, staging
 order = json.loads(sys.argv[1])
 wait, start = os.pipe()
 children = []
@@ -36,7 +36,8 @@ for dest in order["dests"] * 16:
     if (child := os.fork()) == 0:
         os.close(start)
         os.read(wait, 1)  # all are let go at one moment
-        code = stage(order["uri"], Path(dest), Options(patience=order["patience"]))
+        staging.ALONE_SECONDS = order["patience"]
+        code = stage(order["uri"], Path(dest))
         os.write(1, b"something new\\n" if code.new else b"nothing new\\n")
         os._exit(0)
     children.append(child)
@@ -130,7 +131,7 @@ def test_looping_readers_never_see_a_partial_tree_or_file(place, actors):
 BESIDE = """
 import fcntl, json, os, sys
 from pathlib import Path
-from tests.harness.product import Options, stage
+from tests.harness.product import stage
 order = json.load(sys.stdin)
 if not order["locks"]:
     fcntl.flock = lambda *_: None  # granted to everybody, as some file systems do
@@ -178,7 +179,7 @@ def crowd(dests):
         if (child := os.fork()) == 0:
             os.close(start)
             os.read(wait, 1)  # all are let go at one moment
-            stage(order["uri"], Path(dest), Options())
+            stage(order["uri"], Path(dest))
             os._exit(0)
         children.append(child)
     os.close(start)

@@ -204,7 +204,7 @@ def test_a_store_that_stays_down_during_staging_fails_the_pod_by_name(job: Make)
     assert "s3://uploads/" in ended.log
 
 
-@pytest.mark.end("storage is down for a moment, while code or outputs move")
+@pytest.mark.end("storage is down for a moment, while code, inputs or outputs move")
 def test_a_store_that_is_down_for_a_moment_during_the_upload_loses_nothing(job: Make, pods_gate: Gate) -> None:
     going = job("torch_2x2", **gated(pods_gate), steps=20)
     first, _ = going.start()

@@ -43,9 +43,9 @@ BEGINS = {
     "SYSTEM:GpuNvlinkError": "Xid 74: NVLink error, reported by GPU 1 (GPU-",
     "SYSTEM:GpuXidError": "Xid 119: GSP RPC timeout, reported by GPU 1 (GPU-",
     "USER:GpuXidError": "Xid 31: GPU memory page fault (an illegal address), reported by GPU 1 (GPU-",
-    "USER:OutputTooLargeError": RANK_0 + "raised OutputTooLarg",
     "SYSTEM:Storage": (
         RANK_1 + "raised FlyteUploadD",
+        RANK_0 + "raised StorageError:",
         "the task's inputs cannot be fetched from /nowhere/inputs.pb: ",
         f"node 1 ({HOST}) cannot begin: ",
     ),

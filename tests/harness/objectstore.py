@@ -16,25 +16,22 @@ class ObjectStore:
 
     Attributes:
         content: the object.
-        ranges: whether the server knows ranges.
         headers: further headers of every answer; None as a value takes one away.
         fault: called with (method, number of the request from 0); returns None, a status code, ("cut", n) to break
             the connection after n bytes, ("reset", n) to reset it there, ("replace", content) to have the object
             overwritten first, "hang" for no answer as long as the store is open, "drip" for a byte now and then,
-            ("shift", n) for the right number of bytes from n bytes further on, or ("short", n) for n bytes less.
-        range_fault: the same for each GET of a range, called with where the range begins.
+            ("held", n) to go on after n bytes when that is allowed, or ("short", n) for n bytes less.
         hanging: set as soon as a request hangs.
+        goes_on: set to allow what is held to go on.
         requests: how many of each method were asked.
         sent: bytes of the object that were sent.
     """
 
-    def __init__(self, content: bytes, *, ranges: bool = True) -> None:
+    def __init__(self, content: bytes) -> None:
         self.content = content
-        self.ranges = ranges
         self.fault: Callable[[str, int], object] = lambda _method, _number: None
-        self.range_fault: Callable[[int], object] = lambda _start: None
         self.headers: dict[str, str | None] = {}
-        self.hanging = threading.Event()
+        self.hanging, self.goes_on = threading.Event(), threading.Event()
         self._closed = threading.Event()
         self.requests: Counter[str] = Counter()
         self.sent = 0
@@ -61,10 +58,7 @@ class ObjectStore:
         with self._lock:
             number = self.requests[method]
             self.requests[method] += 1
-        start, end = self._range(handler.headers.get("Range"))
         fault = self.fault(method, number)
-        if fault is None and method == "GET" and handler.headers.get("Range"):
-            fault = self.range_fault(start)
         if isinstance(fault, int):
             handler.send_error(fault)
             return
@@ -77,13 +71,10 @@ class ObjectStore:
             self.content = amount
         start, end = self._range(handler.headers.get("Range"))
         body = self.content[start:end]
-        if kind == "shift":
-            body = self.content[start + amount : end + amount].ljust(len(body), b"?")
-        elif kind == "short":
+        if kind == "short":
             body = body[:-amount]
         handler.send_response(206 if (start, end) != (0, len(self.content)) else 200)
-        if self.ranges:
-            handler.send_header("Accept-Ranges", "bytes")
+        handler.send_header("Accept-Ranges", "bytes")
         told: dict[str, str | None] = {
             "Content-Range": f"bytes {start}-{end - 1}/{len(self.content)}",
             "ETag": f'"{hash(self.content)}"',
@@ -106,6 +97,11 @@ class ObjectStore:
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with self._lock:
             self.sent += len(body)
+        if kind == "held":
+            handler.wfile.write(body[:amount])
+            handler.wfile.flush()
+            self.goes_on.wait()
+            body = body[amount:]
         handler.wfile.write(body)
 
     def _drip(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -118,7 +114,7 @@ class ObjectStore:
                     return
 
     def _range(self, header: str | None) -> tuple[int, int]:
-        if header is None or not self.ranges:
+        if header is None:
             return 0, len(self.content)
         first, _, last = header.removeprefix("bytes=").partition("-")
         return int(first), min(int(last) + 1 if last else len(self.content), len(self.content))

@@ -25,6 +25,9 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Nobody is there from now on."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # else the thread that waits accepts one more
         self._listener.close()
         self.cut()
 

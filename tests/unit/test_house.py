@@ -48,13 +48,10 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 
 # --- state --------------------------------------------------------------------------------------------------------
 STATE = {
-    "container.staging.unpack": "the faster library, where there is one: found once, at import",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
     "ranks.users_code": "a cache: why a package could not be imported at first",
     "stopping": "the process's signals, and what they have decided: there is one of each",
     # What is left for another part of the process, with flytekit or the user's code in between (handoff.Slot):
-    "flyte.transfers": "whether this rank says how far they are",
-    "flyte.uploads": "for how long uploads are tried, and where the verdict goes",
     "job.ending": "node 0's coordinator, to be closed after the upload",
     "lastwords": "why the job failed",
     "ranks.context": "who this rank is, and what is to be done at the end of its function",

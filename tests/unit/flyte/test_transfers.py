@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.callbacks import DEFAULT_CALLBACK
 
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.flyte import transfers
-from flytekitplugins_safedist.flyte.transfers import Transfer
+from flytekitplugins_safedist.flyte.transfers import Transfer, Transfers
+from flytekitplugins_safedist.texts import public
 from tests.harness.moto_s3 import BUCKET, S3
 
 MB = 10**6
@@ -32,7 +32,7 @@ def access(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def made(seconds: float) -> Any:
         kind = flytekit_inside.file_access(
-            lambda _access, _path, _address, once: once(),
+            lambda _access, path, address, once: once(path, Transfer(f"upload to {address}", ticking(seconds))),
             lambda what, address: Transfer(f"{what} {address}", ticking(seconds)),
         )
         return kind(local_sandbox_dir=str(tmp_path / "sandbox"), raw_output_prefix=f"s3://{BUCKET}/raw")
@@ -76,13 +76,13 @@ def test_what_is_quick_says_nothing(access, tmp_path, caplog) -> None:
     assert lines(caplog) == []
 
 
-def test_one_rank_of_a_node_says_it_and_names_no_secret(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+@pytest.mark.parametrize("tells", [True, False], ids=["one rank of a node", "another"])
+def test_one_rank_of_a_node_says_it_and_names_no_secret(access, tmp_path, caplog, tells, monkeypatch) -> None:
     caplog.set_level(logging.INFO, transfers.__name__)
-    monkeypatch.setattr(transfers.SILENT, "value", True)
-    assert transfers.followed("download of", "s3://b/k") is DEFAULT_CALLBACK
-    monkeypatch.setattr(transfers.SILENT, "value", False)
+    access(1).put_data(__file__, f"s3://{BUCKET}/something")
     monkeypatch.setattr(transfers, "TELL_SECONDS", 0.0)
-    told = transfers.followed("download of", "https://me:secret@host/k?sig=secret")
-    with told.branched("a", "b") as child:
-        child.relative_update(5)
-    assert [line.partition(": ")[0] for line in lines(caplog)] == ["download of https://host/k?..."]
+    monkeypatch.setattr(transfers, "public", lambda address: public(f"{address}?sig=secret"))
+    kind = Transfers(tells=tells).access()
+    kind(str(tmp_path / "sandbox"), f"s3://{BUCKET}/raw").get_data(f"s3://{BUCKET}/something", str(tmp_path / "it"))
+    said = {line.partition(": ")[0] for line in lines(caplog)}
+    assert said == ({f"download of s3://{BUCKET}/something?..."} if tells else set())

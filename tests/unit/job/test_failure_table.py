@@ -91,7 +91,6 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
             (31, "USER:GpuXidError"),
         ]
     },
-    "USER:OutputTooLargeError": (failed(of=raised("OutputTooLargeError", repeats=True)), "raised OutputTooLargeError"),
     "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
     "SYSTEM:RanksNotStarted": (LaunchError("the rank server died"), "the rank server died"),
     "SYSTEM:Stopped": (JobInterruptedError("told to stop by SIGTERM"), "told to stop by SIGTERM"),

@@ -16,6 +16,7 @@ from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.flyte import task_context
+from flytekitplugins_safedist.flyte.transfers import Transfers
 from flytekitplugins_safedist.plugin.task import SafeTorch
 from flytekitplugins_safedist.ranks import literals as moved
 
@@ -62,7 +63,7 @@ def test_inputs_arrive_with_their_python_types(tmp_path: Path) -> None:
 
 def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
     with task_context.entered(task_context.take(), path.parent):
-        moved.write_outputs(of, {}, returned, path)
+        moved.write_outputs(of, {}, returned, path, Transfers())
     return moved.read_literals(path)
 
 
@@ -153,6 +154,6 @@ def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
 
     with task_context.entered(task_context.take(), tmp_path):
         Deck("loss", "<b>0.1</b>")
-        moved.write_outputs(drawing, {}, 1, tmp_path / "result.pb")
+        moved.write_outputs(drawing, {}, 1, tmp_path / "result.pb", Transfers())
     assert moved.decks_path(tmp_path / "result.pb") == tmp_path / "result.decks.json"
     assert {"name": "loss", "html": "<b>0.1</b>"} in moved.read_decks(tmp_path / "result.pb")

@@ -161,9 +161,9 @@ def test_the_dockerfile_mounts_what_this_script_hands_in() -> None:
     text = (build_image.ROOT / "Dockerfile").read_text()
     assert "id=pip_conf,target=/etc/pip.conf" in text
     assert f"id=ca,target={build_image.CA_IN_BUILD}" in text
-    assert "--also-from /wheels/horovod" in text
+    assert "cp -rn /wheels/horovod/. /var/cache/safedist-horovod/" in text
     assert f"ARG BASE_IMAGE={build_image.BASE_IMAGE}\n" in text
-    for argument in ("WHEELS_IMAGE", "TORCH", "EXTRA_PACKAGES"):
+    for argument in ("WHEELS_IMAGE", "TORCH", "EXTRA_PACKAGES", "COMPILER"):
         assert f"\nARG {argument}=" in text
 
 

@@ -5,7 +5,8 @@ Correctness rests on operations that the kernel makes atomic: create-if-absent a
 
 from __future__ import annotations
 
-from .place import POINTS, Private
+from .place import Private
+from .points import POINTS
 from .stage import Options, StagedCode, stage
 from .unpack import Limits
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import lastwords, stopping
-from ..compat import flytekit as flytekit_inside
-from ..texts import encodable
+from ... import lastwords, stopping
+from ...compat import flytekit as flytekit_inside
+from ...texts import encodable
 
 if TYPE_CHECKING:
     from flyteidl.core.errors_pb2 import ErrorDocument
@@ -79,7 +79,7 @@ def upload(failure: SystemFailure, access: Any, output_prefix: str) -> None:
 
     Args:
         failure: what to say.
-        access: flytekit's ``FileAccessProvider``, which tries again where that may help (:mod:`.uploads`).
+        access: flytekit's ``FileAccessProvider``, which tries again where that may help (:mod:`.verdict`).
         output_prefix: the directory of the attempt's outputs in the store.
 
     Raises:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+import random
 import threading
+import time
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from flytekit.configuration import DataConfig, S3Config
@@ -14,20 +18,26 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.data_persistence import FileAccessProvider
 from fsspec.implementations.local import LocalFileSystem
 
-from flytekitplugins_safedist.container.staging import Options, stage
-from flytekitplugins_safedist.container.staging.fetch import _RANGE
-from flytekitplugins_safedist.errors import ArchiveError, CodeNotFoundError, MissingDependencyError, StagingError
+from flytekitplugins_safedist.errors import CodeNotFoundError, MissingDependencyError, StagingError
+from flytekitplugins_safedist.flyte import patience
 from flytekitplugins_safedist.flyte.storage_errors import Outlook, judge
+from flytekitplugins_safedist.pod.staging import Options, points, stage
+from flytekitplugins_safedist.pod.staging.fetch import Download
 from tests.harness.objectstore import ObjectStore
 from tests.harness.tarballs import project
 
-BLOB = os.urandom(2 * _RANGE + 12345)
+BLOB = random.Random(1).randbytes(8 << 20)
 ARCHIVE = project({"main.py": "V = 1", "blob.bin": BLOB})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
 
 
 @contextmanager
 def by_s3(content, scratch):
-    """A store that is read in ranges, through s3fs; fsspec's own client for HTTP reads one stream."""
+    """A store that is reached through s3fs."""
     with ObjectStore(content) as server:
         s3 = S3Config(endpoint=server.url.partition("/bucket")[0], access_key_id="x", secret_access_key="y")
         access = FileAccessProvider(scratch / "sandbox", str(scratch / "raw"), data_config=DataConfig(s3=s3))
@@ -36,22 +46,22 @@ def by_s3(content, scratch):
             yield server
 
 
-@pytest.fixture
-def ranged(tmp_path):
-    with by_s3(ARCHIVE, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture(params=["ranges", "one stream"])
+@pytest.fixture(params=["S3", "HTTP"])
 def store(request, tmp_path):
-    with by_s3(ARCHIVE, tmp_path) if request.param == "ranges" else ObjectStore(ARCHIVE, ranges=False) as server:
+    with by_s3(ARCHIVE, tmp_path) if request.param == "S3" else ObjectStore(ARCHIVE) as server:
         yield server
 
 
 def staged(server, tmp_path, **changes):
-    code = stage(server.url, tmp_path / "dest", Options(pause=0.01, **changes))
+    code = stage(server.url, tmp_path / "dest", Options(**changes))
     assert (tmp_path / "dest/blob.bin").read_bytes() == BLOB
     return code
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A store has a tenth of a second for its first answer."""
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 0.1)
 
 
 def refused(server, tmp_path, kind=StagingError, **changes) -> str:
@@ -67,47 +77,98 @@ def test_every_byte_is_fetched_once(store, tmp_path):
     assert store.sent == len(ARCHIVE)
 
 
-@pytest.fixture
-def plain_files(monkeypatch, tmp_path):
+class Plain(LocalFileSystem):
     """A file system of fsspec's that is no asynchronous one."""
 
-    class Plain(LocalFileSystem):
-        protocol = "plain"
-        answers = threading.Event()
+    protocol = "plain"
+    answers = threading.Event()
 
-        def info(self, path, **_):
-            self.answers.wait()
-            return super().info(path.removeprefix("plain://"))
+    def info(self, path, **_):
+        self.answers.wait()
+        return super().info(path.removeprefix("plain://"))
 
-        def get_file(self, rpath, lpath, **_):
-            super().get_file(rpath.removeprefix("plain://"), lpath)
+    def get_file(self, rpath, lpath, callback=None, max_concurrency=10):
+        assert max_concurrency == 1, "several parts at once, each whole in memory"
+        self.fetch(Path(rpath.removeprefix("plain://")).read_bytes(), Path(lpath))
 
+    def fetch(self, content, path):
+        path.write_bytes(content)
+
+
+@pytest.fixture
+def plain(monkeypatch, tmp_path):
     monkeypatch.setitem(import_module("fsspec.registry")._registry, "plain", Plain)
+    monkeypatch.setattr(Plain, "answers", threading.Event())
     (tmp_path / "fast.tar.gz").write_bytes(ARCHIVE)
-    return Plain, f"plain://{tmp_path}/fast.tar.gz"
+    return f"plain://{tmp_path}/fast.tar.gz"
 
 
-def test_a_file_system_that_is_not_asynchronous_is_fetched_from(plain_files, tmp_path):
-    kind, uri = plain_files
-    kind.answers.set()
-    stage(uri, tmp_path / "dest")
+def test_a_file_system_that_is_not_asynchronous_is_fetched_from(plain, tmp_path):
+    Plain.answers.set()
+    stage(plain, tmp_path / "dest")
     assert (tmp_path / "dest/blob.bin").read_bytes() == BLOB
 
 
-def test_a_file_system_that_is_not_asynchronous_and_hangs_is_bounded_too(plain_files, tmp_path):
-    kind, uri = plain_files
+def test_a_file_system_that_is_not_asynchronous_and_hangs_is_bounded_too(plain, tmp_path, short):
     with pytest.raises(StagingError, match="not fetched in time"):
-        stage(uri, tmp_path / "dest", Options(deadline=0.3, answer=0.1, pause=0.01))
-    kind.answers.set()  # the thread that was left behind ends
+        stage(plain, tmp_path / "dest", Options(deadline=0.3))
+    Plain.answers.set()  # the thread that was left behind ends
 
 
-def test_a_client_that_takes_long_to_be_made_is_bounded_too(plain_files, tmp_path, monkeypatch):
-    kind, uri = plain_files
+def test_a_client_that_takes_long_to_be_made_is_bounded_too(plain, tmp_path, monkeypatch, short):
     made = threading.Event()
-    monkeypatch.setattr(kind, "__init__", lambda *_, **__: made.wait())
+    monkeypatch.setattr(Plain, "__init__", lambda *_, **__: made.wait())
     with pytest.raises(StagingError, match="not fetched in time"):
-        stage(uri, tmp_path / "dest", Options(deadline=0.3, answer=0.1, pause=0.01))
+        stage(plain, tmp_path / "dest", Options(deadline=0.3))
     made.set()
+
+
+def test_an_archive_is_unpacked_while_it_arrives(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(points, "at", lambda point: store.goes_on.set() if point == "fetch" else None)
+    store.fault = lambda method, _: ("held", 1 << 20) if method == "GET" else None
+    staged(store, tmp_path)
+
+
+@pytest.mark.parametrize("archive", [ARCHIVE, gzip.decompress(ARCHIVE)], ids=["gzip", "plain"])
+@pytest.mark.parametrize("first", [0, 4 << 20], ids=["nothing first", "half of it first"])
+def test_a_client_may_write_its_file_in_any_order(plain, tmp_path, monkeypatch, archive, first):
+    """gcsfs and others make it as long as the archive at once, and fill it in as parts arrive."""
+    (tmp_path / "fast.tar.gz").write_bytes(archive)
+    Plain.answers.set()
+    read, tried = Download.read, threading.Event()
+
+    def noted(self, position, most):
+        data = read(self, position, most)
+        if position + len(data) > first:
+            tried.set()
+        return data
+
+    def fetch(_, content, path):
+        with open(path, "wb") as file:
+            file.write(content[:first])
+            file.flush()
+            os.truncate(path, len(content))
+            if first and content == ARCHIVE:  # what is plain is not looked at before all is there
+                tried.wait()
+            file.write(content[first:])
+
+    monkeypatch.setattr(Download, "read", noted)
+    monkeypatch.setattr(Plain, "fetch", fetch)
+    stage(plain, tmp_path / "dest")
+    assert (tmp_path / "dest/blob.bin").read_bytes() == BLOB
+
+
+def test_a_download_may_take_long_as_long_as_something_comes(plain, tmp_path, monkeypatch, short):
+    Plain.answers.set()
+
+    def fetch(_, content, path):
+        with open(path, "wb", buffering=0) as file:
+            for start in range(0, len(content), len(content) // 8):
+                time.sleep(0.05)
+                file.write(content[start : start + len(content) // 8])
+
+    monkeypatch.setattr(Plain, "fetch", fetch)
+    assert stage(plain, tmp_path / "dest").new == 2
 
 
 def test_a_connection_that_breaks_is_taken_up_again(store, tmp_path):
@@ -122,7 +183,7 @@ def test_a_server_that_is_busy_for_a_while_is_borne(store, tmp_path):
 
 def test_each_try_that_failed_is_told(tmp_path, caplog):
     caplog.set_level("INFO")
-    with ObjectStore(ARCHIVE, ranges=False) as store:
+    with ObjectStore(ARCHIVE) as store:
         store.fault = lambda method, number: 503 if method == "GET" and number < 2 else None
         staged(store, tmp_path)
     again = [text for text in caplog.messages if "trying again in" in text]
@@ -130,9 +191,9 @@ def test_each_try_that_failed_is_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("fault", [503, ("cut", 10), ("reset", 10), ("short", 7), "hang", "drip"])
-def test_a_server_that_stays_down_is_one_error_at_the_deadline(store, tmp_path, fault):
+def test_a_server_that_stays_down_is_one_error_at_the_deadline(store, tmp_path, short, fault):
     store.fault = lambda method, _: fault if method == "GET" else None
-    message = refused(store, tmp_path, deadline=0.5, answer=0.1)
+    message = refused(store, tmp_path, deadline=0.5)
     for words in ("not fetched in time", store.url, "at attempt", "all of it within 0.5 s", "SAFEDIST_CODE_TIMEOUT"):
         assert words in message
 
@@ -165,32 +226,28 @@ def test_an_object_that_changes_while_it_is_fetched_is_refused(store, tmp_path):
     assert "changed while it was fetched" in refused(store, tmp_path)
 
 
-def test_an_object_that_is_overwritten_between_two_ranges_is_called_changed_and_not_damaged(ranged, tmp_path):
-    other = project({"main.py": "V = 2", "blob.bin": os.urandom(len(BLOB))})
-    ranged.range_fault = lambda start: ("replace", other) if start else None
-    assert "changed while it was fetched" in refused(ranged, tmp_path)
-
-
-def test_an_object_that_is_overwritten_by_a_shorter_one_is_called_changed_and_not_a_broken_connection(ranged, tmp_path):
-    shorter = ranged.content[:-6]
-    ranged.range_fault = lambda start: ("replace", shorter) if start else None
-    assert "changed while it was fetched" in refused(ranged, tmp_path)
+@pytest.mark.parametrize(
+    "other",
+    [project({"main.py": "V = 2", "blob.bin": random.Random(2).randbytes(8 << 20)}), ARCHIVE[:-6]],
+    ids=["another", "shorter"],
+)
+def test_an_object_of_two_versions_is_called_changed_and_neither_damaged_nor_a_broken_connection(
+    store, tmp_path, other
+):
+    store.fault = lambda method, number: ("replace", other) if (method, number) == ("GET", 0) else None
+    assert "changed while it was fetched" in refused(store, tmp_path)
 
 
 # --- hostile stores ----------------------------------------------------------------------------------------------
-def test_a_store_that_accepts_and_never_answers_is_one_error(store, tmp_path):
+def test_a_store_that_accepts_and_never_answers_is_one_error(store, tmp_path, short):
     store.fault = lambda method, _: "hang" if method == "HEAD" else None
-    assert "no answer within" in refused(store, tmp_path, deadline=0.5, answer=0.1)
+    assert "no answer within" in refused(store, tmp_path, deadline=0.5)
 
 
-def test_one_request_that_hangs_is_asked_again(store, tmp_path):
+def test_one_request_that_hangs_is_asked_again(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 1.0)
     store.fault = lambda method, number: "hang" if (method, number) == ("GET", 0) else None
-    staged(store, tmp_path, answer=1.0)
-
-
-def test_a_store_that_sends_another_range_than_was_asked_for_is_one_error(ranged, tmp_path):
-    ranged.range_fault = lambda start: ("shift", 11) if start else None
-    assert "damaged" in refused(ranged, tmp_path, ArchiveError)
+    staged(store, tmp_path)
 
 
 @pytest.mark.parametrize("archive", [ARCHIVE, gzip.decompress(ARCHIVE)], ids=["gzip", "plain"])
@@ -212,6 +269,25 @@ def test_a_store_that_nothing_here_speaks_to_is_named(tmp_path):
     with pytest.raises(MissingDependencyError, match="cannot reach the store") as caught:
         stage("nosuch://bucket/key", tmp_path / "dest", Options())
     assert "install the store's fsspec package" in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://127.0.0.1:1"])
+def test_a_store_whose_address_is_wrong_needs_no_package(endpoint, tmp_path, monkeypatch):
+    s3 = S3Config(endpoint=endpoint, access_key_id="x", secret_access_key="y")
+    access = FileAccessProvider(tmp_path / "sandbox", str(tmp_path / "raw"), data_config=DataConfig(s3=s3))
+    with (
+        FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(access)),
+        pytest.raises(StagingError, match="check the store's address") as caught,
+    ):
+        stage("s3://bucket/fast.tar.gz", tmp_path / "dest", Options(deadline=0.3))
+    assert "install" not in str(caught.value)
+
+
+def test_an_error_shows_the_cause_that_it_is_judged_by(tmp_path):
+    """fsspec says FileNotFoundError of whatever HTTP server."""
+    with ObjectStore(b"") as store:
+        store.fault = lambda *_: 403
+        assert "seen: ClientResponseError: 403" in refused(store, tmp_path)
 
 
 def test_signatures_of_signed_urls_are_not_told(store, tmp_path):
@@ -253,6 +329,10 @@ def wrapped(inner: BaseException) -> OSError:
         (ClientError("SlowDown"), Outlook.TRANSIENT),
         (ConnectionResetError(), Outlook.TRANSIENT),
         (TimeoutError(), Outlook.TRANSIENT),
+        (ValueError("Invalid endpoint"), Outlook.TRANSIENT),
+        (json.JSONDecodeError("of a token service", "<html>", 0), Outlook.TRANSIENT),
+        (OSError(28, "No space left on device"), Outlook.LOCAL),
+        (wrapped(OSError(30, "Read-only file system")), Outlook.LOCAL),
         (OSError(5, "Input/output error"), Outlook.TRANSIENT),
     ],
     ids=lambda value: getattr(value, "value", f"{type(value).__name__} {value}"),

@@ -2,7 +2,8 @@
 directory that was missing.
 
 First everything is looked at and nothing is changed; a volume inside the destination gets its copies then. So what is
-in the way is found before the first file changes, and no rename needs room on a disk.
+in the way is found before the first file changes, and no rename needs room on a disk. What others change meanwhile is
+looked at again, where a rename finds it.
 
 A private directory belongs to one start alone, and says by itself whether that still lives. The lock of a destination
 only saves work.
@@ -23,18 +24,16 @@ import secrets
 import shutil
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import PathBlockedError, SafedistError, StagingError
-from ...fs import ensure_dir
-from ...fs.oserrors import mount_of
-from .failures import disk_failed
-
-POINTS = ("waiting", "locked", "fetch", "unpacked", "place", "placed")
-"""Named points that ``Options.at`` is told about, in order; "place" after each rename. Tests stop processes there."""
+from ...fs.oserrors import mount_of, mount_points
+from . import points
+from .disk import disk_failed
 
 _MEANWHILE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
 """What a rename says where another process has changed what was looked at."""
@@ -176,18 +175,6 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, onerror=opened_up)
 
 
-def make_directory(path: Path) -> None:
-    """Make ``path`` a directory that this client sees.
-
-    Raises:
-        PathBlockedError: something else is there.
-        OSError: it cannot be made.
-    """
-    with suppress(FileExistsError):  # what is there may be a file, or what a network file system's cache does not show
-        path.mkdir(parents=True, exist_ok=True)
-    ensure_dir(path)
-
-
 class Placing:
     """Bring all of ``tree`` into ``dest``, as ``tar -x`` would: files are replaced, others are kept.
 
@@ -195,11 +182,13 @@ class Placing:
         same: files that were there already, and stay as they are.
     """
 
-    def __init__(self, tree: Path, dest: Path, at: Callable[[str], None]) -> None:
+    def __init__(self, tree: Path, dest: Path) -> None:
         self.same = 0
-        self._tree, self._dest, self._at = str(tree), str(dest), at
-        self._moved: list[str] = []
-        self._carried = ExitStack()
+        self._tree, self._dest = str(tree), str(dest)
+        self._done: list[str] = []
+        self._aside = ExitStack()
+        self._copies: dict[str, Private] = {}
+        self._mounted = {point for point in mount_points() if point.startswith(f"{self._dest.rstrip('/')}/")}
 
     def run(self) -> None:
         """Look, then rename.
@@ -209,18 +198,18 @@ class Placing:
             OSError: the destination is full, read-only or not ours; nothing has changed.
             StagingError: the same between two renames; it says what has changed.
         """
-        with self._carried:
-            steps = self._look(self._tree, self._dest)
+        with self._aside:
+            renames = self._look(self._tree, self._dest)
+            count = len(renames)
             try:
-                for step in steps:
-                    self._move(*step)
+                self._carry_out(deque(renames))
             except (OSError, SafedistError) as error:
-                if not self._moved:
+                if not self._done:
                     raise
-                raise self._told(error, len(steps)) from error
+                raise self._with_changes(error, count) from error
 
     def _look(self, source: str, target: str) -> list[tuple[str, str]]:
-        """The renames that bring ``source`` to ``target``."""
+        """The renames that bring ``source`` to ``target``; into a volume of copies there, which are made now."""
         if not stat.S_ISDIR(os.lstat(source).st_mode):
             return self._look_at_file(source, target)
         try:
@@ -231,12 +220,12 @@ class Placing:
             return [(source, target)]
         if not stat.S_ISDIR(there.st_mode):
             raise _blocked(target, "A file stands where a directory is needed")
-        if there.st_dev != os.stat(source).st_dev:  # a volume
-            source = _copied(source, self._carried.enter_context(Private(Path(target))))
-        steps = []
+        if there.st_dev != os.stat(source).st_dev:
+            source = self._copied(source, target)
+        renames = []
         for name in sorted(os.listdir(source)):
-            steps += self._look(os.path.join(source, name), os.path.join(target, name))
-        return steps
+            renames += self._look(os.path.join(source, name), os.path.join(target, name))
+        return renames
 
     def _look_at_file(self, source: str, target: str) -> list[tuple[str, str]]:
         with suppress(FileNotFoundError):
@@ -247,50 +236,49 @@ class Placing:
             elif _alike(source, target, there):
                 self.same += 1
                 return []
+            if self._mounted and os.path.realpath(target) in self._mounted:
+                raise _blocked(target, "A volume is mounted where the code archive has another file")
         return [(source, target)]
 
-    def _move(self, source: str, target: str) -> None:
-        deadline, pause = time.monotonic() + _VISIBLE_SECONDS, 0.002
-        while True:
+    def _carry_out(self, renames: deque[tuple[str, str]]) -> None:
+        """Make the renames. What another process has changed since it was looked at is looked at again."""
+        patience: dict[str, Iterator[float]] = {}
+        while renames:
+            source, target = renames.popleft()
             _make_later(source, target)
             try:
                 os.rename(source, target)
             except OSError as error:
-                if error.errno == errno.EXDEV:  # another mount of the same file system
-                    with Private(Path(os.path.dirname(target))) as beside:
-                        self._move(_copied(source, beside), target)
-                    return
+                if error.errno == errno.EXDEV and not self._is_copy(source):  # another mount of the same file system
+                    renames.appendleft((self._copied(source, os.path.dirname(target)), target))
+                    continue
                 if error.errno not in _MEANWHILE:
                     raise
+                again = self._look(source, target)
+                renames.extendleft(reversed(again))
+                if again == [(source, target)]:
+                    _make_room(source, target)
+                    time.sleep(next(patience.setdefault(target, _pauses(target))))
             else:
-                self._moved.append(target)
-                self._at("place")
-                return
-            steps = self._look(source, target)  # another process was here since
-            if steps != [(source, target)]:
-                for step in steps:
-                    self._move(*step)
-                return
-            with suppress(OSError):  # an empty directory makes room for a file; if it cannot, the next look says why
-                if not stat.S_ISDIR(os.lstat(source).st_mode):
-                    os.rmdir(target)
-            if time.monotonic() > deadline:
-                raise StagingError(
-                    "The destination directory keeps changing",
-                    where={"path": target},
-                    expected=f"what one process makes there to stay, and to be seen within {_VISIBLE_SECONDS:g} s",
-                    hint="give each task its own destination directory, or check the health of the shared volume",
-                )
-            with suppress(OSError):
-                os.listdir(os.path.dirname(target))  # refreshes what a network file system has cached
-            time.sleep(pause)
-            pause = min(2 * pause, 0.25)
+                self._done.append(target)
+                points.at("place")
 
-    def _told(self, error: OSError | SafedistError, steps: int) -> SafedistError:
+    def _copied(self, source: str, volume: str) -> str:
+        """A copy of ``source``, in the private directory of a volume."""
+        if volume not in self._copies:
+            self._copies[volume] = self._aside.enter_context(Private(Path(volume)))
+        copy = str(self._copies[volume].path / f"copy-{secrets.token_hex(6)}")
+        _copy(source, copy)
+        return copy
+
+    def _is_copy(self, source: str) -> bool:
+        return any(source.startswith(f"{private.path}/") for private in self._copies.values())
+
+    def _with_changes(self, error: OSError | SafedistError, count: int) -> SafedistError:
         """The error, with what has been changed before it."""
-        if isinstance(error, OSError):
-            error = disk_failed(error, Path(self._dest), "Putting the code into the destination directory")
-        changed = f"{len(self._moved)} of {steps} renames, the last {self._moved[-1]}"
+        if isinstance(error, OSError) and not isinstance(error, SafedistError):
+            error = disk_failed(error, Path(self._dest), "put the code into the destination directory")
+        changed = f"{len(self._done)} of {count} renames, the last {self._done[-1]}"
         return type(error)(
             error.what,
             where={**error.where, "changed": changed},
@@ -300,6 +288,33 @@ class Placing:
         )
 
 
+def _make_room(source: str, target: str) -> None:
+    """An empty directory makes room for a file; if it cannot, the next look says why."""
+    with suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(source).st_mode):
+            os.rmdir(target)
+    with suppress(OSError):
+        os.listdir(os.path.dirname(target))  # refreshes what a network file system has cached
+
+
+def _pauses(target: str) -> Iterator[float]:
+    """Seconds before each next try.
+
+    Raises:
+        StagingError: it has been tried for long enough.
+    """
+    deadline, pause = time.monotonic() + _VISIBLE_SECONDS, 0.002
+    while time.monotonic() <= deadline:
+        yield pause
+        pause = min(2 * pause, 0.25)
+    raise StagingError(
+        "The destination directory keeps changing",
+        where={"path": target},
+        expected=f"what one process makes there to stay, and to be seen within {_VISIBLE_SECONDS:g} s",
+        hint="give each task its own destination directory, or check the health of the shared volume",
+    )
+
+
 def _make_later(source: str, target: str) -> None:
     """Give a file another second than the one that it replaces: Python takes a module's compiled code for that of a
     file of the same second and size."""
@@ -307,12 +322,6 @@ def _make_later(source: str, target: str) -> None:
         before = os.lstat(target).st_mtime
         if int(os.lstat(source).st_mtime) <= int(before):
             os.utime(source, (before + 1, before + 1), follow_symlinks=False)
-
-
-def _copied(source: str, beside: Private) -> str:
-    made = str(beside.path / "copied")
-    _copy(source, made)
-    return made
 
 
 def _copy(source: str, target: str) -> None:

@@ -1,0 +1,171 @@
+"""What is asked of a store: every call bounded, every failure told, and tried again while it may pass."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from ..errors import SafedistError
+from .storage_errors import Retry, decisive, one_line
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_SECONDS, TELL_SECONDS = 0.05, 10.0
+"""Between two looks at a call, and between two lines about it."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+"""Seconds between two tries."""
+
+ANSWER_SECONDS, DOWN_SECONDS = 30.0, 300.0
+"""How long the first try of a call may bring nothing, and one call do nothing but fail, where nobody says otherwise: a
+pod that is replaced may come to a healthier node."""
+
+
+class Patience:
+    """How long one thing may take, of which a store may be asked several times; and what people are told meanwhile.
+
+    Args:
+        label: what it is about, for messages.
+        seconds: for all calls together.
+        down: seconds for which one call may do nothing but fail.
+        answer: seconds that the first try of a call may take without an answer, or anything new; the n-th may take n
+            times as long.
+    """
+
+    def __init__(
+        self, label: str, seconds: float = math.inf, *, down: float | None = None, answer: float | None = None
+    ) -> None:
+        self.label, self.seconds = label, seconds
+        self.down = DOWN_SECONDS if down is None else down
+        self.answer = ANSWER_SECONDS if answer is None else answer
+        self._began = self._told = time.monotonic()
+
+    def passed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def remaining(self) -> float:
+        """Seconds left, at least 0."""
+        return max(self.seconds - self.passed(), 0.0)
+
+    def end_within(self, seconds: float) -> None:
+        """Wait no longer than that for anything that is still asked."""
+        self.seconds = min(self.seconds, self.passed() + seconds)
+
+    def tell(self, text: Callable[[], str]) -> None:
+        """Say a line, if the last one was some time ago."""
+        if time.monotonic() - self._told >= TELL_SECONDS:
+            self._told = time.monotonic()
+            logger.info(text())
+
+
+class Request(Generic[T]):
+    """One thing that is asked, from its first try to its answer, or to the error that does not pass.
+
+    Args:
+        patience: for it.
+        begin: starts the try of that number, the first being 1; to cancel what it returns ends the try.
+        check: raises where an answer is none.
+        stays: whether it is of an error that no store has to do with.
+        progress: another value whenever something has come.
+        far: how far it is, for people.
+    """
+
+    def __init__(
+        self,
+        patience: Patience,
+        begin: Callable[[int], Future[T]],
+        *,
+        check: Callable[[T], object] = bool,
+        stays: Callable[[Exception], bool] = lambda _: False,
+        progress: Callable[[], Hashable] = bool,
+        far: Callable[[], str] | None = None,
+    ) -> None:
+        self.attempt = 0
+        self._patience, self._begin, self._check, self._stays = patience, begin, check, stays
+        self._progress, self._far = progress, far
+        self._retry = Retry(patience.down, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+        self._try()
+
+    def is_done(self) -> bool:
+        """Wait a moment for the answer; a try that fails meanwhile, or brings nothing for too long, is made again.
+
+        Raises:
+            Exception: the error that does not pass, as it was raised; TimeoutError where it is that nothing came.
+        """
+        try:
+            if wait([self._future], min(LOOK_SECONDS, self._patience.remaining())).done:
+                self._check(self._future.result())
+                return True
+            self._see_that_something_comes()
+        except SafedistError:
+            raise
+        except Exception as error:
+            self._future.cancel()
+            pause = None if self._stays(error) else self._retry.pause(error)
+            if pause is None or not self._patience.remaining():
+                raise
+            pause = min(pause, self._patience.remaining())
+            why = f"{one_line(decisive(error))}; trying again in {pause:.1f} s (attempt {self.attempt} failed)"
+            logger.info(f"{self._patience.label}: {why}")
+            time.sleep(pause)
+            self._try()
+        return False
+
+    def result(self) -> T:
+        """The answer.
+
+        Raises:
+            Exception: see :meth:`is_done`.
+        """
+        try:
+            while not self.is_done():
+                pass
+            return self._future.result()
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the try that is under way, if there is one."""
+        self._future.cancel()
+
+    def _try(self) -> None:
+        self.attempt += 1
+        self._seen, self._since = self._progress(), time.monotonic()
+        self._future = self._begin(self.attempt)
+
+    def _see_that_something_comes(self) -> None:
+        now, seen = time.monotonic(), self._progress()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        waited = now - self._since
+        if waited >= self.attempt * self._patience.answer or not self._patience.remaining():
+            raise TimeoutError(f"no answer within {waited:.3g} s")
+        if waited >= TELL_SECONDS:
+            self._patience.tell(lambda: f"waiting for {self._patience.label}: no answer for {waited:.0f} s")
+        elif self._far is not None:
+            far = self._far
+            self._patience.tell(lambda: f"{self._patience.label}: {far()}")
+
+
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    """Make a call that nothing can end in a thread that nobody needs to wait for, not even the interpreter's end."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # whatever it is, it belongs to whoever waits
+                answer.set_exception(error)
+
+    threading.Thread(target=work, name="safedist-store", daemon=True).start()
+    return answer

@@ -1,0 +1,205 @@
+"""From an archive's address to code in a directory: the order of the steps, and nothing else."""
+
+# ruff: noqa: PTH103, PTH118, PTH120
+# text paths: Path costs more than the call
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ...errors import ArchiveError, FsError, PathBlockedError, SafedistError
+from ...flyte.patience import Patience
+from ...fs import ensure_dir
+from ...texts import public
+from . import points
+from .disk import disk_failed
+from .fetch import Download, Source
+from .place import Placing, Private, one_at_a_time
+from .unpack import GZIP_MAGIC, Arriving, Limits, Stream, Unpacking
+
+PICKLE_NAME = "pkl.gz"
+"""flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
+directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
+
+ALONE_SECONDS = 900.0
+"""To wait for another process that stages into the same directory: one that is frozen must not stop everybody."""
+
+_STILL_SECONDS = 5.0
+"""For a question whose answer only makes an error clearer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to stage.
+
+    Attributes:
+        limits: see :class:`~flytekitplugins_safedist.pod.staging.Limits`.
+        deadline: seconds for all waiting: for the store, and for another process.
+        modules: an empty directory, in which this archive's Python modules stay whatever becomes of the destination.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    deadline: float = 1800.0
+    modules: Path | None = None
+
+
+@dataclass(frozen=True)
+class StagedCode:
+    """Code that is there, its files among those that were in the destination before.
+
+    Attributes:
+        digest: sha256 of the archive: the version of the code.
+        files: files and links.
+        raw: bytes unpacked.
+        new: how many of the files were not there before, just so.
+    """
+
+    digest: str
+    files: int
+    raw: int
+    new: int
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What an archive was unpacked to: see :class:`StagedCode`; the files by their names."""
+
+    digest: str
+    files: frozenset[str]
+    raw: int
+
+
+def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
+    """Bring the code archive ``uri`` into ``dest``, whatever else happens at the same time.
+
+    Any number of processes and nodes may do this at once.
+
+    Raises:
+        CodeNotFoundError: the archive does not exist.
+        ArchiveError: the archive is refused, whole.
+        PathBlockedError: a file of the destination stands where the code is to go.
+        StagingError: anything else; infrastructure, worth a retry.
+    """
+    options = options or Options()
+    patience = Patience(public(uri), options.deadline)
+    dest = Path(os.path.realpath(dest))
+
+    def waiting(seconds: float) -> None:
+        points.at("waiting")
+        patience.tell(lambda: f"waiting for another process that stages into {dest}, {seconds:.0f} s")
+
+    with _explained(dest, "put the code into the destination directory"):
+        ensure_dir(dest)
+        alone = one_at_a_time(dest, patience=min(ALONE_SECONDS, patience.remaining()), waiting=waiting)
+        with alone, Private(dest) as private:
+            points.at("locked")
+            tree = private.path / "code"
+            code = _unpacked(Source(uri, patience), uri, tree, options.limits)
+            if options.modules is not None:
+                _keep_modules(tree, code.files, options.modules)
+            points.at("unpacked")
+            placing = Placing(tree, dest)
+            with _explained(dest, "put the code into the destination directory"):  # before the tree goes: what is free?
+                placing.run()
+            points.at("placed")
+    return StagedCode(code.digest, len(code.files), code.raw, len(code.files) - placing.same)
+
+
+def _unpacked(source: Source, uri: str, tree: Path, limits: Limits) -> _Contents:
+    """Fetch the archive, and unpack it into the new directory ``tree``."""
+    pickled = urlsplit(uri).path.rpartition("/")[2] == PICKLE_NAME
+    source.look()
+    try:
+        with closing(Download(source, tree.parent)) as download:
+            code = _as_it_arrives(download, source, tree, limits, pickled=pickled)
+    except ArchiveError as refusal:
+        source.patience.end_within(_STILL_SECONDS)
+        changed = False
+        with suppress(SafedistError):
+            changed = source.differs()
+        if changed:  # parts of two versions look like one damaged archive
+            raise source.changed() from refusal
+        raise
+    if source.differs():
+        raise source.changed()
+    return code
+
+
+def _as_it_arrives(download: Download, source: Source, tree: Path, limits: Limits, *, pickled: bool) -> _Contents:
+    """Unpack while more arrives, where checksums tell whether these are the archive's bytes; and once more when all is
+    there, where they are not (see :class:`.fetch.Download`), or where nothing tells."""
+    with _explained(tree.parent, "download the code archive", source):
+        packed = download.begins_with(GZIP_MAGIC)
+        points.at("fetch")
+        if packed and not pickled:
+            with suppress(ArchiveError):
+                return _read(download, source, tree, limits, pickled=False)
+            shutil.rmtree(tree)
+        download.finish()
+    return _read(download, source, tree, limits, pickled=pickled)
+
+
+def _read(download: Download, source: Source, tree: Path, limits: Limits, *, pickled: bool) -> _Contents:
+    digest = hashlib.sha256()
+    packed = Arriving(download.read, digest.update)
+    gzipped = pickled or download.begins_with(GZIP_MAGIC)
+    stream = Stream(packed, source.patience.label, limits, gzipped=gzipped)
+    with _explained(tree, "unpack the code", source, stream):
+        tree.mkdir()
+        unpacking = Unpacking(stream, tree, limits.max_files)
+        if pickled:
+            stream.through()  # a torn one must not be found by unpickling
+            shutil.copyfile(download.path, tree / PICKLE_NAME)
+            unpacking.files.add(PICKLE_NAME)
+        else:
+            unpacking.run()
+    return _Contents(digest.hexdigest(), frozenset(unpacking.files), stream.raw)
+
+
+def _keep_modules(tree: Path, files: Iterable[str], into: Path) -> None:
+    """Link (or copy) the Python modules among ``files`` of ``tree`` into the empty directory ``into``."""
+    made = {""}
+    for name in files:
+        if not name.endswith((".py", ".pyc")):
+            continue
+        parent = os.path.dirname(name)
+        if parent not in made:
+            os.makedirs(into / parent, exist_ok=True)
+            made.add(parent)
+        source, target = os.path.join(tree, name), os.path.join(into, name)
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError:  # another disk, or one without links
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+@contextmanager
+def _explained(place: Path, doing: str, source: Source | None = None, stream: Stream | None = None) -> Iterator[None]:
+    """Inside, an error of a file system becomes the one error that says what it means, with what was free as it came.
+
+    Args:
+        place: where something was to be written, if the error does not say.
+        doing: what was to be done there.
+        source, stream: what is written, as far as it has come.
+
+    Raises:
+        StagingError: see above.
+    """
+    try:
+        yield
+    except PathBlockedError:
+        raise
+    except (OSError, FsError) as error:
+        needed = ""
+        if source is not None and source.size is not None:
+            needed = f"room for the archive ({source.size} bytes)"
+        if stream is not None:
+            needed += f" and for what it holds (more than {stream.raw} bytes)"
+        raise disk_failed(error, place, doing, needed) from error

@@ -1,0 +1,1 @@
+"""What becomes of an attempt, in the store: outputs, or one error."""

@@ -1,0 +1,154 @@
+"""The upload of an attempt's verdict: its outputs, or its one error.
+
+Several pods may upload one (node 0, cut off from the others, and those who gave it up): the first stays, nothing goes
+over an ``outputs.pb`` or ``error.pb`` that is there. And it is the last thing that is there: whoever finds it finds all
+that it refers to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...flyte import task_context
+from ...flyte.patience import Patience, Request, in_thread
+from ...flyte.put_new import NoConditionError, path_of, put_new
+from ...flyte.transfers import LONGEST_SECONDS, Transfers
+
+if TYPE_CHECKING:
+    from flytekit.core.data_persistence import FileAccessProvider
+    from fsspec.callbacks import Callback
+
+logger = logging.getLogger(__name__)
+
+THERE = "the verdict of this attempt is uploaded already: nothing replaces it"
+
+LOOK_SECONDS = 15.0
+"""For the question whether there is a verdict. Its answer saves work; a store that is away is shown by the upload."""
+
+ANSWER_SECONDS = 60.0
+"""For the first try to put one."""
+
+USUAL_LIMIT = 2 * 1024**2
+"""Bytes of ``outputs.pb`` that Flyte's propeller reads where nothing else is configured
+(``storage.limits.maxDownloadMBs`` and ``propeller.max-output-size-bytes``, which no pod sees; its charts set 10 MB)."""
+
+
+class Verdicts(Transfers):
+    """How a pod's own process moves data to and from the store.
+
+    Args:
+        seconds: for which an upload is tried again after its first failure.
+
+    Attributes:
+        prefix: where this attempt's verdict goes; None: not known yet.
+        is_shared: whether other pods of the job may upload one, too.
+    """
+
+    def __init__(self, seconds: float = LONGEST_SECONDS) -> None:
+        super().__init__(seconds)
+        self.prefix: str | None = None
+        self.is_shared = False
+
+    async def upload(
+        self, access: FileAccessProvider, path: str, to: str, once: Callable[[str, Callback], Awaitable[Any]]
+    ) -> Any:
+        """As every upload; flytekit leaves a verdict as a directory of files.
+
+        Args:
+            access: the way to the store.
+            path: what is uploaded.
+            to: where.
+            once: uploads a path there as flytekit does.
+        """
+        from flytekit.core.constants import ERROR_FILE_NAME, FUTURES_FILE_NAME, OUTPUT_FILE_NAME
+
+        if to != self.prefix:
+            return await super().upload(access, path, to, once)
+        if self.is_shared and await self._is_decided(access, to):
+            return to
+        order = (OUTPUT_FILE_NAME, FUTURES_FILE_NAME, ERROR_FILE_NAME)
+        for file in sorted(Path(path).iterdir(), key=lambda file: file.name in order):
+            address = f"{to.rstrip('/')}/{file.name}"
+            if file.name == OUTPUT_FILE_NAME:
+                _warn_of_its_size(file, address)
+            # Of outputs an object store does not arbitrate: there are servers that refuse what they are not asked for
+            # every day. On a file system a copy is there before it has its content.
+            arbitrates = file.name == ERROR_FILE_NAME or (file.name in order and path_of(address) is not None)
+            if self.is_shared and arbitrates and await self._put_new(access, file, address):
+                continue
+            with tempfile.TemporaryDirectory(dir=Path(path).parent) as alone:
+                file.rename(Path(alone) / file.name)
+                await super().upload(access, alone, to, once)
+        return to
+
+    async def _is_decided(self, access: FileAccessProvider, prefix: str) -> bool:
+        """Before the first try only: a later one would find what a broken one of our own left."""
+        try:
+            decided = await asyncio.wrap_future(in_thread(lambda: is_there(prefix, access)))
+        except Exception:  # whatever the store's client raises: the upload will show whether the store is down
+            return False
+        if decided:
+            logger.info(THERE)
+        return decided
+
+    async def _put_new(self, access: FileAccessProvider, file: Path, address: str) -> bool:
+        """Put a file where none is; False where this store cannot arbitrate."""
+        data = file.read_bytes()
+
+        def put() -> bool | None:
+            try:
+                return put_new(access.get_filesystem_for_path(address), address, data)
+            except NoConditionError:
+                return None
+
+        patience = Patience(f"upload to {address}", down=self.seconds, answer=ANSWER_SECONDS)
+        call = Request(patience, lambda _: in_thread(put))
+        is_first = await asyncio.wrap_future(in_thread(call.result))
+        if is_first is False:
+            logger.info(THERE)
+        return is_first is not None
+
+
+def is_there(prefix: str, access: FileAccessProvider) -> bool:
+    """Whether an attempt's outputs, or its one error, are in the store. A question that is bounded, and told.
+
+    Args:
+        prefix: the directory of the attempt's outputs.
+        access: the way to the store.
+
+    Raises:
+        Exception: whatever the store's client raises.
+    """
+    patience = Patience(f"the question whether this attempt has ended ({prefix})", LOOK_SECONDS)
+    return Request(patience, lambda _: in_thread(lambda: task_context.uploaded_to(prefix, access))).result()
+
+
+def _warn_of_its_size(file: Path, address: str) -> None:
+    size = file.stat().st_size
+    if size > USUAL_LIMIT:
+        logger.warning(warning_of(file.read_bytes(), address))
+
+
+def warning_of(outputs: bytes, address: str) -> str:
+    """What to say of outputs that Flyte may refuse. Pure.
+
+    Args:
+        outputs: the file.
+        address: where it goes.
+    """
+    from flyteidl.core import literals_pb2
+
+    literals = literals_pb2.LiteralMap.FromString(outputs).literals
+    sizes = sorted(((literal.ByteSize(), name) for name, literal in literals.items()), reverse=True)
+    names = ", ".join(f"{name} {size:,}" for size, name in sizes[:5])
+    return (
+        f"outputs.pb has {len(outputs):,} bytes ({names}): Flyte reads {USUAL_LIMIT:,} at most unless the cluster says "
+        "otherwise (storage.limits.maxDownloadMBs, max-output-size-bytes), and fails the execution with "
+        f"OutputSizeExceeded where that is less. The values stay at {address} in any case (docs/outputs.md). Return "
+        "large ones as FlyteFile, FlyteDirectory or a data frame"
+    )
