@@ -122,7 +122,16 @@ def side_by_side() -> tuple[str, ...]:
 @nox.session(python=False, default=False)
 def tests(session: nox.Session) -> None:
     """All that need no container; or what is named after `--`."""
-    session.run(sys.executable, *side_by_side(), "-m", "not container", *session.posargs, external=True)
+    session.run(sys.executable, *side_by_side(), "-m", "not container and not gpu", *session.posargs, external=True)
+
+
+@nox.session(python=False, default=False)
+def gpu(session: nox.Session) -> None:
+    """The tests that need a GPU: without one they fail."""
+    of_gpus = ("-m", "gpu", "--numprocesses", "4", "--dist", "loadgroup", "tests/gpu")
+    session.run(
+        sys.executable, "-m", "pytest", *of_gpus, *session.posargs, env={"SAFEDIST_TEST_GPU": "1"}, external=True
+    )
 
 
 @nox.session(python=False, default=False)
@@ -141,7 +150,7 @@ def coverage(session: nox.Session) -> None:
     run = ("-m", "coverage", "run", *side_by_side(), "-p", "sitecustomize")
     # A process that is told to stop as it starts to be measured ends otherwise: by the tracer, not by ours.
     left_out = "tests/agents/test_stopping.py::test_at_sixty_points"
-    kept = ("-m", "not container", f"--deselect={left_out}")
+    kept = ("-m", "not container and not gpu", f"--deselect={left_out}")
     session.run(sys.executable, *run, *kept, *session.posargs, external=True)
     # A process that is killed while it writes leaves a file that is none.
     session.run(sys.executable, "-m", "coverage", "combine", "--quiet", external=True)

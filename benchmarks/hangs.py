@@ -2,13 +2,15 @@
 many ranks at once; and how soon ranks that hang are back in their function.
 
 The first two are medians of interleaved runs of one function: as by default, with torch's flight recorder on and the
-agent asking it each 30 seconds, which most runs are too short for; asking it each second; and with the recorder off.
+agent asking it each 30 seconds, which most runs are too short for; with a floor, for which it asks more often; and
+with the recorder off.
 
 The last is tried with each kind of hang that tests/agents/test_hangs.py has. What ends such a job by itself, and at
 once, is left out.
 
     python benchmarks/hangs.py --ranks 4 8 --runs 5 --stand 64
     python benchmarks/hangs.py --ranks --stand --hang
+    python benchmarks/hangs.py --ranks --stand --judge 1024 8192
 """
 
 from __future__ import annotations
@@ -27,14 +29,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flytekitplugins_safedist.diagnosis import evidence, records
+from flytekitplugins_safedist.hangs import recorders, snapshot
+from flytekitplugins_safedist.hangs.judge import judge
+from flytekitplugins_safedist.hangs.processes import Process
+from flytekitplugins_safedist.hangs.recorders import RankRecord
+from flytekitplugins_safedist.hangs.snapshot import Snapshot
+from flytekitplugins_safedist.hangs.stacks import Frame
+from flytekitplugins_safedist.hangs.waits import Wait
+from flytekitplugins_safedist.rank.evidence import text_of
 from tests.harness.procs import Warm, gate, listening_for_workers
 
 PROJECT = Path(__file__).parent / "hangs_project"
 NOT = "not watched"
 VARIANTS: dict[str, dict[str, str]] = {
     "watched": {},
-    "watched each second": {"HANGS_LOOKS": "1"},
+    "a floor of 10 s": {"HANGS_LOOKS": "1"},
     NOT: {"TORCH_FR_BUFFER_SIZE": "0"},
 }
 CALL = "import os; os.environ['HANGS_AGENT'] = str(os.getpid()); import hangs_measure; "
@@ -94,17 +103,39 @@ def look_at(ranks: int, times: int = 5) -> None:
 
 
 def _look(scratch: Path, ranks: int) -> float:
-    [asked] = evidence.running_below(scratch).values()
+    [places] = snapshot.running_below(scratch).values()
     began = time.monotonic()
-    found = evidence.gather(asked, evidence.by_ourselves)
-    sockets = {rank: path.with_suffix(".fr") for rank, (_, path) in asked.items()}
-    recorded = records.read(sockets)
-    records.holding_the_interpreter(sockets)
+    taken = snapshot.take(places, snapshot.by_ourselves)
+    sockets = {rank: path.with_suffix(".fr") for rank, (_, path) in places.items()}
+    records = recorders.read(sockets, {})
+    recorders.holding_the_interpreter(sockets)
     took = time.monotonic() - began
-    answered = sum(bool(each.threads) for each in found), len(recorded)
+    answered = sum(bool(each.threads) for each in taken), len(records)
     if answered != (ranks, ranks):
         print(f"of {ranks} ranks {answered[0]} have shown their stacks, {answered[1]} their collectives")
     return took
+
+
+def judge_job(ranks: int) -> None:
+    """All ranks of a job, of which one sleeps, or none does, in groups of eight and in one of all."""
+    world, stack = text_of(range(ranks)), (Frame("/app/train.py", 7, "train"),) * 30
+    for name, sleeper in (("rank 0 sleeps", 0), ("all wait", -1)):
+        snapshots = []
+        for rank in range(ranks):
+            own = text_of(range(rank // 8 * 8, rank // 8 * 8 + 8))
+            waits = tuple(
+                Wait(rank, group, members, "all_reduce of Float[1048576]", 500, 1.0, "nccl", 600.0, 570.0)
+                for group, members in (("0", world), (str(1 + rank // 8), own))
+            )
+            begun = {wait.key: wait.number - (rank == sleeper) for wait in waits}
+            latest = tuple((wait.key, number, wait.operation) for wait in waits for number in range(493, 501))
+            record = RankRecord(waits if rank != sleeper else (), begun, latest, is_whole=True)
+            snapshots.append(Snapshot(rank, Process(rank, "S"), (stack,), 1000.0, record=record))
+        began = time.perf_counter()
+        hang = judge(snapshots)
+        took = time.perf_counter() - began
+        kind = hang.kind if hang is not None else "none"
+        print(f"{ranks} ranks, {name}: {kind} in {took:.2f} s (load {os.getloadavg()[0]:.1f})", flush=True)
 
 
 def come_back() -> None:
@@ -137,12 +168,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--stand", type=int, nargs="*", default=[64], help="ranks to look at")
+    parser.add_argument("--judge", type=int, nargs="*", default=[8192], help="ranks of a job that is judged")
     parser.add_argument("--hang", action="store_true", help="have ranks hang, too, in every way")
     options = parser.parse_args()
     for ranks in options.ranks:
         compare(ranks, options.runs, options.steps)
     for ranks in options.stand:
         look_at(ranks)
+    for ranks in options.judge:
+        judge_job(ranks)
     if options.hang:
         come_back()
 

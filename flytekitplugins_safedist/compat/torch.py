@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
 
+from .. import envvars
 from . import lookup
 
 STORE_MAKER = "_create_c10d_store"
@@ -74,8 +76,9 @@ def load_state_dict(*arguments: Any, **options: Any) -> None:
 
 
 def has_worker_server() -> bool:
-    """Whether torch is imported and has the server that :func:`serve_workers` starts (2.4 and later)."""
-    return hasattr(sys.modules.get("torch._C._distributed_c10d"), "_WorkerServer")
+    """Whether torch.distributed is imported, and has the server that :func:`serve_workers` starts (2.4 and later)."""
+    is_there = hasattr(sys.modules.get("torch.distributed"), "init_process_group")
+    return is_there and hasattr(sys.modules.get("torch._C._distributed_c10d"), "_WorkerServer")
 
 
 def serve_workers(path: str) -> None:
@@ -87,3 +90,48 @@ def serve_workers(path: str) -> None:
     server = sys.modules["torch._C._distributed_c10d"]._WorkerServer(path)
     # It stays for the process's whole life: its end would be told of in the rank's log.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+def process_groups() -> list[tuple[str, list[int], list[str]]]:
+    """Name, members and backends of each group that this process is in. For any thread: imports nothing.
+
+    Raises:
+        IncompatibleVersionError: torch keeps them in another way.
+    """
+    world = vars(sys.modules.get("torch.distributed.distributed_c10d", sys)).get("_world")
+    if world is None:
+        return []
+    facts = ("pg_names", "pg_group_ranks", "pg_backend_config")
+    names, ranks, configs = (lookup(world, name, of="torch") for name in facts)
+    return [
+        (str(name), sorted(ranks.get(group, ())), _backends_in(str(configs.get(group, ""))))
+        for group, name in list(names.items())
+    ]
+
+
+def _backends_in(config: str) -> list[str]:
+    """``cpu:gloo,cuda:nccl``"""
+    named = (part.rpartition(":")[2] for part in config.split(","))
+    return sorted({name for name in named if name not in ("", "fake", "undefined")})
+
+
+def recorder(backend: str) -> str:
+    """Which question torch's server answers with what a backend has recorded; "" where this torch records nothing of
+    it. 2.8 was the first to record gloo; until 2.7 NCCL is recorded for whom asks for it, from 2.15 on most others are,
+    NCCL's new implementation among them."""
+    c10d = sys.modules["torch._C._distributed_c10d"]
+    recorded = vars(sys.modules["torch.distributed.distributed_c10d"]).get("_FR_SELF_RECORDING_BACKENDS")
+    is_hooked = recorded is not None and backend not in recorded
+    handler = "dump_nccl_trace_json" if backend.startswith("nccl") and not is_hooked else "fr_trace_json"
+    sizes = [os.environ.get(name) for name in (envvars.TORCH_FR_BUFFER_SIZE, envvars.TORCH_NCCL_TRACE_BUFFER_SIZE)]
+    size = next(filter(None, sizes), "")
+    is_on = size != "0" and (bool(size) or backend != "nccl" or _version() >= (2, 7))
+    is_known = is_hooked or backend == "gloo" or backend.startswith("nccl")
+    handlers = c10d._get_handler_names() if hasattr(c10d, "_get_handler_names") else ()
+    if not is_on or not is_known or handler not in handlers:
+        return ""
+    return f"{handler}?backend={'nccl2' if backend == 'nccl' else backend}" if is_hooked else handler
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in str(sys.modules["torch"].__version__).split("+")[0].split(".")[:2])

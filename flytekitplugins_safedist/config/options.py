@@ -213,13 +213,15 @@ class Hangs:
         action: once two looks at all ranks have shown the same: ``"restart"``: the job fails for it as for a rank's
             exception, so that ``max_restarts`` apply; ``"fail"``: it fails without a restart; ``"report"``: the nodes'
             logs say so, and it goes on.
-        floor: seconds that a wait lasts at least, and five times as long as the longest one of the round that ended.
-            None: nine tenths of the collective's own timeout (``init_process_group(timeout=...)``): torch would end the
-            job a little later, and could not say for whom. Of Horovod, which ends none: ``ceiling``. For a job that
-            tells its steps (``current_rank().progress``) a step is the same as a wait; without a floor one that is
-            longer than ``ceiling`` is only told in the logs.
-        ceiling: seconds after which a wait is too long whatever there was before; and after which also a rank that
-            computes, or moves, is no longer waited for: a long evaluation and an endless loop look alike.
+        floor: seconds that a wait lasts at least before it is too long, and five times as long as the longest one of
+            the round that ended; a step of a job that tells them (``current_rank().progress``) is the same as a wait.
+            None: only what a library gives up by itself, after its own timeout
+            (``init_process_group(timeout=...)``), is ended, half a minute before it would, and not for a rank that
+            works. Whatever else lasts long is told in the logs: what nobody gives up, as under Horovod, after ten
+            minutes; a step after ``ceiling``.
+        ceiling: seconds after which, with a floor, a wait is too long whatever there was before; and after which also a
+            rank that computes, reads or writes is no longer waited for: a long evaluation and an endless loop look
+            alike.
     """
 
     action: HangAction = "restart"

@@ -15,8 +15,8 @@ from typing import Any
 
 from .. import stopping
 from ..config.grace_period import END_SECONDS
-from ..diagnosis import picture
 from ..errors import JobInterruptedError, SafedistError
+from ..hangs import picture
 from ..ranks import scratch
 from ..ranks.disk import DiskWatch
 from ..ranks.outcome import RankOutcome, root_cause
@@ -313,8 +313,8 @@ class NodeAgent:
             self.plan.job.backend.close_round()
 
     def _show_stacks(self) -> None:
-        standing = self._hangs.standing() if self._hangs is not None else ()
-        self._say("where the ranks of this node stand:\n" + picture.told(standing))
+        snapshots = self._hangs.snapshots() if self._hangs is not None else ()
+        self._say("where the ranks of this node stand:\n" + picture.text(snapshots))
 
     # --- signals -----------------------------------------------------------------------------------------------------
     def _longest(self, number: int) -> float:

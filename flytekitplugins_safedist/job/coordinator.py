@@ -77,7 +77,7 @@ class Coordinator(Rounds):
             m.Asks: lambda _, said, __: self._saving(said.round, lambda save: save.asks()),
             m.Preempted: lambda _, said, __: self._saving(said.round, lambda save: save.preempted()),
             m.Floor: lambda node, said, _: self._saving(said.round, lambda s: s.floor(node.key, said.call, said.step)),
-            Stalled: lambda _, said, now: self._inquire(said.round, lambda about: about.stalled(said.waited, now)),
+            Stalled: lambda _, said, now: self._inquire(said.round, lambda about: about.stalled(said.is_urgent, now)),
             Seen: self._seen,
             Checked: self._checked,
             m.Saved: lambda node, said, _: self._saving(said.round, lambda save: save.saved(node.key, said.call)),
@@ -223,7 +223,7 @@ class Coordinator(Rounds):
     def _tick(self, now: float) -> None:
         if self.end is None:
             self._judge(now)
-        self._inquire(self.history.round, lambda about: about.tick(now))
+        self._inquire(self.history.round, lambda about: self._found(about.tick(now)))
         late = now - self._since
         if self._phase == "stopping" and late > self.rules.patience:
             self._settle_without(now)
@@ -307,17 +307,17 @@ class Coordinator(Rounds):
             act(self._round.inquiry)
 
     def _seen(self, node: Node, seen: Seen, now: float) -> None:
-        self._inquire(seen.round, lambda about: self._found(about.seen(node.key, seen.number, seen.standing, now)))
+        self._inquire(seen.round, lambda about: self._found(about.seen(node.key, seen.number, seen.snapshots, now)))
 
     def _found(self, found: Found | None) -> None:
         if found is None:
             return
         hang, node = found.hang, self._nodes.get(found.node)
-        text = f"the job does not move, for {found.waited:.0f} s now: {hang.why}\n{found.picture}"
-        self._tell_members(m.Waits(text))
+        if found.is_news:
+            text = f"the job does not move, for {hang.seconds:.0f} s now: {hang.why}\n{hang.picture}"
+            self._tell_members(m.Waits(text))
         if node is not None:
-            about = (hang.kind, hang.why, found.waited, hang.may_end, found.picture, hang.step, hang.by_steps)
-            self._tell(node.process, Hung(self.history.round, found.rank, *about, evidence=found.evidence))
+            self._tell(node.process, Hung(self.history.round, hang))
 
     def _checked(self, node: Node, checked: Checked, _now: float) -> None:
         preflight = self.rules.preflight

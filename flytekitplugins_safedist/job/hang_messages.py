@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..diagnosis.picture import Standing
+from ..hangs.judge import Hang
+from ..hangs.snapshot import Snapshot
 from .messages import Message
 
 
 @dataclass(frozen=True)
 class Stalled(Message):
-    """A rank here has been in one collective, or one step, for so many seconds, which is suspicious; said again while
-    it is."""
+    """A rank here waits for too long; said again while it does.
+
+    Attributes:
+        is_urgent: a library will end that, or the user wants it ended; else it is only to be told.
+    """
 
     round: int
-    waited: float
+    is_urgent: bool
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Seen(Message):
 
     round: int
     number: int
-    standing: tuple[Standing, ...]
+    snapshots: tuple[Snapshot, ...]
 
 
 @dataclass(frozen=True)
@@ -36,24 +40,7 @@ class Look(Message):
 
 @dataclass(frozen=True)
 class Hung(Message):
-    """The job hangs, and a rank here is to fail for it, if the task's ``Hangs`` say so.
-
-    Attributes:
-        rank: that is to fail.
-        hang, why: its kind, and why, as in :class:`..diagnosis.verdict.Hang`.
-        waited: seconds.
-        may_end: waiting longer may help.
-        picture, evidence: all ranks, as in :class:`.inquiry.Found`.
-        step, by_steps: as in :class:`..diagnosis.verdict.Hang`.
-    """
+    """The job hangs, and a rank here is to fail for it, if the task's ``Hangs`` say so."""
 
     round: int
-    rank: int
-    hang: str
-    why: str
-    waited: float
-    may_end: bool
-    picture: str
-    step: int = -1
-    by_steps: bool = False
-    evidence: str = ""
+    hang: Hang

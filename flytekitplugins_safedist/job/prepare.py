@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from .. import envvars, topology
 from ..config.options import SCRATCH_MOUNT, Scratch
 from ..config.plan import Plan
-from ..diagnosis.gpus import GpuWatch
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
+from ..hangs.gpus import GpuWatch
 from ..ranks import backends, disk, literals, memory, prefork, scratch
 from ..ranks.disk import DiskLimit
 from ..ranks.forkserver_client import RankServer

@@ -12,12 +12,12 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
-from ..diagnosis.gpus import LOOK_SECONDS as GPU_SECONDS
 from ..errors import FsTimeoutError
 from ..flyte import run_page
 from ..flyte.run_page import ConsoleDeck, Kept
 from ..flyte.storage_errors import one_line
 from ..fs.store import bounded
+from ..hangs.gpus import LOOK_SECONDS as GPU_SECONDS
 from ..ranks.order import EVENTS, order_file
 from ..ranks.outcome import RankOutcome
 from ..ranks.outcome_text import how

@@ -73,7 +73,7 @@ class Code(str, Enum):
     """The disk of a node failed; a full one is the task's own doing."""
     GPU = "SYSTEM:GpuHardware"
     """A GPU's memory, or a link between GPUs, failed, by CUDA's word. What the driver has reported has codes of its own
-    (:mod:`..diagnosis.gpus`)."""
+    (:mod:`..hangs.gpus`)."""
 
 
 BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import frames
-from ..diagnosis import stacks
 from ..errors import LaunchError, LaunchTimeoutError
+from ..rank import evidence
 from . import forkserver, memory, process_tree
 from .outcome_text import signal_reason
 from .preload import Preloaded
@@ -192,7 +192,7 @@ class RankServer:
 
     def ask_for_stacks(self, pid: int) -> None:
         """Have a rank write its stacks: its parent signals it, so that the number is nobody else's by then."""
-        self.signal([pid], stacks.SIGNAL, whole_group=False)
+        self.signal([pid], evidence.SIGNAL, whole_group=False)
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ..diagnosis.gpus import GpuFault
+from ..hangs.gpus import GpuFault
 from ..texts import encodable
 from .context import RankContext
 from .order import Record

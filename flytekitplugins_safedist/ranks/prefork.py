@@ -25,9 +25,6 @@ from ..handoff import Slot
 from . import backends, known, preload, scratch, users_code
 from .forkserver_client import RankServer
 
-_RECORDED = "256"
-"""Collectives that torch's flight recorder remembers of each rank: the newest, which a hang is about."""
-
 
 @dataclass(frozen=True)
 class Prefork:
@@ -57,8 +54,6 @@ def inherited(asked: Registered, environment: Mapping[str, str]) -> dict[str, st
     """What the ranks of a node inherit, but for what the task itself sets. Modules are imported under it: what they
     read then every rank has."""
     defaults = {envvars.OMP_NUM_THREADS: "1"} if asked.nproc_per_node > 1 else {}  # as torchrun does
-    if asked.world_size > 1:
-        defaults[envvars.TORCH_FR_BUFFER_SIZE] = _RECORDED
     return {**defaults, **environment}
 
 

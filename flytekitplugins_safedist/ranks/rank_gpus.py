@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import envvars
-from ..diagnosis.gpus import GpuFault, GpuUse, GpuWatch, indices_of, to_blame
+from ..hangs.gpus import GpuFault, GpuUse, GpuWatch, indices_of, to_blame
 from .order import RankOrder
 from .outcome import Fault, RankOutcome
 

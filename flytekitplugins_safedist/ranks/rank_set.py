@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config.plan import Plan
-from ..diagnosis import picture, stacks
-from ..diagnosis.gpus import GpuWatch
 from ..errors import LaunchError, SafedistError, ScratchError
+from ..hangs import picture, stacks
+from ..hangs.gpus import GpuWatch
 from ..texts import human
 from . import disk, literals, log_lines, memory, scratch, shared_page
 from .forkserver_client import EndedRank, RankServer

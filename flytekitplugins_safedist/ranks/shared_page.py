@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..diagnosis.progress import Steps
+from ..hangs.waits import Steps
 
 NOWHERE = (1 << 62) - 1
 """As a step: never reached."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import envvars, log, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
-from ..diagnosis import records, stacks
 from ..flyte import storage_clients, task_context
+from ..rank.evidence import Evidence
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
@@ -75,12 +75,12 @@ def run(order_file: Path, preloaded: Preloaded | None = None) -> int:
     began = time.monotonic()
     shared = shared_page.open_page(order.page)
     try:
-        _become(order, shared, preloaded)
+        evidence = _become(order, shared, preloaded)
         look = order.profile and StepProfile(*order.profile, draft=order.file.with_suffix(".profile.json"))
         RECORDER.value = Recorder(
             order.events, rank=order.context.rank, round_no=order.context.round, at=began, profile=look
         )
-        _work(order, shared, seconds)
+        _work(order, shared, evidence, seconds)
         # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
         # may be done then.
         shared.leave()
@@ -102,7 +102,7 @@ def _recorded(*, failed: bool) -> None:
         RECORDER.value.close(failed=failed)
 
 
-def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> None:
+def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> Evidence:
     """Take on the rank's variables, output and identity."""
     _redirect_output(order.log)
     _take_environment(order)
@@ -111,12 +111,13 @@ def _become(order: RankOrder, shared: RankPage, preloaded: Preloaded | None) -> 
     log.install()
     # By number: sys.stderr may be an object of the user's.
     faulthandler.enable(file=2)
-    stacks.listen(order.stacks)
+    evidence = Evidence(order.stacks)
     context.enter(order.context, shared)
     debugger.take_breakpoints(order.terminal, order.context, shared)
+    return evidence
 
 
-def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None:
+def _work(order: RankOrder, shared: RankPage, evidence: Evidence, seconds: dict[str, float]) -> None:
     phase_ended = partial(_phase_ended, seconds, time.monotonic())
     job = JobOrder.from_json(order.job.read_text())
     sys.path[:] = job.sys_path
@@ -124,7 +125,7 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
     recording.flytes_errors()
     task = _loaded(job)
     open_store_early(order.environment)
-    _have_collectives_seen(order, shared)
+    _have_collectives_seen(order, shared, evidence)
     from ..flyte.transfers import Transfers, patience_of  # and fsspec, for which no fork waits
 
     place = order.context
@@ -152,10 +153,10 @@ def _work(order: RankOrder, shared: RankPage, seconds: dict[str, float]) -> None
         phase_ended("outputs")
 
 
-def _have_collectives_seen(order: RankOrder, shared: RankPage) -> None:
+def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidence) -> None:
     """From here on the agent sees from outside which collectives this rank is in."""
-    if envvars.TORCH_FR_BUFFER_SIZE in order.environment:
-        records.serve(order.records)
+    if order.context.world_size > 1:
+        evidence.follow(order.records)
     if envvars.HOROVOD_CONTROLLER in order.environment:
         with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
             horovod_inside.around_waits(shared.wait_begins, shared.wait_ends)

@@ -212,7 +212,7 @@ class GpuPart(DataClassDictMixin):
     """One GPU of a node.
 
     Attributes:
-        index, uuid: which, as in :class:`..diagnosis.gpus.GpuUse`.
+        index, uuid: which, as in :class:`..hangs.gpus.GpuUse`.
         total: bytes of its memory.
         since, every: when the first piece of the time began, and seconds of each; they grow with the run's length.
         busy: percent in which a kernel ran, on average, of each piece.

@@ -33,7 +33,7 @@ def _label(x: float, y: float, text: str, more: str = "") -> str:
 
 
 def _path(kind: str, pieces: Sequence[str], width: float) -> str:
-    return f'<path class="{kind}" stroke-width="{width:g}" d="{"".join(pieces)}"/>' if pieces else ""
+    return f'<path class="{escape(kind)}" stroke-width="{width:g}" d="{"".join(pieces)}"/>' if pieces else ""
 
 
 def _axis(length: float, bottom: float, scale: Callable[[float], float]) -> list[str]:
@@ -147,7 +147,8 @@ def spent(found: Findings) -> str:
     for name, seconds in found.spent.items():
         wide = (WIDTH - 12) * seconds / whole
         title = f"<title>{escape(f'{name}: {shown_seconds(seconds)}')}</title>"
-        inside.append(f'<path class="p-{name}" stroke-width="22" d="M{at:.1f} 14h{max(0.6, wide):.1f}">{title}</path>')
+        shape = f'stroke-width="22" d="M{at:.1f} 14h{max(0.6, wide):.1f}"'
+        inside.append(f'<path class="p-{escape(name)}" {shape}>{title}</path>')
         if wide > 70:
             inside.append(_label(at + 3, 40, f"{name} {100 * seconds / whole:.0f}%"))
         at += wide

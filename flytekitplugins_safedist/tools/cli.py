@@ -143,12 +143,12 @@ def _ordered(value: Any) -> Any:
 
 
 def _stacks(options: argparse.Namespace) -> int:
-    from ..diagnosis import evidence, picture
+    from ..hangs import picture, snapshot
 
-    jobs = evidence.running_below(options.scratch)
+    jobs = snapshot.running_below(options.scratch)
     for directory, ranks in sorted(jobs.items()):
         print(f"the job in {directory}")
-        print(picture.told(evidence.gather(ranks, evidence.by_ourselves)))
+        print(picture.text(snapshot.take(ranks, snapshot.by_ourselves)))
     if not jobs:
         hint = "call it in the pod, as the user that the task runs as"
         print(f"safedist stacks: no rank runs here; {hint}", file=sys.stderr)

@@ -1,8 +1,7 @@
-"""Jobs of several pods that stop moving: each ends by itself; its one error names who holds up whom, or what is cut."""
+"""Jobs of several pods that stop moving: each ends by itself; its one error names who holds up whom, or the network."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -43,29 +42,16 @@ def all_but_the_agents(pod: Pod) -> tuple[str, ...]:
 
 
 @both
-def test_where_ranks_of_two_nodes_do_not_hear_each_other_both_addresses_are_named(
+def test_where_ranks_of_two_nodes_do_not_hear_each_other_it_is_the_network(
     job: Make, backend: str, pods_gate: Gate
 ) -> None:
-    """A network of their own that fails, say: the agents, on another one, still talk."""
+    """One of their own that fails, say: the agents, on another one, still talk."""
     cut = job(f"{backend}_watched", **gated(pods_gate), steps=20)
-    first, second = cut.start()
+    _, second = cut.start()
     pods_gate.heard(4)
     with second.under(*all_but_the_agents(second)):
         pods_gate.let_go(4)
         message = hung(cut)
     assert "the job does not move: all ranks wait in " in message
+    assert "the network between them, or a library, stands still" in message
     assert "[kind=symmetric]" in message
-    [between] = [line for line in message.splitlines() if "nothing arrives between " in line][:1]
-    assert re.search(rf"{first.address} \(rank 0(-1)?\)", between)
-    assert re.search(rf"{second.address} \(rank 2(-3)?\)", between)
-
-
-def test_of_three_nodes_the_one_that_nobody_hears_is_named(job: Make, pods_gate: Gate) -> None:
-    cut = job("torch_watched_3x1", **gated(pods_gate), steps=20)
-    *_, last = cut.start()
-    pods_gate.heard(3)
-    with last.under(*all_but_the_agents(last)):
-        pods_gate.let_go(3)
-        message = hung(cut)
-    assert message.startswith("rank 2 (local_rank 0) on node 2")
-    assert f"{last.address} (rank 2) is cut off; nothing arrives between " in message

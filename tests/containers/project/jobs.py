@@ -195,19 +195,6 @@ def torch_checked_3x1(steps: int) -> str:
     return "trained"
 
 
-@task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS, hangs=HANGS))
-def torch_watched_3x1(steps: int) -> str:
-    """Large enough that each rank sends a part at once, and is sent one."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    dist.barrier()
-    stand("in the function")
-    dist.all_reduce(torch.ones(1 << 20))
-    return ""
-
-
 @task(task_config=SafeHorovod(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
 def horovod_3x1(steps: int) -> str:
     return with_horovod(steps)

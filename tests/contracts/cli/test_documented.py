@@ -72,6 +72,7 @@ NOT_HERE = {
     "kubectl exec": "a cluster",
     "pyflyte register --resource-requests …": "a cluster; what it registers is tested without one",
     "flytectl register files": "a cluster; tests/harness/flytectl.py does what it was seen to do",
+    "make gpu": "a GPU",
     "make help": "prints the lines of the Makefile",
     "nox -s matrix": "hours",
     "python horovod_build/build.py --gpu nccl": "gigabytes of CUDA; docs/versions.md says where it was built",

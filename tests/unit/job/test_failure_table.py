@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.diagnosis.gpus import GpuUse, fault_of
 from flytekitplugins_safedist.errors import (
     JobInterruptedError,
     LaunchError,
@@ -18,6 +17,7 @@ from flytekitplugins_safedist.errors import (
     RendezvousTimeoutError,
     SafedistError,
 )
+from flytekitplugins_safedist.hangs.gpus import GpuUse, fault_of
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
 from tests.harness.outcomes import failed, outcome, raised

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import flytekitplugins_safedist
-from flytekitplugins_safedist.diagnosis.progress import Steps
 from flytekitplugins_safedist.errors import NotInTaskError
+from flytekitplugins_safedist.hangs.waits import Steps
 from flytekitplugins_safedist.ranks import context, shared_page
 from flytekitplugins_safedist.ranks.context import RankContext, current_rank
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.diagnosis.gpus import GpuUse, fault_of
+from flytekitplugins_safedist.hangs.gpus import GpuUse, fault_of
 from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.order import RankOrder
 from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status, is_consequence, root_cause

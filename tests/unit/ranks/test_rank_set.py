@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
-from flytekitplugins_safedist.diagnosis import stacks
-from flytekitplugins_safedist.diagnosis.gpus import GpuWatch
 from flytekitplugins_safedist.errors import ScratchError
+from flytekitplugins_safedist.hangs import stacks
+from flytekitplugins_safedist.hangs.gpus import GpuWatch
 from flytekitplugins_safedist.ranks import memory, shared_page, worker
 from flytekitplugins_safedist.ranks import rank_set as module
 from flytekitplugins_safedist.ranks.context import RankContext
@@ -101,7 +101,7 @@ def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str
 
 def answering(monkeypatch: pytest.MonkeyPatch, frames: dict[int, str]) -> list[object]:
     """Have ranks answer with these lines when they are asked where they are; what was asked. Real ones answer in
-    tests/unit/diagnosis."""
+    tests/unit/hangs."""
     asked: list[object] = []
 
     def ask(ranks: object, send: object) -> dict[int, object]:

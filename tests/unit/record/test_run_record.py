@@ -165,6 +165,16 @@ def test_a_part_that_is_damaged_or_of_another_version_is_left_out() -> None:
     assert node.merged(own, [("{", Offset(0.0, None)), (node.text_of(other.part, 1000), Offset(0.0, None))]) == [own]
 
 
+def test_what_code_of_the_task_calls_a_phase_is_text_in_the_page() -> None:
+    """Phases come from a file that this code can write to."""
+    rank = part(0)
+    rank.phases = [('"><script>', 0.0, 5.0)]
+    parts = [NodePart(0, "host", 0.0, rounds=[RoundPart(0, 0.0, 10.0, ranks=[rank])])]
+    html = page.fragment(findings.found_in(parts), page.JobEnd("train"))
+    assert html.count("p-&quot;") == 2
+    assert "<script" not in html
+
+
 def test_what_a_rank_writes_is_what_its_node_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])

@@ -9,15 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.diagnosis import evidence, picture, processes, stacks
-from flytekitplugins_safedist.diagnosis.picture import Standing
-from flytekitplugins_safedist.diagnosis.processes import Process
-from flytekitplugins_safedist.diagnosis.stacks import Frame
+from flytekitplugins_safedist.hangs import picture, processes, snapshot, stacks
+from flytekitplugins_safedist.hangs.processes import Process
+from flytekitplugins_safedist.hangs.snapshot import Snapshot
+from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.ranks import worker
 from tests.harness.procs import until
 
@@ -42,20 +41,42 @@ def test_the_main_thread_comes_first_and_ends_where_the_users_code_begins() -> N
     assert stacks.parse("a rank's own last words\n") == ()
 
 
+def test_of_two_answers_in_a_row_it_is_the_later_one() -> None:
+    main, other = stacks.parse(DUMP.replace("line 33", "line 34") + "\n" + DUMP)
+    assert [frame.short for frame in main][-1] == "a file.py:33 in step"
+    assert len(other) == 1
+
+
+def test_the_main_thread_is_not_taken_for_another_where_there_are_too_many() -> None:
+    """Faulthandler shows a hundred, the newest first."""
+    pool = 'Thread 0x{} [pool] (most recent call first):\n  File "/app/pool.py", line 1 in waits\n\n'
+    assert stacks.parse("".join(map(pool.format, range(100))))[0] == ()
+    assert stacks.parse("".join(map(pool.format, range(99))) + DUMP)[0][0].function == "all_reduce"
+
+
+def test_a_rank_is_stuck_in_the_kernel_if_it_is_so_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.0)
+    for states, is_stuck in (("DD", True), ("SD", False), ("DS", False)):
+        looks = iter({7: Process(7, state)} for state in states)
+        monkeypatch.setattr(processes, "look", lambda _, looks=looks: next(looks))
+        [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda _: None)
+        assert found.is_stuck is is_stuck
+
+
 def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None:
-    waits = Standing(0, Process(7, "S"), stacks.parse(DUMP))
+    waits = Snapshot(0, Process(7, "S"), stacks.parse(DUMP))
     assert (waits.waits_in, waits.where) == ("all_reduce", "in all_reduce, called at a file.py:33 in step")
-    elsewhere = Standing(1, Process(8, "S"), stacks.parse(DUMP)[1:])
+    elsewhere = Snapshot(1, Process(8, "S"), stacks.parse(DUMP)[1:])
     assert (elsewhere.waits_in, elsewhere.where) == ("", "at selectors.py:415 in select")
-    assert picture.collective((Frame(f"{TORCH}c10d_logger.py", 1, "wrapper"),)) == ""
+    assert stacks.collective((Frame(f"{TORCH}c10d_logger.py", 1, "wrapper"),)) == ""
     ours = "/lib/flytekitplugins_safedist/"
     below = (Frame(f"{ours}frames.py", 1, "exactly"), Frame(f"{ours}job/corner_client.py", 1, "ask"))
     user = Frame("/app/train.py", 7, "step")
     barrier = (Frame(f"{ours}fs/agree.py", 1, "wait"), Frame(f"{ours}fs/collective.py", 1, "barrier"))
-    assert picture.collective((*below, *barrier, user)) == "barrier"
-    assert Standing(0, Process(7, "S"), ((*below, *barrier, user),)).where == "in barrier, called at train.py:7 in step"
-    assert picture.collective((*below, user)) == ""
-    assert picture.collective((user, *barrier)) == "", "a function of the user's that barrier calls"
+    assert stacks.collective((*below, *barrier, user)) == "barrier"
+    assert Snapshot(0, Process(7, "S"), ((*below, *barrier, user),)).where == "in barrier, called at train.py:7 in step"
+    assert stacks.collective((*below, user)) == ""
+    assert stacks.collective((user, *barrier)) == "", "a function of the user's that barrier calls"
 
 
 def test_the_line_that_is_named_is_the_users_and_not_of_what_calls_the_collective_for_them() -> None:
@@ -65,13 +86,13 @@ def test_the_line_that_is_named_is_the_users_and_not_of_what_calls_the_collectiv
         Frame(f"{lib}torch/autograd/function.py", 625, "apply"),
     ]
     inner += [Frame(f"{lib}horovod/torch/mpi_ops.py", 240, "allreduce"), Frame("/app/train.py", 8, "f")]
-    assert Standing(0, Process(7, "S"), (tuple(inner),)).where == "in synchronize, called at train.py:8 in f"
+    assert Snapshot(0, Process(7, "S"), (tuple(inner),)).where == "in synchronize, called at train.py:8 in f"
 
 
 def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> None:
-    many = [Standing(rank, Process(rank, "S", "futex_wait"), stacks.parse(DUMP)[:1]) for rank in (1, 2, 3, 6)]
-    few = Standing(0, Process(9, "T", children=(77,)), cpu=0.5)
-    text = picture.told([few, *many])
+    many = [Snapshot(rank, Process(rank, "S", "futex_wait"), stacks.parse(DUMP)[:1]) for rank in (1, 2, 3, 6)]
+    few = Snapshot(0, Process(9, "T", children=(77,)), cpu=0.5)
+    text = picture.text([few, *many])
     first, *_ = text.splitlines()
     assert first == "ranks 1-3, 6 (4 of 5) stand in all_reduce, called at a file.py:33 in step"
     assert text.count("in all_reduce\n") == 1
@@ -83,20 +104,19 @@ def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> N
 def test_all_that_was_seen_has_every_call_of_every_thread_and_all_connections() -> None:
     deep = tuple(Frame("/app/deep.py", line, "calls") for line in range(20))
     process = Process(7, "S", peers=("10.0.0.2:4000 (12 bytes not acknowledged)", "[::1]:80"))
-    standing = [Standing(0, process, (deep, stacks.parse(DUMP)[1])), Standing(1, Process(8, "S"), (deep,))]
-    text = picture.told(standing, whole=True)
+    ranks = [Snapshot(0, process, (deep, stacks.parse(DUMP)[1])), Snapshot(1, Process(8, "S"), (deep,))]
+    text = picture.text(ranks, whole=True)
     assert all(f'File "/app/deep.py", line {line} in calls' in text for line in range(20))
     assert 'another thread of rank 0:\n      File "/usr/lib/python3.11/selectors.py", line 415 in select' in text
     assert "rank 0 is connected to 10.0.0.2:4000 (12 bytes not acknowledged), [::1]:80" in text
-    shown = picture.told(standing)
+    shown = picture.text(ranks)
     assert "line 19 in calls" not in shown
     assert "connected" not in shown
 
 
 def here() -> Process:
-    """This process's connections."""
-    gone, this = Process(1 << 30), Process(os.getpid())
-    return processes.connected([gone, this])[this.pid]
+    """This process."""
+    return processes.look([1 << 30, os.getpid()])[os.getpid()]
 
 
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
@@ -118,37 +138,34 @@ def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: st
     assert not [each for each in here().peers if each.startswith(shown)]
 
 
-def test_a_connection_on_which_nothing_arrives_is_told_by_its_two_addresses() -> None:
-    """The kernel drops what would be one more to be accepted, and sends it again."""
-    with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(socket.socket())
-        listener.bind(("127.0.0.2", 0))
-        listener.listen(0)
-
-        began = time.monotonic()
-        for number in range(4):
-            sock = opened.enter_context(socket.socket())
-            sock.bind((f"127.0.0.{number + 3}", 0))
-            sock.setblocking(False)
-            sock.connect_ex(listener.getsockname())
-        assert here().cut == () or time.monotonic() > began + 2, "or it has been sent again by now"
-        until(lambda: here().cut, "it is sent again, in vain")
-        assert set(here().cut) <= {(f"127.0.0.{number}", "127.0.0.2") for number in range(3, 7)}
-    assert here().cut == ()
-    assert here().addresses == (), "of this machine alone"
+def test_what_comes_and_goes_over_a_connection_is_counted() -> None:
+    with socket.socket() as listener, socket.socket() as sock:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        sock.connect(listener.getsockname())
+        with listener.accept()[0] as other:
+            before = here().received
+            sock.sendall(bytes(100_000))
+            other.recv(100_000, socket.MSG_WAITALL)
+            grown = [count - before.get(each, 0) for each, count in here().received.items()]
+    assert sum(count >= 100_000 for count in grown) == 2, "at both ends"
 
 
 LISTENS = """
 import sys, time
 from pathlib import Path
-from flytekitplugins_safedist.diagnosis import stacks
-stacks.listen(Path(sys.argv[1]))
+from flytekitplugins_safedist.rank.evidence import Evidence
+Evidence(Path(sys.argv[1]))
 print("ready", flush=True)
 def spins():
     while True: pass
 def waits():
     sys.stdin.read()
-(spins if sys.argv[2] == "spins" else waits)()
+def writes():
+    while True:
+        Path(sys.argv[1]).with_suffix(".predictions").write_bytes(bytes(1 << 20))
+        time.sleep(0.05)
+{"spins": spins, "waits": waits, "writes": writes}[sys.argv[2]]()
 """
 
 
@@ -179,7 +196,7 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
     try:
         until(lambda: processes.look([running[2].pid])[running[2].pid].state == "T", "it is stopped")
         asked = {rank: (process.pid, files[rank]) for rank, process in running.items()}
-        found = {each.rank: each for each in evidence.gather(asked, evidence.by_ourselves)}
+        found = {each.rank: each for each in snapshot.take(asked, snapshot.by_ourselves)}
         assert found[0].stack[0].function == "spins"
         assert found[1].stack[0].function == "waits"
         assert not any(each.moved for each in found.values())
@@ -187,8 +204,8 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
         assert (found[2].stack, found[2].process.state) == ((), "T")
         assert (found[3].stack, found[3].process.state) == ((), "S")
         below = {tmp_path / "safedist-x": {rank: asked[rank] for rank in range(3)}}
-        assert evidence.running_below(tmp_path) == below
-        assert evidence.running_below(tmp_path / "elsewhere") == {}
+        assert snapshot.running_below(tmp_path) == below
+        assert snapshot.running_below(tmp_path / "elsewhere") == {}
     finally:
         for process in running.values():
             process.kill()
@@ -197,7 +214,7 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
 
 
 def test_of_a_very_large_job_the_picture_stays_one_that_is_read() -> None:
-    text = picture.told([Standing(rank, Process(10_000 + rank, "S"), stacks.parse(DUMP)) for rank in range(4096)])
+    text = picture.text([Snapshot(rank, Process(10_000 + rank, "S"), stacks.parse(DUMP)) for rank in range(4096)])
     assert text.startswith("ranks 0-4095 (4096 of 4096) stand in all_reduce")
     assert "process 10000, 10001, " in text
     assert " and 4080 more" in text

@@ -67,9 +67,6 @@ _MENDED_BY_A_RESTART = (63, 94)
 _SLOWED = {0x20: "its temperature", 0x40: "its temperature (hardware)", 0x80: "its power supply"}
 """nvmlClocksEventReason...: SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
 
-_COUNTERS = {4: "uncorrectable ECC errors", 52: "NVLink replays", 59: "NVLink recoveries"}
-"""Fields of NVML: NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL and ..._RECOVERY_... ."""
-
 
 @dataclass(frozen=True)
 class GpuUse:
@@ -82,7 +79,6 @@ class GpuUse:
         memory, memory_total: bytes, of all processes.
         temperature: in degrees Celsius.
         slowed: why its clocks are lowered; "" where they are not.
-        grown: errors that were counted since this node's first look.
     """
 
     index: int
@@ -92,17 +88,15 @@ class GpuUse:
     memory_total: int | None = None
     temperature: int | None = None
     slowed: str = ""
-    grown: dict[str, int] | None = None
 
     def __str__(self) -> str:
         """For people."""
-        told = [] if self.busy is None else [f"{self.busy}% busy"]
+        facts = [] if self.busy is None else [f"{self.busy}% busy"]
         if self.memory is not None and self.memory_total is not None:
-            told.append(f"{self.memory / 2**30:.1f} of {self.memory_total / 2**30:.1f} GiB in use")
-        told += [] if self.temperature is None else [f"{self.temperature} °C"]
-        told += [f"slowed for {self.slowed}"] if self.slowed else []
-        told += [f"{count} {name}" for name, count in (self.grown or {}).items() if count]
-        return f"GPU {self.index} ({self.uuid}): {', '.join(told) or 'it tells nothing'}"
+            facts.append(f"{self.memory / 2**30:.1f} of {self.memory_total / 2**30:.1f} GiB in use")
+        facts += [] if self.temperature is None else [f"{self.temperature} °C"]
+        facts += [f"slowed for {self.slowed}"] if self.slowed else []
+        return f"GPU {self.index} ({self.uuid}): {', '.join(facts) or 'it says nothing'}"
 
 
 @dataclass(frozen=True)
@@ -208,7 +202,6 @@ class GpuWatch:
         self._uses: tuple[GpuUse, ...] = ()
         self._faults: tuple[GpuFault, ...] = ()
         self._gpus: dict[Any, tuple[GpuUse, Any]] = {}
-        self._first: dict[int, dict[str, int]] = {}
         self._changed = threading.Condition()
         self._asked = self._made = 0
         self._open = True
@@ -287,19 +280,16 @@ class GpuWatch:
 
     def _use(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
         try:
-            return self._told(nvml, handle, gpu)
+            return self._facts(nvml, handle, gpu)
         except nvml.NVMLError_GpuIsLost:
             self._note(fault_of(_OFF_THE_BUS, gpu, time.time_ns()))
             return gpu
 
-    def _told(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
+    def _facts(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
         busy = _or(None, nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
         memory = _or(None, nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         degrees = _or(None, nvml, lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
         reasons = _or(0, nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
-        fields: Sequence[Any] = _or((), nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS)))
-        counted = {_COUNTERS[each.fieldId]: int(each.value.ullVal) for each in fields if not each.nvmlReturn}
-        first = self._first.setdefault(gpu.index, counted)
         return replace(
             gpu,
             busy=busy,
@@ -307,7 +297,6 @@ class GpuWatch:
             memory_total=memory and int(memory.total),
             temperature=degrees,
             slowed=", ".join(why for mask, why in _SLOWED.items() if reasons & mask),
-            grown={name: count - first.get(name, count) for name, count in counted.items()},
         )
 
     def _note(self, fault: GpuFault) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.diagnosis.gpus import (
+from flytekitplugins_safedist.hangs.gpus import (
     HARDWARE,
     USERS,
     GpuFault,
@@ -33,7 +33,7 @@ IDLE = {"busy": 0, "used": 0, "total": 80 << 30, "degrees": 31, "reasons": 1}
 def gpus(nvml_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     ctypes.CDLL(str(nvml_driver))
     monkeypatch.setenv("TEST_NVML", str(tmp_path / "gpus"))
-    monkeypatch.setattr("flytekitplugins_safedist.diagnosis.gpus.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("flytekitplugins_safedist.hangs.gpus.ANSWER_SECONDS", 60.0)
     return Gpus(tmp_path / "gpus", 2)
 
 
@@ -63,17 +63,8 @@ def test_how_gpus_are_used(gpus: Gpus) -> None:
 
 def test_what_a_gpu_does_not_tell_is_left_out(gpus: Gpus) -> None:
     with watched() as (watch, _):
-        assert watch.usage()[0] == GpuUse(0, UUIDS[0], grown={})
-    assert f"{GpuUse(0, UUIDS[0])}" == f"GPU 0 ({UUIDS[0]}): it tells nothing"
-
-
-def test_errors_are_counted_from_the_first_look_on(gpus: Gpus) -> None:
-    gpus.say(0, field_4=3, field_59=1)
-    with watched() as (watch, _):
-        assert set((watch.usage()[0].grown or {}).values()) == {0}
-        gpus.say(0, field_4=5)
-        watch.look()
-        assert f"{watch.usage()[0]}".endswith(": 2 uncorrectable ECC errors")
+        assert watch.usage()[0] == GpuUse(0, UUIDS[0])
+    assert f"{GpuUse(0, UUIDS[0])}" == f"GPU 0 ({UUIDS[0]}): it says nothing"
 
 
 def test_an_xid_is_told_once_with_what_it_means(gpus: Gpus) -> None:
@@ -122,7 +113,7 @@ def test_an_event_of_a_gpu_that_is_lost_is_known_by_its_handle(gpus: Gpus) -> No
 
 def test_a_driver_that_is_not_loaded_is_no_trouble(gpus: Gpus, caplog: pytest.LogCaptureFixture) -> None:
     gpus.say(-1, driver=9)
-    with caplog.at_level(logging.DEBUG, "flytekitplugins_safedist.diagnosis.gpus"), watched() as (watch, said):
+    with caplog.at_level(logging.DEBUG, "flytekitplugins_safedist.hangs.gpus"), watched() as (watch, said):
         assert (watch.usage(), watch.faults(), said) == ((), (), [])
     [record] = caplog.records
     assert (record.levelno, "no GPUs are watched" in record.getMessage()) == (logging.DEBUG, True)
@@ -134,7 +125,7 @@ def test_where_there_is_none_nothing_happens(missing: str) -> None:
     hide = "import sys; sys.modules['pynvml'] = None" if missing == "the package" else ""
     code = f"""
 {hide}
-from flytekitplugins_safedist.diagnosis.gpus import GpuWatch
+from flytekitplugins_safedist.hangs.gpus import GpuWatch
 watch = GpuWatch(print)
 watch.look()
 print(watch.faults(), watch.usage())

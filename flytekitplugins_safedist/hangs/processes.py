@@ -1,4 +1,5 @@
-"""What the kernel says of a process (/proc), without its help: also while it is stopped, or holds the GIL."""
+"""What the kernel says of a process (/proc, and its table of sockets), without the process's help: also while it is
+stopped, or holds the GIL."""
 
 from __future__ import annotations
 
@@ -6,17 +7,19 @@ import contextlib
 import ipaddress
 import os
 import re
-import sys
+import socket
+import struct
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_CONNECTED = ("01", "02")
-_SENT_AGAIN = "01"
-"""The timer of a connection that waits for an acknowledgement; another one asks whether the other end reads again."""
-_TIMES_IN_VAIN = 2
+_SOCK_DIAG, _DIAG_INFO, _DONE = 4, 2, 3
+_CONNECTED = 1 << 1 | 1 << 2
+"""Of states, a bit each: ESTABLISHED, SYN_SENT."""
+_COUNT = re.compile(r"^(\w+): (\d+)$", re.MULTILINE)
+_CHARS, _BYTES = ("rchar", "wchar"), ("read_bytes", "write_bytes")
 PEERS = 32
 _STATES = {
     "R": "running",
@@ -40,10 +43,10 @@ class Process:
         wchan: what its main thread waits for in the kernel; "" where it runs, or the kernel does not say.
         cpu: seconds of CPU time so far of its session and of its descendants: what it has started counts as its own.
         children: ids of its children that have ended and are not reaped, or are stopped.
+        data: bytes that it and its descendants have read and written so far: files, pipes, and what else is read so.
+        stored: of these what came from and went to disks and file servers.
+        received: bytes that have come and gone over its connections, by socket.
         peers: whom its TCP connections lead to, with what they have not acknowledged; at most :data:`PEERS`.
-        cut: its own address and the other one of connections over which the kernel sends the same again and again, and
-            hears nothing.
-        addresses: its own, of all its connections but those within the machine.
     """
 
     pid: int
@@ -51,9 +54,10 @@ class Process:
     wchan: str = ""
     cpu: float = 0.0
     children: tuple[int, ...] = ()
+    data: int = 0
+    stored: int = 0
+    received: Mapping[str, int] = field(default_factory=dict)
     peers: tuple[str, ...] = ()
-    cut: tuple[tuple[str, str], ...] = ()
-    addresses: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """For people: ``sleeping (pipe_read)``."""
@@ -62,14 +66,16 @@ class Process:
 
 
 def look(pids: Collection[int]) -> dict[int, Process]:
-    """What processes do now, but for their connections. Each leads a session of its own, as every rank does."""
+    """What processes do now. Each leads a session of its own, as every rank does; they share a network."""
     stats = dict(_stats())
     children: dict[int, list[int]] = {}
     sessions: dict[str, list[int]] = {}
     for found, fields in stats.items():
         children.setdefault(int(fields[1]), []).append(found)
         sessions.setdefault(fields[3], []).append(found)
-    return {pid: _look(pid, stats, children, sessions) if pid in stats else Process(pid) for pid in pids}
+    sockets = _sockets()
+    looks = [_look(pid, stats, children, sessions) if pid in stats else Process(pid) for pid in pids]
+    return {process.pid: _connected(process, sockets) for process in looks}
 
 
 def _look(pid: int, stats: _Stats, children: Mapping[int, list[int]], sessions: Mapping[str, list[int]]) -> Process:
@@ -82,45 +88,52 @@ def _look(pid: int, stats: _Stats, children: Mapping[int, list[int]], sessions: 
     cpu = sum(int(stats[each][11]) + int(stats[each][12]) for each in started) / _TICKS
     ended = tuple(each for each in children.get(pid, []) if stats[each][0] in "ZT")
     wchan = _text(_PROC / str(pid) / "wchan")
-    return Process(pid, stats[pid][0], "" if wchan == "0" else wchan, cpu, ended)
+    counts = [dict(_COUNT.findall(_text(_PROC / str(each) / "io"))) for each in started]
+    data, stored = (sum(int(each.get(name, 0)) for each in counts for name in names) for names in (_CHARS, _BYTES))
+    return Process(pid, stats[pid][0], "" if wchan == "0" else wchan, cpu, ended, data, stored)
 
 
-def connected(some: Collection[Process]) -> dict[int, Process]:
-    """The same with their connections, by process id; one that is being made counts, too. They share a network."""
-    sockets = {f"socket:[{at[9]}]": at for name in ("tcp", "tcp6") for at in _connections(some, name)}
-    return {process.pid: _connected(process, sockets) for process in some}
+def _connected(process: Process, sockets: Mapping[str, tuple[int, str]]) -> Process:
+    own = {link: sockets[link] for link in _links(process.pid) if link in sockets}
+    received = {link: data for link, (data, _) in own.items()}
+    return replace(process, received=received, peers=tuple(sorted(peer for _, peer in own.values())[:PEERS]))
 
 
-def _connected(process: Process, sockets: Mapping[str, list[str]]) -> Process:
-    own = [sockets[link] for link in _links(process.pid) if link in sockets]
-    peers = sorted(_peer(at[2], int(at[4].partition(":")[0], 16)) for at in own)
-    lost = [at for at in own if at[5].startswith(_SENT_AGAIN) and int(at[6], 16) >= _TIMES_IN_VAIN]
-    cut = {(str(_ip(at[1])), str(_ip(at[2]))) for at in lost}
-    addresses = {str(_ip(at[1])) for at in own if not _ip(at[1]).is_loopback}
-    return replace(process, peers=tuple(peers[:PEERS]), cut=tuple(sorted(cut)), addresses=tuple(sorted(addresses)))
+def _sockets() -> dict[str, tuple[int, str]]:
+    """By what a descriptor leads to: bytes that have come and gone, and the other end of each TCP connection here, also
+    of one that is being made (sock_diag(7)). {} where the kernel, or what stands for it, does not tell."""
+    found: dict[str, tuple[int, str]] = {}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.settimeout(1.0)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_DIAG_INFO - 1), _CONNECTED)
+            kernel.send(struct.pack("=IHHII", 16 + len(request), 20, 0x301, 0, 0) + request)
+            kind = _DONE + 1
+            while kind > _DONE:
+                data = kernel.recv(1 << 17)
+                while len(data) >= 16 and kind > _DONE:
+                    length, kind = struct.unpack_from("=IH", data)
+                    if kind > _DONE:
+                        found.update([_socket(data[16:length])])
+                    data = data[(length + 3) & ~3 :]
+    return found
 
 
-def _connections(some: Collection[Process], name: str) -> Iterator[list[str]]:
-    """Of the network of the first that is still there: a line of /proc/PID/net/tcp each (proc_net_tcp in the kernel's
-    documentation)."""
-    texts = (_text(_PROC / str(process.pid) / "net" / name) for process in some)
-    for line in next(filter(None, texts), "").splitlines()[1:]:
-        fields = line.split()
-        if fields[3] in _CONNECTED:
-            yield fields
-
-
-def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    words = bytes.fromhex(address.partition(":")[0])  # each of 4 bytes, in this machine's order
-    packed = b"".join(words[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, len(words), 4))
-    ip = ipaddress.ip_address(packed)
-    return getattr(ip, "ipv4_mapped", None) or ip
-
-
-def _peer(address: str, unacknowledged: int) -> str:
-    ip, port = _ip(address), int(address.partition(":")[2], 16)
-    shown = f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
-    return f"{shown} ({unacknowledged} bytes not acknowledged)" if unacknowledged else shown
+def _socket(message: bytes) -> tuple[str, tuple[int, str]]:
+    """``struct inet_diag_msg``, and after it attributes, of which one is ``struct tcp_info``."""
+    size = 4 if message[0] == socket.AF_INET else 16
+    ip = ipaddress.ip_address(message[24 : 24 + size])
+    other = str(getattr(ip, "ipv4_mapped", None) or ip)
+    (port,), (unacknowledged, _, inode) = struct.unpack_from(">H", message, 6), struct.unpack_from("=III", message, 60)
+    rest, data = message[72:], 0
+    while len(rest) >= 4:
+        length, kind = struct.unpack_from("=HH", rest)
+        if kind == _DIAG_INFO and length >= 4 + 136:  # tcpi_bytes_acked, tcpi_bytes_received
+            data = sum(struct.unpack_from("=QQ", rest, 4 + 120))
+        rest = rest[max(4, (length + 3) & ~3) :]
+    peer = f"[{other}]:{port}" if ":" in other else f"{other}:{port}"
+    peer += f" ({unacknowledged} bytes not acknowledged)" if unacknowledged else ""
+    return f"socket:[{inode}]", (data, peer)
 
 
 def listens(pid: int, number: int) -> bool:

@@ -1,1 +1,0 @@
-"""Why does a job not move: what its ranks do right now, from outside, and what that says."""

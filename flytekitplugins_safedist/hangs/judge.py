@@ -1,0 +1,402 @@
+"""From what all ranks of a job do at one moment to who holds up whom. Pure.
+
+A rank waits where a library has recorded that it has begun something with others that has not ended, or where its stack
+says so and nothing is recorded; it is held up where that has lasted for too long. Whom it waits for are those members
+of the group that have not come. Of a rank that has not said what it waits in, nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..config.options import Hangs
+from ..rank.evidence import ranks_of
+from .picture import listed
+from .snapshot import Snapshot
+from .waits import CALL, HOROVOD, STEP, Wait
+
+
+@dataclass(frozen=True)
+class HangKind:
+    """Of a hang.
+
+    Attributes:
+        means: what is seen, for docs/hangs.md.
+        says: the same of one rank, as a sentence.
+        hint: what to do.
+        may_come: waiting longer may help.
+    """
+
+    means: str
+    says: str
+    hint: str
+    may_come: bool = False
+
+
+KINDS = {
+    "gpu": HangKind(
+        "it holds up the others, and its GPU has reported [a fault of the hardware](failures.md#gpus)",
+        "{who} has a GPU that has failed: {fault}; {why}",
+        "drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced",
+    ),
+    "frozen": HangKind(
+        "it is stopped (SIGSTOP), or waits in the kernel for a disk, a file server or a device, at each look",
+        "{who} is {process}{gpu}",
+        "look at who stops it (a debugger, SIGSTOP), or at its node's disk, file server or device",
+    ),
+    "returned": HangKind(
+        "it has returned from the task's function",
+        "{who} has returned from the task's function",
+        "let every rank take part in the same number of collectives (uneven data: drop the last batch, or torch's "
+        "Join), or end the function with a barrier",
+    ),
+    "slow": HangKind(
+        "it stands elsewhere and computes, reads or writes files or the network, saves or restores a checkpoint, or is "
+        "elsewhere at each look: a long evaluation and an endless loop look alike",
+        "{who} is {where}, and {works} ({used}): slow, or an endless loop{gpu}",
+        "if that line is an evaluation or a save of one rank, raise Hangs(ceiling=...) above its time",
+        may_come=True,
+    ),
+    "gil": HangKind(
+        "native code in it holds Python's lock",
+        "{who} is {where}, in native code that holds Python's lock ({process}){gpu}",
+        "look at the native call that does not come back, and have it release Python's lock while it waits",
+    ),
+    "input": HangKind(
+        "it waits for its `DataLoader`, or reads from a pipe or from another process of its own; one that has ended or "
+        "is stopped is named",
+        "{who} waits for input {where} ({process}){child}{gpu}",
+        "look at where its data come from (a file server, a DataLoader's worker), and give reads a deadline",
+    ),
+    "missing": HangKind(
+        "it stands elsewhere, and neither it nor what it has started uses more CPU than ranks that wait do, reads or "
+        "writes",
+        "{who} is {where}, and does nothing ({process}){child}{gpu}",
+        "look at the line where it stands: what it waits for, and whether all ranks call the same collectives",
+    ),
+    "mismatch": HangKind(
+        "all wait, in different collectives or shapes, or in two groups the other way round",
+        "{why}",
+        "let all ranks call the same collectives, with the same shapes, in the same order, in every branch",
+    ),
+    "unnamed": HangKind(
+        "under Horovod, all wait in the same operation for tensors without a name: Horovod names them by a count of "
+        "each process's own, and the counts have come apart",
+        "{why}",
+        "give the tensors of that line a name (name=...), the same on every rank",
+    ),
+    "symmetric": HangKind(
+        "all members of a group wait in the same collective, or in a call of which nothing is recorded: the network, "
+        "or a library",
+        "{why}",
+        "look at the network between the nodes (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and at whether ranks wait for "
+        "each other in two groups",
+    ),
+}
+"""By name, the most certain first: it decides where several ranks are missing. One that may come yet is waited for,
+whatever idle ranks there are beside it: they may wait for it in a way that nobody sees."""
+
+_BUSY = 0.1
+"""Cores that a rank uses which computes, with all that it has started, rather than waits. Horovod's thread, which wakes
+each millisecond, may use twice as many: a rank that others wait for is busy with up to so many more than they use."""
+
+_WAKING = ("/horovod/common/basics.py", "/horovod/torch/mpi_ops.py")
+"""Who stands in a call of these waits there, by waking each millisecond, too: what it uses tells nothing."""
+
+_LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
+_BETWEEN = re.compile(r"(?:send|recv) (\d+)(->|<-)(\d+)")
+_NAMED = 3
+"""Operations that ranks wait in, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Who holds up the others.
+
+    Attributes:
+        kind: a key of :data:`KINDS`.
+        culprits: ranks.
+        waiting: ranks that wait for them.
+        why: what is seen, as a sentence.
+        key: the same for the same hang at a later look.
+        rank: that is to fail for it: the first culprit, or the first that waits where nobody is one.
+        what: has not ended: ``a collective``, ``a step``.
+        seconds: for so long, the oldest one.
+        is_endless: nobody but us would ever end it.
+        step: that the job is in: its last rank's; -1 where nobody knows.
+        picture, evidence: all ranks, as text: on a screen, and with all that was seen of them.
+    """
+
+    kind: str
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...]
+    why: str
+    key: str
+    rank: int
+    what: str
+    seconds: float
+    is_endless: bool
+    step: int = -1
+    picture: str = ""
+    evidence: str = ""
+
+    def may_end(self, hangs: Hangs) -> bool:
+        """Whether the job is to be ended for it. Where the user has not said after how long, only what a library would
+        end by itself a moment later."""
+        if hangs.action == "report":
+            return False
+        if hangs.floor is None:
+            return not self.is_endless and not KINDS[self.kind].may_come
+        return not KINDS[self.kind].may_come or self.seconds >= hangs.ceiling
+
+
+def judge(snapshots: Sequence[Snapshot]) -> Hang | None:
+    """Who holds up the others; None where nobody does, or a person looks at a rank with a debugger.
+
+    Args:
+        snapshots: of all ranks of the job.
+    """
+    if any(each.process.state == "t" or each.debugged for each in snapshots):
+        return None
+    job = _Job(snapshots)
+    hang = job.by_waits() or job.by_steps()
+    return hang and job.by_gpus(hang)
+
+
+class _Job:
+    """All ranks: who waits in which group, and who has not come."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self.ranks = {each.rank: each for each in snapshots}
+        self.waits: dict[str, dict[int, Wait]] = {}  # by key and rank
+        for each in filter(_stands, snapshots):
+            for wait in (*each.record.waits, *([each.call] if each.call is not None else [])):
+                self.waits.setdefault(wait.key, {})[each.rank] = wait
+        late = [wait for some in self.waits.values() for wait in some.values() if self.ranks[wait.rank].late(wait)]
+        recorded = [wait for wait in late if wait.source != CALL]
+        self.late = recorded or [wait for wait in late if self._is_quiet(wait.limit / 2)]
+
+    def _is_quiet(self, seconds: float) -> bool:
+        """Whether nothing has gone on for so long. Who takes part in an unrecorded call nobody knows: all may."""
+        return all(each.returned or each.quiet >= seconds for each in self.ranks.values())
+
+    # --- who is missing ----------------------------------------------------------------------------------------------
+    def first(self, key: str) -> Wait:
+        """The earliest that somebody waits in: who has called something else in its place may be further by now."""
+        return min(self.waits[key].values(), key=lambda wait: wait.number)
+
+    def others(self, key: str) -> list[Snapshot]:
+        """Members of a group that do not wait in it; where nobody knows who they are, those who have used it."""
+        named = ranks_of(self.first(key).members) or [
+            rank for rank in self.ranks if key in self.ranks[rank].record.begun
+        ]
+        return [self.ranks[rank] for rank in named if rank in self.ranks and rank not in self.waits[key]]
+
+    def missing(self, key: str) -> list[int]:
+        """Members that have not come to the earliest operation."""
+        first, others = self.first(key), self.others(key)
+        behind = [each.rank for each in others if _is_behind(each, first)]
+        is_loose = first.source == HOROVOD  # it has one count for all process sets
+        return [each.rank for each in others] if is_loose and not behind else behind
+
+    def by_waits(self) -> Hang | None:
+        """By what libraries have recorded; where nobody waits so for too long, by stacks."""
+        if not self.late or len(self.ranks) < 2:
+            return None
+        left = dict.fromkeys(wait.key for wait in self.late)
+        keys, held = dict(left), dict[int, None]()  # the groups, and the ranks that somebody waits for, directly or not
+        while left:
+            new = dict.fromkeys(rank for key in left for rank in self.missing(key) if rank not in held)
+            held.update(new)
+            further = (wait.key for rank in new if _stands(self.ranks[rank]) for wait in self.ranks[rank].record.waits)
+            left = {key: None for key in further if key not in keys}
+            keys.update(left)
+        apart = [self.ranks[rank] for rank in held if not (_stands(self.ranks[rank]) and self.ranks[rank].record.waits)]
+        # Who stands in a library's call of which nothing is recorded is a victim, most likely.
+        free = [each for each in apart if each.returned or not each.waits_in] or apart
+        if free:
+            return self.held_up(free)
+        if held and self.late[0].source != CALL:
+            ring = [key for key in keys if self.missing(key) or held.keys() & self.waits[key].keys()]
+            return self.differing([self.waits[key] for key in ring], "waits in", "wait in", "and")
+        return self.all_there()
+
+    def held_up(self, some: Sequence[Snapshot]) -> Hang:
+        """By ranks that wait for nobody."""
+        idle = min(self.ranks[wait.rank].cpu for wait in self.late)
+        kinds = {each.rank: _kind(each, idle) for each in some}
+        kind = min(kinds.values(), key=list(KINDS).index)
+        first = min(rank for rank in kinds if kinds[rank] == kind)
+        waits = [wait for wait in self.late if wait.rank not in kinds]
+        return self.hang(kind, kinds, f"{_sentence(self.ranks[first], kind)}; {_who(waits)}", first=first)
+
+    # --- where nobody is ---------------------------------------------------------------------------------------------
+    def all_there(self) -> Hang:
+        """Some have called something else, or the network does not carry it."""
+        for key in dict.fromkeys(wait.key for wait in self.late):
+            first, own = self.first(key), self.waits[key]
+            called = dict(own) if first.source == HOROVOD or not first.number else self.called(first)
+            parts: dict[str, dict[int, Wait]] = {}
+            for rank, wait in called.items():
+                parts.setdefault(_matched(wait.operation), {})[rank] = wait
+            if len(parts) > 1:
+                return self.differing(list(parts.values()), "has called", "have called", "where", now=own)
+            counts = {wait.number for wait in own.values()}
+            if first.source == HOROVOD and " of " not in first.operation and len(counts) > 1:
+                return self.hang("unnamed", (), f"{_who(own.values())}: tensors without a name, which each rank counts")
+        keys = {wait.key for wait in self.late}
+        silent = {each.rank for key in keys for each in self.others(key) if _is_silent(each, key)}
+        doubt = f"; nobody knows what rank {listed([*silent])} waits in" if silent else ""
+        first, is_all = self.late[0], len({wait.rank for wait in self.late}) == len(self.ranks)
+        where = f", rank {first.rank} {self.ranks[first.rank].where}" if first.source == CALL else ""
+        who = f"all ranks wait in {first}" if is_all and len({*map(str, self.late)}) == 1 else _who(self.late)
+        return self.hang("symmetric", (), f"{who}{where}: the network between them, or a library, stands still{doubt}")
+
+    def called(self, first: Wait) -> dict[int, Wait]:
+        """What each member has called as that operation of the group."""
+        place = (first.key, first.number)
+        ranks = [*self.waits[first.key], *(each.rank for each in self.others(first.key))]
+        found = {rank: [what for *at, what in self.ranks[rank].record.latest if tuple(at) == place] for rank in ranks}
+        return {rank: replace(first, rank=rank, operation=names[-1]) for rank, names in found.items() if names}
+
+    def differing(
+        self, parts: Sequence[Mapping[int, Wait]], *words: str, now: Mapping[int, Wait] | None = None
+    ) -> Hang:
+        """Parts of the ranks that have called, or wait in, different things: the least is to blame; *now* is what ranks
+        wait in by now, where that may be something else."""
+        few = min(parts, key=lambda some: (len(some), -min(some)))
+        many = max((some for some in parts if some is not few), key=lambda some: (len(some), -min(some)))
+        said = [f"{_ranks(some, *words[:2])} {some[min(some)]}" for some in (few, many)]
+        waits = [now[rank] for rank in few if rank in now] if now is not None else []
+        why = f", {words[2]} ".join(said) + (f"; now {_who(waits)}" if waits else "")
+        return self.hang("mismatch", few, why)
+
+    # --- by steps, and GPUs ------------------------------------------------------------------------------------------
+    def by_steps(self) -> Hang | None:
+        """In a job whose ranks tell their steps: who is in one for too long, and behind those who go on; or all are."""
+        some = list(self.ranks.values())
+        ages = {each.rank: each.age(each.step) for each in some if each.step is not None}
+        longest = max((ages[each.rank] for each in some if each.late(each.step)), default=math.inf)
+        # Nodes are used to different times: half as long is far more than a step takes, too.
+        stand = [each for each in some if ages.get(each.rank, 0.0) >= longest / 2]
+        save = [each for each in some if each.steps.is_saving]
+        go_on = [each for each in some if any(each.steps.told) and each not in stand and each not in save]
+        least = min((each.steps.step for each in stand), default=-1)
+        if not stand or any(each.steps.step <= least for each in go_on):
+            return None
+        behind = [each for each in stand if each.steps.step == least]
+        silent = [each for each in some if not any(each.steps.told)]
+        # Whoever stands in a library's collective (a barrier of fs is in no record) waits for another.
+        apart = [[each for each in few if not each.waits_in] for few in (behind, silent)]
+        culprits = save or apart[0] or apart[1]
+        kind = _kind(culprits[0]) if culprits else "symmetric"
+        seen = _sentence(culprits[0], kind) if culprits else f"all ranks wait, rank {behind[0].rank} {behind[0].where}"
+        which = f"step {least} has not ended" if least >= 0 else "no step has ended"
+        on = f", and {len(go_on)} rank(s) go on" if go_on else ""
+        self.late = [each.step for each in stand if each.step is not None]
+        return self.hang(kind, [each.rank for each in culprits], f"{seen}; {which} for {longest:.0f} s{on}", step=least)
+
+    def by_gpus(self, hang: Hang) -> Hang:
+        """The same; of a culprit whose GPU has failed, or of a rank that waits where nobody is one, for that."""
+        faults = {
+            rank: [each for each in self.ranks[rank].faults if each.stays] for rank in hang.culprits or hang.waiting
+        }
+        sick = [rank for rank, found in faults.items() if found]
+        if not sick:
+            return hang
+        why = _sentence(self.ranks[sick[0]], "gpu", fault=str(faults[sick[0]][0]), why=hang.why)
+        return replace(self.hang("gpu", sick, why, step=hang.step), key=_digest("gpu", sick, hang.step))
+
+    def hang(self, kind: str, culprits: Iterable[int], why: str, *, first: int = -1, step: int | None = None) -> Hang:
+        """A value; *first* is the culprit that is to fail for it."""
+        who = tuple(sorted(culprits))
+        waiting = tuple(sorted({wait.rank for wait in self.late}.difference(who)))
+        steps = [each.steps.step for each in self.ranks.values() if each.steps.step >= 0]
+        return Hang(
+            kind=kind,
+            culprits=who,
+            waiting=waiting,
+            why=why,
+            key=_digest(kind, who, sorted((wait.rank, wait.key, wait.number) for wait in self.late)),
+            rank=first if first >= 0 else (who or waiting)[0],
+            what="a step" if self.late[0].source == STEP else "a collective",
+            seconds=max(self.ranks[wait.rank].age(wait) for wait in self.late),
+            is_endless=all(math.isinf(wait.timeout) for wait in self.late),
+            step=min(steps, default=-1) if step is None else step,
+        )
+
+
+def _stands(one: Snapshot) -> bool:
+    return not one.moved and one.process.state not in ("T", "t") and not one.returned
+
+
+def _is_behind(one: Snapshot, first: Wait) -> bool:
+    if one.returned or one.process.state == "T":
+        return True
+    if first.source == CALL:
+        return bool(one.threads)
+    if first.key in one.record.begun:
+        return not first.number or one.record.begun[first.key] < first.number
+    return one.record.is_whole
+
+
+def _is_silent(one: Snapshot, key: str) -> bool:
+    return key not in one.record.begun and not one.record.is_whole
+
+
+def _kind(one: Snapshot, idle: float = 0.0) -> str:
+    if one.process.state == "T" or (one.is_stuck and not one.works):
+        return "frozen"
+    if one.returned:
+        return "returned"
+    computes = one.cpu > _BUSY + min(2 * _BUSY, idle) and not (one.stack and one.stack[0].file.endswith(_WAKING))
+    if computes or one.works:
+        return "slow"
+    if one.holds_gil:
+        return "gil"
+    is_loading = any(place in frame.file for frame in one.stack for place in _LOADS)
+    return "input" if is_loading or "pipe" in one.process.wchan else "missing"
+
+
+def _sentence(one: Snapshot, kind: str, **facts: str) -> str:
+    busy = [gpu.busy for gpu in one.gpus if gpu.busy is not None]
+    seen = {
+        "who": f"rank {one.rank}",
+        "where": one.where,
+        "process": str(one.process),
+        "works": one.works or "computes",
+        "used": f"{one.cpu:.1f} core(s) in use",
+        "child": "".join(f"; its child process {pid} has ended or is stopped" for pid in one.process.children[:1]),
+        "gpu": f"; its GPU is {max(busy)}% busy" if busy else "",
+    }
+    return KINDS[kind].says.format(**{**seen, **facts})
+
+
+def _digest(*facts: object) -> str:
+    """Short, however many ranks there are."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _matched(operation: str) -> str:
+    """The same for both ends of a message."""
+    ways = [(one, other) if way == "->" else (other, one) for one, way, other in _BETWEEN.findall(operation)]
+    return str(sorted(ways)) if ways else operation
+
+
+def _who(waits: Iterable[Wait]) -> str:
+    """``ranks 0-1 wait in all_reduce (#51 of group 1), rank 3 waits in …``"""
+    same: dict[str, list[int]] = {}
+    for wait in waits:
+        same.setdefault(str(wait), []).append(wait.rank)
+    most = sorted(same.items(), key=lambda each: (-len(each[1]), each[1]))
+    shown = [f"{_ranks(ranks, 'waits in', 'wait in')} {what}" for what, ranks in most[:_NAMED]]
+    return ", ".join(shown) + (f", and others in {len(most) - _NAMED} more" if len(most) > _NAMED else "")
+
+
+def _ranks(some: Collection[int], is_one: str, are: str) -> str:
+    ranks = sorted(some)
+    return f"rank {ranks[0]} {is_one}" if len(ranks) == 1 else f"ranks {listed(ranks)} {are}"

@@ -1,0 +1,254 @@
+"""What a rank waits in, asked from outside: torch's flight recorders, or how often it has waited for Horovod.
+
+torch has a recorder for gloo, one for NCCL, and since 2.15 one for each other backend; a thread of its own in C++
+answers on a socket, without Python's lock, also where Python stands still. Of groups it tells names only: who their
+members are is in a file beside the socket (:mod:`..rank.evidence`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..rank.evidence import groups_file, ranks_of, text_of
+from . import stacks
+from .stacks import Stack
+from .waits import HOROVOD, Wait
+
+READ_SECONDS = 5.0
+"""For a rank to answer. It takes a millisecond; a second where its recorder holds 20,000 operations."""
+
+LOCK_SECONDS = 0.5
+"""For Python's lock, by somebody who needs it for less than a millisecond."""
+
+LATEST = 16
+"""Operations of each rank, for who has called which in the place of another."""
+
+_ANY = {"gloo": "fr_trace_json", "nccl": "dump_nccl_trace_json"}
+"""What to ask a rank that has noted no groups yet."""
+
+_ENDS = re.compile(r"\d+")
+_MOST_AT_ONCE = 16
+
+Names = dict[tuple[str, str], str]
+"""Of groups, by backend and id: entries that have left a recorder named them."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What is known of one rank's operations.
+
+    Attributes:
+        waits: the first of each group that has not ended.
+        begun: how many it has begun, by :attr:`Wait.key`.
+        latest: what it has begun last, ended or not: key, number and operation; at most :data:`LATEST`.
+        count: grows with each operation, messages among them.
+        timeout: the shortest one of those that are remembered, in seconds.
+        is_whole: a group that is not in *begun* was never used.
+        unwatched: backends of which this torch records nothing; or why nothing at all is watched.
+    """
+
+    waits: tuple[Wait, ...] = ()
+    begun: dict[str, int] = field(default_factory=dict)
+    latest: tuple[tuple[str, int, str], ...] = ()
+    count: int = 0
+    timeout: float = math.inf
+    is_whole: bool = False
+    unwatched: tuple[str, ...] = ()
+
+
+def read(sockets: Mapping[int, Path], names: dict[int, Names]) -> dict[int, RankRecord]:
+    """The records of ranks that answer, by rank.
+
+    Args:
+        sockets: by rank.
+        names: of groups, by rank: kept from look to look.
+    """
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        found = pool.map(lambda rank: _read(rank, sockets[rank], names.setdefault(rank, {})), sockets)
+        return {rank: record for rank, record in zip(sockets, found, strict=True) if record is not None}
+
+
+def holding_the_interpreter(sockets: Mapping[int, Path]) -> list[int]:
+    """Ranks in which torch's thread is there, and does not get Python's lock."""
+
+    def holds(path: Path) -> bool:
+        is_there = ask(path, "ping", LOCK_SECONDS) is not None
+        return is_there and ask(path, "dump_traceback", LOCK_SECONDS) is None
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        return sorted(rank for rank, held in zip(sockets, pool.map(holds, sockets.values()), strict=True) if held)
+
+
+def stack(path: Path) -> Stack | None:
+    """A rank's main thread's: no signal is needed. None where torch's thread does not get Python's lock: each such
+    question keeps one more of its threads, of which there are a few."""
+    text = ask(path, "dump_traceback", LOCK_SECONDS)
+    threads = stacks.parse(text.decode(errors="replace")) if text is not None else ()
+    return threads[0] if threads else None
+
+
+def of_horovod(rank: int, world_size: int, waits: tuple[int, int, str], stack: Stack = ()) -> RankRecord:
+    """The same of a rank of Horovod's, which counts the waits that it has begun, and ended, and knows what the latest
+    is about; which operation it waits in is in its main thread's stack. Horovod gives up no wait by itself."""
+    begun, ended, about = waits
+    called = [frame.function for frame in stack if any(part in frame.file for part in stacks.HOROVOD_FILES)]
+    operation = (called[-1] if called else "a collective") + (f" of {about}" if about else "")
+    wait = Wait(rank, HOROVOD, text_of(range(world_size)), operation, begun, 0.0, HOROVOD)
+    return RankRecord((wait,) if begun > ended else (), {wait.key: begun}, is_whole=True)
+
+
+def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: Names) -> RankRecord:
+    """Torch's answers, by backend, and what the rank has noted, as one record.
+
+    Args:
+        rank: whose.
+        noted: see :func:`..rank.evidence.groups_file`; {} where it is not there yet.
+        dumps: what recorders have said (torch's JSON); {} of one that has not answered.
+        names: of its groups, as far as they are known; added to.
+    """
+    reading = _Reading(rank, dict(noted.get("groups", {})), names)
+    for backend, dump in dumps.items():
+        reading.take(backend, dump)
+    problem = [noted["problem"]] if noted.get("problem") else []
+    unwatched = [name for name, question in noted.get("recorders", {}).items() if not question]
+    return RankRecord(
+        waits=tuple(reading.waits.values()),
+        begun=reading.begun,
+        latest=tuple(reading.latest[-LATEST:]),
+        count=reading.count,
+        timeout=reading.timeout,
+        is_whole=reading.is_whole and bool(dumps),
+        unwatched=tuple(problem or unwatched),
+    )
+
+
+class _Reading:
+    """Of one rank's recorders."""
+
+    def __init__(self, rank: int, members: dict[str, str], names: Names) -> None:
+        self._rank, self._members, self._names = rank, members, names
+        self.waits: dict[str, Wait] = {}
+        self.begun: dict[str, int] = {}
+        self.latest: list[tuple[str, int, str]] = []
+        self.count, self.timeout = 0, math.inf
+        self.is_whole = True
+
+    def take(self, backend: str, dump: Mapping[str, Any]) -> None:
+        """In torch's JSON."""
+        status = {id_: int(at["last_enqueued_collective"]) for id_, at in dump.get("pg_status", {}).items()}
+        entries = [entry for entry in dump.get("entries", ()) if _backend(entry) == backend]
+        for facts in dump.get("pg_config", {}).values():  # NCCL's has ranks, gloo's has not
+            if facts["name"]:
+                self._members.setdefault(facts["name"], text_of(json.loads(facts["ranks"])))
+        # With TORCH_NCCL_BLOCKING_WAIT nobody notes the ends of operations.
+        is_followed = not entries or max(status.values(), default=0) > 0
+        self.is_whole = self.is_whole and bool(dump) and is_followed
+        self.count += sum(status.values()) + (entries[-1]["record_id"] + 1 if entries else 0)
+        for some in _batches(entries):
+            entry = some[-1]
+            wait = self._wait(backend, entry, some)
+            self._names[backend, str(entry["pg_id"])] = str(entry["process_group"][0])
+            self.begun[wait.key] = max(self.begun.get(wait.key, 0), wait.number)
+            self.timeout = min(self.timeout, wait.timeout)
+            self.latest += [(wait.key, wait.number, wait.operation)] if wait.number else []
+            if is_followed and not entry["retired"]:
+                self.waits.setdefault(wait.key, wait)
+        if entries and entries[0]["record_id"]:
+            self._add_evicted(backend, status)
+
+    def _add_evicted(self, backend: str, status: Mapping[str, int]) -> None:
+        """Groups all of whose entries have left the ring: no fewer than that."""
+        for id_, count in status.items():
+            name = self._names.get((backend, id_))
+            self.is_whole = self.is_whole and name is not None
+            if name is not None:
+                key = Wait(self._rank, name, self._members.get(name, ""), "", 0, 0.0, backend).key
+                self.begun.setdefault(key, max(0, count))
+
+    def _wait(self, backend: str, entry: Mapping[str, Any], some: Sequence[Mapping[str, Any]]) -> Wait:
+        name, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        members, parts = self._members.get(name, ""), some[:-1] or some
+        operation = ", ".join(dict.fromkeys(_name(part) for part in parts))
+        if any(part["is_p2p"] for part in parts):  # by the members' places in the group; what it counts is its own
+            inside = ranks_of(members)
+            ends = {int(end) for part in parts for end in _ENDS.findall(_name(part))}
+            members = text_of(inside[end] for end in ends) if max(ends, default=len(inside)) < len(inside) else ""
+            name, number = f"{name}, between ranks {members or 'unknown'}", 0
+        else:
+            inputs = zip(parts[0]["input_dtypes"], parts[0]["input_sizes"], strict=False)
+            shapes = ", ".join(f"{kind}{list(size)}" for kind, size in inputs)
+            operation += f" of {shapes}" if shapes else ""
+        timeout = int(entry.get("timeout_ms", 0)) / 1000
+        since = int(entry["time_created_ns"]) / 1e9
+        return Wait(self._rank, name, members, operation, number, since, backend, timeout if timeout > 0 else math.inf)
+
+
+def ask(path: Path, what: str, seconds: float = READ_SECONDS) -> bytes | None:
+    """The answer of a rank's torch; None where there is none: it is not imported there, or the process is stopped."""
+    connection = _Connection("rank", timeout=seconds)
+    connection.path = path
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("POST", f"/handler/{what}", headers={"Content-Length": "0"})
+        answer = connection.getresponse()
+        if answer.status == http.client.OK:
+            return answer.read()
+    return None
+
+
+class _Connection(http.client.HTTPConnection):
+    path: Path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self.path))
+
+
+def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
+    noted: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # not there yet
+        noted = json.loads(groups_file(path).read_text())
+    questions = noted.get("recorders", _ANY)
+    dumps = {name: _dump(path, question) for name, question in questions.items() if question}
+    if not any(dumps.values()) and (dumps or not noted):
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # another torch's JSON
+        return merge(rank, noted, dumps, names)
+    return None
+
+
+def _dump(path: Path, question: str) -> dict[str, Any]:
+    answer = ask(path, question)
+    with contextlib.suppress(ValueError):
+        return dict(json.loads(answer or b"{}"))
+    return {}
+
+
+def _backend(entry: Mapping[str, Any]) -> str:
+    """An older torch answers for gloo, whichever backend it is asked for."""
+    return str(entry["profiling_name"]).partition(":")[0]
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[2]
+
+
+def _batches(entries: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Each entry, after those that are parts of it. A part of a batch is never retired by itself: the entry behind it
+    is that of the batch, and has its numbers."""
+    places: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for entry in entries:
+        place = (entry["pg_id"], entry["collective_seq_id"], entry["p2p_seq_id"])
+        places.setdefault(place, []).append(entry)
+    for some in places.values():
+        yield from [some] if _name(some[-1]) == "coalesced" else ([entry] for entry in some)

@@ -1,0 +1,197 @@
+"""What the ranks of one node do right now: looked at several times, each as one value."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..rank.evidence import SIGNAL
+from . import processes, stacks
+from .gpus import GpuFault, GpuUse
+from .processes import Process
+from .recorders import RankRecord
+from .stacks import Frame, Stack
+from .waits import Steps, Wait
+
+SAMPLES = 3
+PAUSE_SECONDS = 0.4
+"""Between two looks: who moves is elsewhere by then, or has used the CPU."""
+
+_MOVED_BYTES = 16 * 1024
+"""A second, that a rank reads or writes if it does so at all: libraries ask a group's store for a few each second."""
+
+_FILE = r"/orders/round-\d+-rank-(\d+)\.stacks$"
+_BETWEEN = ("/torch/autograd/", "/torch/nn/", "/torch/optim/", "/torch/utils/")
+"""What calls a collective on behalf of the user: no place to look for a mistake."""
+
+Places = Mapping[int, tuple[int, Path]]
+"""By rank: its process, and the file that it writes its stacks to."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank does at one moment.
+
+    Attributes:
+        rank: of the job.
+        process: what the kernel says of it.
+        threads: their stacks, the main thread's first; () where the rank has not answered.
+        time: seconds since the epoch, of the clock of its machine.
+        cpu: cores that it used meanwhile, with all that it has started.
+        moved: its main thread was in different calls within the short time that it was looked at.
+        data: bytes a second that it reads and writes, with all that it has started.
+        is_stuck: it was in uninterruptible sleep, at the first look and at the last.
+        record: its operations with other ranks; one that is not whole says nothing of what is not in it.
+        step: its step as a wait.
+        call: the operation that its stack shows, where nothing records it.
+        quiet: seconds since it has begun an operation, or ended a step, as far as looks have shown.
+        steps: how far it is, by the steps that it tells.
+        holds_gil: native code in it holds Python's lock.
+        returned: it has left the task's function, successfully.
+        debugged: a person is asked in its debugger.
+        gpus, faults: its own ones, and what they have reported.
+    """
+
+    rank: int
+    process: Process
+    threads: tuple[Stack, ...] = ()
+    time: float = 0.0
+    cpu: float = 0.0
+    moved: bool = False
+    data: int = 0
+    is_stuck: bool = False
+    record: RankRecord = field(default_factory=RankRecord)
+    step: Wait | None = None
+    call: Wait | None = None
+    quiet: float = 0.0
+    steps: Steps = field(default_factory=Steps)
+    holds_gil: bool = False
+    returned: bool = False
+    debugged: bool = False
+    gpus: tuple[GpuUse, ...] = ()
+    faults: tuple[GpuFault, ...] = ()
+
+    @property
+    def stack(self) -> Stack:
+        """The main thread's."""
+        return self.threads[0] if self.threads else ()
+
+    @property
+    def waits_in(self) -> str:
+        """The operation with other ranks that its main thread is in, by Python's frames; "" where it is in none."""
+        return stacks.collective(self.stack)
+
+    @property
+    def works(self) -> str:
+        """What it does beside computing: a verb; "" for nothing that one sees."""
+        if self.steps.is_saving or self.steps.is_writing:
+            return "saves or restores a checkpoint"
+        if self.moved:
+            return "moves"
+        return f"reads or writes ({self.data / 1e6:.1f} MB a second)" if self.data >= _MOVED_BYTES else ""
+
+    def age(self, wait: Wait) -> float:
+        """Seconds that one of its waits has lasted."""
+        return self.time - wait.since
+
+    def late(self, wait: Wait | None) -> bool:
+        """Whether that is too long."""
+        return wait is not None and self.age(wait) >= wait.limit
+
+    @property
+    def where(self) -> str:
+        """One phrase: ``in all_reduce, called at train.py:33 in step``, ``at loader.py:88 in read``."""
+        if self.returned:
+            return "after the end of the task's function"
+        if not self.threads:
+            return f"{self.process}; it has not answered"
+        if not self.stack:
+            return "where nobody knows: its main thread is not among the hundred whose stacks Python shows"
+        if not self.waits_in:
+            return f"at {self.stack[0].short}"
+        caller = users_frame(self.stack)
+        return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "")
+
+
+def users_frame(stack: Stack) -> Frame | None:
+    """The innermost call that is the user's own, as far as one can tell."""
+    users = (frame for frame in stack if not stacks.is_librarys(frame))
+    return next((frame for frame in users if not any(part in frame.file for part in _BETWEEN)), None)
+
+
+def take(ranks: Places, send: Callable[[int], object], *, is_chatty: bool = False) -> list[Snapshot]:
+    """Look at ranks, :data:`SAMPLES` times.
+
+    Args:
+        ranks: to be looked at.
+        send: sends :data:`~..rank.evidence.SIGNAL` to a process.
+        is_chatty: a library of theirs exchanges messages all the time: the network's bytes say nothing.
+    """
+    began, first = time.monotonic(), _looks(ranks)
+    threads: dict[int, list[tuple[Stack, ...]]] = {rank: [] for rank in ranks}
+    before = {rank: stacks.size(path) for rank, (_, path) in ranks.items()}
+    for number in range(SAMPLES):
+        if number:
+            time.sleep(PAUSE_SECONDS)
+        for rank, answer in stacks.ask(ranks, send).items():
+            threads[rank].append(answer)
+    last, took, now = _looks(ranks), time.monotonic() - began, time.time()
+    grown = {rank: max(0, stacks.size(path) - before[rank]) for rank, (_, path) in ranks.items()}
+    return [
+        Snapshot(
+            rank=rank,
+            process=replace(process, data=0, stored=0, received={}),
+            time=now,
+            threads=threads[rank][-1] if threads[rank] else (),
+            cpu=max(0.0, process.cpu - first[rank].cpu) / took,
+            moved=len({_way(answer[0]) for answer in threads[rank]}) > 1,
+            data=round(_moved(first[rank], process, grown[rank], is_chatty=is_chatty) / took),
+            is_stuck=process.state == first[rank].state == "D",
+        )
+        for rank, process in sorted(last.items())
+    ]
+
+
+def running_below(root: Path) -> dict[Path, Places]:
+    """The ranks that run on this machine, or in this container, found by the files that they have open; by the scratch
+    directory of their job.
+
+    Args:
+        root: only jobs whose scratch directory lies below.
+    """
+    found: dict[Path, dict[int, tuple[int, Path]]] = {}
+    for path, pid in processes.holding(_FILE).items():
+        match = re.search(_FILE, str(path))
+        if match is not None and root in path.parents:
+            found.setdefault(path.parents[1], {})[int(match[1])] = (pid, path)
+    return dict(found)
+
+
+def by_ourselves(pid: int) -> None:
+    """Send the signal from this process."""
+    try:
+        os.kill(pid, SIGNAL)
+    except ProcessLookupError:
+        return  # it has ended
+
+
+def _looks(ranks: Places) -> dict[int, Process]:
+    found = processes.look([pid for pid, _ in ranks.values()])
+    return {rank: found[pid] for rank, (pid, _) in ranks.items()}
+
+
+def _moved(first: Process, last: Process, stacks_grown: int, *, is_chatty: bool) -> int:
+    """Bytes, but for those of its stacks."""
+    if is_chatty:
+        return max(0, last.stored - first.stored - stacks_grown)
+    network = sum(max(0, count - first.received.get(each, 0)) for each, count in last.received.items())
+    return max(0, last.data - first.data - stacks_grown) + network
+
+
+def _way(stack: Stack) -> tuple[object, ...]:
+    """What stays the same while one call goes on: the calls, and the lines of all but the innermost."""
+    return (*((frame.file, frame.function) for frame in stack[:1]), *stack[1:])

@@ -1,0 +1,154 @@
+"""The stacks of a rank's threads: it writes them itself, into a file, when it gets a signal (faulthandler).
+
+That needs neither ptrace nor the GIL, so it works in any pod, and while native code holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from ..rank.evidence import SIGNAL, START
+from . import processes
+
+WRITE_SECONDS = 1.0
+"""For a rank to write its stacks. It takes milliseconds; a process that is stopped never does."""
+
+_LOOK = 0.05
+_MOST_BYTES = 1 << 20
+"""Of a rank's file, which grows with each look."""
+
+_MOST_THREADS = 100
+"""That faulthandler shows, the newest first."""
+
+_START = f'  File "{START}"'
+_THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A call in progress."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """As Python shows it."""
+        return f'File "{self.file}", line {self.line} in {self.function}'
+
+    @property
+    def short(self) -> str:
+        """For a sentence: ``loader.py:88 in read``."""
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+Stack = tuple[Frame, ...]
+"""Of one thread, the innermost call first."""
+
+HOROVOD_FILES = ("/horovod/common/", "/horovod/torch/")
+"""Of a path: Horovod's own code. A project may be in a directory of that name, too."""
+
+WAITING_FILES = (
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/rendezvous.py",
+    "/torch/distributed/c10d_logger.py",
+    *HOROVOD_FILES,
+    "/flytekitplugins_safedist/fs/",
+)
+"""Whose functions wait for other ranks."""
+
+_OURS = "/flytekitplugins_safedist/"
+_WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
+
+
+def collective(stack: Stack) -> str:
+    """The operation with other ranks that a thread is in; "" where it is in none."""
+    called = [frame for frame in takewhile(is_librarys, stack) if _waits(frame)]
+    names = [frame.function for frame in called if frame.function not in _WRAPPERS]
+    return names[-1] if names else ""  # what the user has called says most
+
+
+def torchs(stack: Stack) -> str:
+    """The same of torch.distributed's own code alone."""
+    return collective(stack) if stack and "/torch/distributed/" in stack[0].file else ""
+
+
+def is_librarys(frame: Frame) -> bool:
+    """Whether a call is of what waits for other ranks, or ours."""
+    return _waits(frame) or _OURS in frame.file
+
+
+def _waits(frame: Frame) -> bool:
+    return any(part in frame.file for part in WAITING_FILES)
+
+
+def ask(ranks: Mapping[int, tuple[int, Path]], send: Callable[[int], object]) -> dict[int, tuple[Stack, ...]]:
+    """The threads of each rank that answers in :data:`WRITE_SECONDS`, the main thread first.
+
+    Args:
+        ranks: process id and file by rank.
+        send: sends :data:`SIGNAL` to a process. It is called for those only that run and have a handler for it.
+    """
+    able = {rank: at for rank, at in ranks.items() if processes.listens(at[0], SIGNAL)}
+    for _, path in able.values():
+        if size(path) > _MOST_BYTES:
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+    before = {rank: size(path) for rank, (_, path) in able.items()}
+    for pid, _ in able.values():
+        send(pid)
+    sizes, deadline = dict(before), time.monotonic() + WRITE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK)
+        now = {rank: size(path) for rank, (_, path) in able.items()}
+        # All have written, and none has written more since: there is no mark at the end.
+        if now == sizes and all(now[rank] > before[rank] for rank in able):
+            break
+        sizes = now
+    texts = {rank: _since(path, before[rank]) for rank, (_, path) in able.items()}
+    return {rank: threads for rank, text in texts.items() if (threads := parse(text))}
+
+
+def parse(text: str) -> tuple[Stack, ...]:
+    """What faulthandler wrote: the main thread first, without safedist's own start of the rank; () in its place where
+    it is not among the hundred that faulthandler shows.
+
+    Two who ask at once have two answers in a row: this is of the later one.
+    """
+    threads: list[Stack] = []
+    main = None
+    for part in reversed(_THREAD.split(text)[1:]):  # the oldest thread comes last
+        own, start, _ = part.partition(_START)
+        if start and main is not None:
+            break
+        frames = _FRAME.findall(own)
+        threads.append(tuple(Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in frames))
+        main = len(threads) - 1 if start else main
+    if main is None and len(threads) >= _MOST_THREADS:
+        return ((), *threads)
+    return (*threads[main or 0 : (main or 0) + 1], *threads[: main or 0], *threads[(main or 0) + 1 :])
+
+
+def size(path: Path) -> int:
+    """Of a rank's file, in bytes."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _since(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""

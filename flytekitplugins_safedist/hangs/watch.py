@@ -1,0 +1,210 @@
+"""The ranks of one node in one round: whether they wait for too long, and what they do. Values go in and come out: who
+they are said to, and what is done about it, is the agent's."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+
+from ..config.options import Hangs
+from ..rank.evidence import text_of
+from . import recorders, snapshot, stacks
+from .recorders import Names, RankRecord
+from .snapshot import Snapshot
+from .stacks import Stack
+from .waits import CALL, LEAST_SECONDS, STEP, Ages, Steps, Wait
+
+logger = logging.getLogger(__name__)
+
+_STILL_SECONDS = 5.0
+"""Between two calls of :meth:`Watch.look`: this process stood still, and its ranks most likely as well."""
+
+_MUTE_SECONDS = 300.0
+"""For which a rank whose interpreter is held is not asked for its stack, but at a suspicion."""
+
+_FRAMES, _FRAMES_BESIDE = 40, 12
+"""Of a rank's main thread, and of each other one, for who judges all of the job."""
+_THREADS, _THREADS_OF_ALL = 8, 2048
+"""Beside the main thread: of one rank, and of all ranks of the job, at most."""
+
+
+@dataclass(frozen=True)
+class LocalRank:
+    """A rank that runs here, as its agent knows it.
+
+    Attributes:
+        rank, world_size: its place in the job.
+        pid: its process.
+        stacks, socket: where it leaves its stacks, and its torch answers.
+        steps: how far it is.
+        horovod: how many waits for Horovod it has begun, and ended, and what the latest is about.
+        is_horovods: it runs under Horovod, whose own thread speaks to the others' a thousand times a second.
+        debugged: a person is asked in its debugger.
+    """
+
+    rank: int
+    world_size: int
+    pid: int
+    stacks: Path
+    socket: Path
+    steps: Steps
+    horovod: tuple[int, int, str] = (0, 0, "")
+    is_horovods: bool = False
+    debugged: bool = False
+
+
+class Watch:
+    """Over the ranks of one node in one round.
+
+    Args:
+        hangs: what the user wants to be done.
+    """
+
+    def __init__(self, hangs: Hangs) -> None:
+        self._hangs = hangs
+        self._ages = Ages(hangs.floor, hangs.ceiling, time.time())
+        self._names: dict[int, Names] = {}
+        self._calls: dict[int, tuple[object, Wait]] = {}
+        self._quiet: dict[int, tuple[object, float]] = {}
+        self._unwatched: set[str] = set()
+        self._mute: dict[int, float] = {}
+        self._answers: SimpleQueue[tuple[dict[int, RankRecord], dict[int, Stack]]] = SimpleQueue()
+        self._asks, self._took = False, 0.0
+        self._real, self._ticks = time.time(), time.monotonic()
+        self._next = time.monotonic() + LEAST_SECONDS
+
+    def look(self, ranks: Sequence[LocalRank]) -> tuple[Wait, ...]:
+        """Where it is time, ask how far the ranks are; the waits that have lasted for too long, as soon as the answers
+        to that are there. To be called every few milliseconds; it does not wait."""
+        self._keep_time()
+        late: tuple[Wait, ...] = ()
+        if not self._answers.empty():
+            self._asks = False
+            late = self._late(ranks, *self._answers.get())
+        if not self._asks and time.monotonic() >= self._next:
+            self._asks = True
+            sockets = {each.rank: each.socket for each in ranks}
+            threading.Thread(target=self._ask, args=(sockets,), name="safedist-hangs", daemon=True).start()
+        return late
+
+    def is_urgent(self, late: Iterable[Wait]) -> bool:
+        """Whether something is to be ended for these waits, by us or by a library; else they are only to be told."""
+        return self._hangs.floor is not None or any(math.isfinite(wait.timeout) for wait in late)
+
+    def snapshots(self, ranks: Sequence[LocalRank], send: Callable[[int], object]) -> list[Snapshot]:
+        """What the ranks do right now, but for their GPUs; takes a second or two.
+
+        Args:
+            ranks: that run here.
+            send: sends :data:`~..rank.evidence.SIGNAL` to a process.
+        """
+        places = {each.rank: (each.pid, each.stacks) for each in ranks}
+        taken = snapshot.take(places, send, is_chatty=any(each.is_horovods for each in ranks))
+        main = {each.rank: each.stack for each in taken}
+        awake = {each.rank for each in taken if each.process.state not in ("", "T", "Z")}
+        sockets = {each.rank: each.socket for each in ranks if each.rank in awake}
+        records = recorders.read(sockets, self._names)
+        held = recorders.holding_the_interpreter(sockets)
+        waits = self._waits(ranks, records, main)
+        found = []
+        for one, each in zip(sorted(ranks, key=lambda one: one.rank), taken, strict=True):
+            own = {wait.source: wait for wait in waits.get(one.rank, ()) if wait.source in (CALL, STEP)}
+            recorded = tuple(wait for wait in waits.get(one.rank, ()) if wait.source not in own)
+            found.append(
+                replace(
+                    each,
+                    threads=_cut(each.threads, one.world_size),
+                    record=replace(records.get(one.rank, RankRecord()), waits=recorded),
+                    call=own.get(CALL),
+                    quiet=each.time - self._quiet[one.rank][1],
+                    step=own.get(STEP),
+                    steps=one.steps,
+                    holds_gil=one.rank in held,
+                    debugged=one.debugged,
+                )
+            )
+        return found
+
+    # --- how long ----------------------------------------------------------------------------------------------------
+    def _keep_time(self) -> None:
+        real, ticks = time.time(), time.monotonic()
+        gone = (real - self._real) - min(ticks - self._ticks, _STILL_SECONDS)
+        if abs(gone) > 1:
+            self._ages.shift(self._real, gone)
+        self._real, self._ticks = real, ticks
+
+    def _ask(self, sockets: Mapping[int, Path]) -> None:
+        began = time.monotonic()
+        records = recorders.read(sockets, self._names)
+        main: dict[int, Stack] = {}
+        for rank in sorted(records):
+            if time.monotonic() < self._mute.get(rank, 0.0):
+                continue
+            stack = recorders.stack(sockets[rank])
+            if stack is None:
+                self._mute[rank] = time.monotonic() + _MUTE_SECONDS
+            else:
+                main[rank] = stack
+        self._took = time.monotonic() - began
+        self._answers.put((records, main))
+
+    def _late(
+        self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]
+    ) -> tuple[Wait, ...]:
+        now = time.time()
+        waits = [wait for some in self._waits(ranks, records, main).values() for wait in some]
+        timeout = min((record.timeout for record in records.values()), default=math.inf)
+        self._next = time.monotonic() + self._ages.next_look(waits, timeout, self._took, now)
+        return tuple(wait for wait in waits if now - wait.since >= wait.limit)
+
+    def _waits(
+        self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]
+    ) -> dict[int, list[Wait]]:
+        """Of each rank: what recorders say, Horovod's in the place of torch's where it has waited for any, what its
+        stack shows, and its step."""
+        waits: list[Wait] = []
+        for each in ranks:
+            stack = main.get(each.rank, ())
+            if each.horovod[0]:
+                records[each.rank] = recorders.of_horovod(each.rank, each.world_size, each.horovod, stack)
+            record, step = records.get(each.rank), each.steps.wait(each.rank)
+            marks = (record.count if record is not None else 0, each.steps.told, each.horovod[:2])
+            if self._quiet.get(each.rank, (None, 0.0))[0] != marks:
+                self._quiet[each.rank] = marks, time.time()
+            call = self._call(each, record, stack)
+            waits += [*(record.waits if record is not None else ()), *filter(None, (call, step))]
+        self._note_unwatched(records.values())
+        running = {each.rank for each in ranks}
+        found: dict[int, list[Wait]] = {}
+        for wait in self._ages.see(waits, running, running - records.keys(), time.time()):
+            found.setdefault(wait.rank, []).append(wait)
+        return found
+
+    def _call(self, one: LocalRank, record: RankRecord | None, stack: Stack) -> Wait | None:
+        """A call of torch's that a rank stands in, and that nothing records; since the first look that has shown it, if
+        nothing of the rank has changed. Where operations are not recorded, nobody knows whether it goes on."""
+        operation = stacks.torchs(stack)
+        if not operation or record is None or record.waits or record.unwatched:
+            self._calls.pop(one.rank, None)
+            return None
+        marks = (stack, self._quiet[one.rank])
+        if one.rank not in self._calls or self._calls[one.rank][0] != marks:
+            call = Wait(one.rank, "", text_of(range(one.world_size)), operation, 0, time.time(), CALL)
+            self._calls[one.rank] = marks, call
+        return self._calls[one.rank][1]
+
+    def _note_unwatched(self, records: Iterable[RankRecord]) -> None:
+        for backend in sorted({name for record in records for name in record.unwatched} - self._unwatched):
+            self._unwatched.add(backend)
+            logger.warning(f"hangs in collectives of {backend} are not found: this torch does not record them")
+
+
+def _cut(threads: Sequence[Stack], world_size: int) -> tuple[Stack, ...]:
+    beside = threads[1 : 1 + min(_THREADS, _THREADS_OF_ALL // world_size)]
+    return (*(stack[:_FRAMES] for stack in threads[:1]), *(stack[:_FRAMES_BESIDE] for stack in beside))

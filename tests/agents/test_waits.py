@@ -1,0 +1,65 @@
+"""Real ranks that wait: whom they are held up by is found by the waits of those who are held up by it, and by nobody's
+else; and who is slow is not ended."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.harness.procs import Running, gate, until
+
+REDUCE = r"rank {} waits in all_reduce of Float\[3\] \(#{} of group {}\)"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("pipeline", f"rank 3 is at .* in sleeps, and does nothing .*; {REDUCE}, {REDUCE} ".format(0, 1, 1, 2, 1, 2)),
+        ("evaluators", f"rank 1 is at .* in sleeps, and does nothing .*; {REDUCE} ".format(2, 1, 1)),
+        ("beside", r"rank 1 is at .* in sleeps, .*; ranks 0, 2-3 wait in all_reduce of Float\[3\] \(#1 of group 0\) "),
+        (
+            "messages",
+            r"rank 1 is at .* in sleeps, .*; ranks 0, 2-3 wait in all_reduce of Float\[3\] \(#\d of group 0\) ",
+        ),
+    ],
+)
+def test_the_culprit_is_whom_the_others_wait_for(warm, tmp_path: Path, how: str, says: str) -> None:
+    text = str(warm.run("job_waits:waits", tmp_path / "job", inputs={"how": how}).error)
+    assert re.search(f"the job does not move: {says}", text), text
+
+
+@pytest.mark.parametrize(
+    ("task", "environment", "says"),
+    [
+        ("job_waits:remembers_much", {"TORCH_FR_BUFFER_SIZE": "6000"}, r"rank 0 waits in all_reduce of Float\[3\] \(#"),
+        ("job_waits:has_a_short_timeout", {}, r"rank 0 waits in all_reduce of Float\[3\] \(#2 of group 0\)"),
+        ("job_waits:never_comes_to_a_group", {}, r"rank 0 waits in new_group "),
+        ("job_waits_late:imports_torch_itself", {}, r"rank 0 waits in all_reduce of Float\[3\] \(#2 of group 0\)"),
+    ],
+)
+def test_a_hang_is_found(warm, tmp_path: Path, task: str, environment: dict[str, str], says: str) -> None:
+    """However much torch remembers; before a short timeout; in what nothing records; in a fresh interpreter."""
+    text = str(warm.run(task, tmp_path / "job", environment=environment).error)
+    assert re.search(rf"the job does not move: rank 1 is at .*, and does nothing .*; {says}", text), text
+
+
+def shown(running: Running) -> str:
+    """What the agent has written so far."""
+    return (running.files / "out").read_text() + (running.files / "err").read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "says", "value"),
+    [
+        ("has_long_steps", r"rank 0 is at .*, and computes .*; step 2 has not ended for", "done"),
+        ("writes_predictions", r"rank 0 is at .*, and reads or writes \(.* MB a second\) .*: slow", "written"),
+    ],
+)
+def test_who_is_slow_is_told_of_and_waited_for(warm, tmp_path: Path, task: str, says: str, value: str) -> None:
+    with gate(tmp_path / "gate") as ranks:
+        running = warm.start(f"job_waits:{task}", tmp_path / "job", environment=ranks.environment)
+        until(lambda: re.search(says, shown(running)), "it is told")
+        ranks.let_go(1)
+        assert running.wait().value == value
