@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,29 +29,6 @@ def new_model() -> torch.nn.Module:
     torch.manual_seed(1)
     hidden = torch.nn.Linear(FEATURES, 32)
     return torch.nn.Sequential(hidden, torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
-
-
-class RandomNumbers:
-    """torch's random numbers of this rank, from which dropout draws: each rank draws its own, and saves its own."""
-
-    def __init__(self, seed: int) -> None:
-        import torch
-
-        torch.manual_seed(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where they are."""
-        import torch
-
-        return {"cpu": torch.get_rng_state(), "gpu": torch.cuda.get_rng_state() if torch.cuda.is_available() else None}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        import torch
-
-        torch.set_rng_state(state["cpu"])
-        if state["gpu"] is not None:
-            torch.cuda.set_rng_state(state["gpu"])
 
 
 def loader(data: Any, sampler: Any) -> DataLoader[Any]:

@@ -11,7 +11,7 @@ from devices import backend_for, device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
-from flytekitplugins_safedist.checkpoint import Checkpoints, ResumableSampler, per_rank
+from flytekitplugins_safedist.checkpoint import Checkpoints, RandomNumbers, ResumableSampler, per_rank
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
@@ -30,7 +30,8 @@ def train(where: str = "", epochs: int = 4) -> float:
     data = common.points()
     sampler = ResumableSampler(data, rank=me.rank, world_size=me.world_size)
     loader = common.loader(data, sampler)
-    random = per_rank(common.RandomNumbers(seed=me.rank))
+    torch.manual_seed(me.rank)  # dropout of each rank's own
+    random = per_rank(RandomNumbers())
 
     ckpt = Checkpoints(where or None, every=5)
     state = {"model": model, "optimizer": optimizer, "sampler": sampler, "random": random}

@@ -7,7 +7,7 @@ from devices import device_of
 from flytekit import Resources, task
 
 from flytekitplugins_safedist import SafeHorovod, current_rank
-from flytekitplugins_safedist.checkpoint import Checkpoints, ResumableSampler, per_rank
+from flytekitplugins_safedist.checkpoint import Checkpoints, RandomNumbers, ResumableSampler, per_rank
 
 
 @task(task_config=SafeHorovod(nproc_per_node=2, max_restarts=2), requests=Resources(cpu="2", mem="2Gi"))
@@ -25,7 +25,8 @@ def train(where: str = "", epochs: int = 4) -> float:
     data = common.points()
     sampler = ResumableSampler(data, rank=hvd.rank(), world_size=hvd.size())
     loader = common.loader(data, sampler)
-    random = per_rank(common.RandomNumbers(seed=hvd.rank()))
+    torch.manual_seed(hvd.rank())  # dropout of each rank's own
+    random = per_rank(RandomNumbers())
 
     ckpt = Checkpoints(where or None, every=5)
     state = {"model": model, "optimizer": together, "sampler": sampler, "random": random}

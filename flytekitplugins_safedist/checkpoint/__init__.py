@@ -12,9 +12,10 @@ from ..lazy import names_of
 if TYPE_CHECKING:
     from .group import per_rank as per_rank
     from .manager import Checkpoints as Checkpoints
+    from .sampler import RandomNumbers as RandomNumbers
     from .sampler import ResumableSampler as ResumableSampler
 
-_PUBLIC = {"Checkpoints": "manager", "ResumableSampler": "sampler", "per_rank": "group"}
+_PUBLIC = {"Checkpoints": "manager", "RandomNumbers": "sampler", "ResumableSampler": "sampler", "per_rank": "group"}
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)
 __getattr__, __dir__ = names_of(__name__, _PUBLIC)

@@ -1,288 +1,270 @@
-"""torch.distributed.checkpoint as we use it: its format and its planners, our files, and nothing is unpickled.
+"""A save's files: torch.distributed.checkpoint's own format, written and read by us, and nothing in it is unpickled.
 
-Each item (a tensor's part, a value) has a CRC-32, taken as it is written and compared as it is read, so nothing is read
-twice. Imports torch: imported by functions, when there is something to save or to restore.
+Each rank writes its pieces into one file, with a table of what is in it at the end. Rank 0 reads these tables from the
+place, which shows that it sees what all have written, and makes the manifest of them; and ``.metadata``, which torch's
+tools want. Each item has a CRC-32, taken as it is written and compared as it is read. Imports torch, as :mod:`.pieces`.
 """
 
 from __future__ import annotations
 
-import copy
-import io
+import json
+import logging
+import math
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as torchs
-from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from ..compat import torch as torch_inside
 from ..errors import CheckpointError
-from .group import JobRanks, failed_elsewhere
-from .metadata import read_metadata
+from .group import JobRanks
+from .pieces import Path, Piece, dtype_of, flat, parts, without_autograd
 from .saves import MANIFEST, DamagedError, Manifest, read_manifest
-from .store import Store, Written, crc32
+from .state import from_bytes, path_of, targets, tree_of
+from .store import Store, crc32
+
+logger = logging.getLogger(__name__)
 
 METADATA = ".metadata"
-Path = tuple[Any, ...]
-"""Of a value in the tree that a state is: keys of dicts, indices of lists."""
 
 
-def flat(path: Path) -> str:
-    """The name that torch gives to a path."""
-    return ".".join(map(str, path))
+def part_of(rank: int) -> str:
+    """The file of a rank."""
+    return f"__{rank}_0.distcp"
 
 
-def is_part(value: Any) -> bool:
-    """Whether it is this rank's part of a tensor."""
-    return isinstance(value, (DTensor, ShardedTensor))
+class Buffers:
+    """Copies of one rank's pieces, on the CPU; their memory is used again.
 
+    Attributes:
+        copies: the pieces, with the copies in the place of their tensors.
+    """
 
-def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor, or a part of one."""
-    return isinstance(value, (torch.Tensor, ShardedTensor))
+    def __init__(self) -> None:
+        self.copies: list[Piece] = []
+
+    @without_autograd
+    def copy(self, pieces: Sequence[Piece]) -> None:
+        """Have copies of these (pinned, where they come from a GPU); complete on return."""
+        before = {piece.name: piece.data for piece in self.copies}
+        self.copies, devices = [], set()
+        for piece in pieces:
+            data = piece.data
+            if piece.size is not None:
+                copy, pinned = before.get(piece.name), data.device.type == "cuda"
+                if copy is None or (copy.shape, copy.dtype) != (data.shape, data.dtype):
+                    copy = torch.empty(data.shape, dtype=data.dtype, device="cpu", pin_memory=pinned)
+                devices.add(data.device)
+                data = copy.copy_(data, non_blocking=True)
+            self.copies.append(replace(piece, data=data))
+        for device in devices - {torch.device("cpu")}:
+            torch.get_device_module(device).synchronize(device)
 
 
 # --- save -------------------------------------------------------------------------------------------------------------
-class Buffers:
-    """The copies of one rank. What ``copy`` returned is overwritten by its next call."""
-
-    def __init__(self) -> None:
-        self._shapes: dict[str, tuple[Any, ...]] = {}
-        self._copies: dict[str, Any] = {}
-
-    def copy(self, values: Mapping[Path, Any]) -> dict[Path, Any]:
-        """Copies on the CPU (pinned, where they come from a GPU), complete on return."""
-        tensors = {flat(path): value for path, value in values.items() if is_tensor(value)}
-        shapes = {name: (type(one), tuple(one.size()), one.dtype) for name, one in tensors.items()}
-        if shapes != self._shapes:
-            on_gpu = any(one.device.type != "cpu" for one in tensors.values() if isinstance(one, torch.Tensor))
-            self._shapes, self._copies = shapes, torch_inside.buffers_for(tensors, pinned=on_gpu)
-        copies = torch_inside.copy_state_dict(tensors, self._copies)
-        return {path: copies[flat(path)] if is_tensor(one) else copy.deepcopy(one) for path, one in values.items()}
-
-
-@dataclass
-class Share:
-    """What one rank writes of a save.
-
-    Attributes:
-        values: of this rank alone: its parts of tensors, tensors that other ranks leave to it, plain values.
-        paths: of all values that this rank holds, in the order in which a restore gives them back.
-        layout: a number for what the ranks have shared out among them, the same in all that hold the same tensors.
-        failed: why this rank cannot do its part; it comes to the save all the same, so that none waits for it.
-    """
-
-    values: dict[Path, Any]
-    paths: list[Path]
-    layout: int = 0
-    failed: BaseException | None = None
+def write(pieces: Sequence[Piece], store: Store, save: str, part: str) -> list[int]:
+    """Write one rank's pieces; where their table is: the file's size, where in it the table begins, its CRC-32. []
+    where there are none."""
+    if not pieces:
+        return []
+    table = []
+    store.make(save)  # another rank may have made it, and this node may not see that yet
+    with store.part(f"{save}/{part}") as file:
+        for piece in pieces:
+            at = file.begin()
+            if piece.size is None:
+                file.write(piece.data)
+                kind: list[Any] = [None, None, [], []]
+            else:
+                torch.save(piece.data, file)
+                kind = [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]]
+            table.append([piece.path, *kind, at, file.size - at, file.crc])
+        at = file.begin()
+        file.write(json.dumps(table).encode())
+        return [file.size, at, file.crc]
 
 
-def save(share: Share, store: Store, name: str, group: JobRanks, made: Manifest) -> None:
-    """Write this rank's share, and in rank 0 the metadata; then commit. A collective, where torch joins the ranks.
+def commit(store: Store, save: str, draft: Manifest, tables: Mapping[str, list[int]]) -> None:
+    """In rank 0: make a save of what all have written.
 
     Args:
-        share: of this rank.
         store: where.
-        name: of the save, the same in all ranks.
-        group: all ranks.
-        made: the manifest, but for what is known when all is written.
+        save: its directory.
+        draft: the manifest, but for what is in the files.
+        tables: by file, what :func:`write` has returned.
 
     Raises:
-        CheckpointError: a rank could not do its part, or the save was not committed.
+        CheckpointError: rank 0 does not see a file; or the pieces do not make up the tensors.
     """
+    sizes = {part: size for part, (size, _, _) in tables.items()}
+    items: dict[str, dict[str, Any]] = {}
+    for part, table in zip(tables, _read_tables(store, save, tables), strict=True):
+        for path, size, dtype, offsets, shape, at, length, crc in table:
+            item = items.setdefault(json.dumps(path), {"path": path, "size": size, "dtype": dtype, "chunks": []})
+            if (size, dtype) != (item["size"], item["dtype"]):
+                raise CheckpointError("ranks hold tensors of different sizes under one name", where={"state": path})
+            item["chunks"].append([offsets, shape, part, at, length, crc])
+    store.make(save)  # of nothing at all no rank has written
+    with store.part(f"{save}/{METADATA}") as file:
+        file.write(_for_torchs_tools([*items.values()]))
+    manifest = replace(draft, sizes={**sizes, METADATA: file.size}, items=[*items.values()], torch=torch.__version__)
+    store.put(f"{save}/{MANIFEST}", manifest.to_bytes())
+
+
+def _read_tables(store: Store, save: str, tables: Mapping[str, list[int]]) -> list[Any]:
+    sizes = {part: size for part, (size, _, _) in tables.items()}
     try:
-        torch_inside.save_state_dict(
-            {flat(path): value for path, value in share.values.items()},
-            _Writer(store, name, group.rank, made),
-            planner=_SavePlanner(share),
-            process_group=group.writers,
-            no_dist=group.writers is None,
+        found = [*store.read(save, sizes, [(part, at, size - at) for part, (size, at, _) in tables.items()])]
+        wrong = [part for data, (part, (*_, crc)) in zip(found, tables.items(), strict=True) if crc32(data) != crc]
+        seen = f"other bytes: {', '.join(wrong)}" if wrong else ""
+    except FileNotFoundError as error:
+        seen = str(error)
+    if seen:
+        raise CheckpointError(
+            "rank 0 does not see what other ranks have written: the nodes do not share the place",
+            where={"place": store.url},
+            seen=seen,
+            hint="give Checkpoints a directory on a file system that all nodes mount, or an address (s3://...)",
         )
-    except torchs.CheckpointException as error:
-        raise _explained(error, group.rank if group.writers is not None else 0) from None
+    return [json.loads(data) for data in found]
 
 
-def _explained(error: Any, rank: int) -> BaseException:
-    """What has failed: in this rank its own error, else that of the first other one, without the frames of torch's."""
-    if rank in error.failures:
-        own: BaseException = error.failures[rank][0]
-        return own
-    other, (cause, *_) = min(error.failures.items())
-    return failed_elsewhere(other, f"{type(cause).__name__}: {cause}")
-
-
-class _SavePlanner(torchs.DefaultSavePlanner):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Of values that are flat already; the paths go into the metadata, as torch's own flattening has them."""
-
-    def __init__(self, share: Share) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._share = share
-
-    def create_local_plan(self) -> Any:
-        if self._share.failed is not None:
-            raise self._share.failed
-        paths = {flat(path): path for path in self._share.paths}
-        return replace(super().create_local_plan(), planner_data=(self._share.layout, paths))
-
-    def create_global_plan(self, all_plans: list[Any]) -> Any:
-        layouts = [plan.planner_data[0] for plan in all_plans]
-        others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
-        if others:
-            raise CheckpointError(
-                "ranks hold different tensors under the names that are saved once: some would be lost",
-                seen=f"other than rank 0's on ranks {', '.join(map(str, others[:10]))}",
-                hint="give save() the same models and optimizers in every rank",
-            )
-        plans, metadata = super().create_global_plan(all_plans)
-        merged = {name: path for plan in all_plans for name, path in plan.planner_data[1].items()}
-        return plans, replace(metadata, planner_data=merged)
-
-
-class _Writer(torchs.FileSystemWriter):  # type: ignore[misc]  # the same
-    """One file of each rank, in our store; the manifest last."""
-
-    def __init__(self, store: Store, name: str, rank: int, made: Manifest) -> None:
-        super().__init__(name)
-        self._store, self._name, self._part, self._made = store, name, f"__{rank}_0.distcp", made
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        self._store.make(self._name)
-        return plans
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        results = []
-        if plan.items:
-            self._store.make(self._name)  # rank 0 has made it, and this node may not see that yet
-            with self._store.part(f"{self._name}/{self._part}") as file:
-                results = [self._written(file, item, planner.resolve_data(item)) for item in plan.items]
-        done: Any = torch.futures.Future()
-        done.set_result(results)
-        return done
-
-    def _written(self, file: Written, item: Any, data: Any) -> Any:
-        begin = file.size
-        file.begin()
-        if item.type == WriteItemType.BYTE_IO:
-            file.write(data.getbuffer())
-        else:
-            tensor = data.detach().cpu()
-            whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-            torch.save(tensor if whole else tensor.clone(), file)  # torch.save writes all of a view's storage
-        info = torch_inside.storage_info(self._part, begin, file.size - begin)
-        return WriteResult(index=item.index, size_in_bytes=info.length, storage_data=(info, file.crc))
-
-    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
-        written = [one for of_rank in results for one in of_rank]
-        held = {one.index: one.storage_data[0] for one in written}
-        data = pickle.dumps(replace(metadata, storage_data=held, storage_meta=None))
-        with self._store.part(f"{self._name}/{METADATA}") as file:
-            file.write(data)
-        sizes, items = {METADATA: len(data)}, {METADATA: [[0, len(data), crc32(data)]]}
-        for info, crc in (one.storage_data for one in written):
-            sizes[info.relative_path] = max(sizes.get(info.relative_path, 0), info.offset + info.length)
-            items.setdefault(info.relative_path, []).append([info.offset, info.length, crc])
-        made = replace(self._made, sizes=sizes, items=items, versions={"torch": torch.__version__})
-        self._store.seal(self._name)
-        self._store.put(f"{self._name}/{MANIFEST}", made.to_bytes())
+def _for_torchs_tools(items: Sequence[Mapping[str, Any]]) -> bytes:
+    """torch's own record of a save. Made by its planner, which sees to it that the chunks make up the tensors."""
+    writes, stored, paths = [], {}, {}
+    for item in items:
+        path = path_of(item["path"])
+        name, size = flat(path), item["size"]
+        paths[name] = tuple(
+            (int if key[0] == "tuple" else str)(key[1]) if isinstance(key, tuple) else key for key in path
+        )
+        for offsets, sizes, part, at, length, _ in item["chunks"]:
+            index = MetadataIndex(name, offsets if size is not None else None)
+            data, kind = None, WriteItemType.BYTE_IO
+            if size is not None:
+                kind = WriteItemType.TENSOR if sizes == size else WriteItemType.SHARD
+                chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                data = TensorWriteData(chunk, TensorProperties(dtype=dtype_of(item["dtype"])), torch.Size(size))
+            if index in stored:
+                raise CheckpointError(
+                    "two values have one name, joined by dots, or two ranks one piece", where={"state": name}
+                )
+            writes.append(WriteItem(index, kind, tensor_data=data))
+            stored[index] = torch_inside.storage_info(part, at, length)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    _, metadata = planner.create_global_plan([SavePlan(writes), SavePlan([])])  # of one plan torch does not count
+    return pickle.dumps(replace(metadata, planner_data=paths, storage_data=stored))
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
-class SavedFiles(torchs.FileSystemReader):  # type: ignore[misc]  # torch is untyped to mypy here
+class SavedFiles:
     """One save; each item is compared with its digest as it is read.
 
     Attributes:
         manifest: its own.
-        metadata: as torch has it.
+        items: by path.
 
     Raises:
-        DamagedError: it has no whole manifest or metadata.
+        DamagedError: it has no whole manifest.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
-        super().__init__(name)
-        self._store, self._name = store, name
-        self.manifest = read_manifest(store, name)
-        self._digests = {
-            (part, offset, length): crc for part, items in self.manifest.items.items() for offset, length, crc in items
-        }
-        (data,) = self._read(METADATA, [(0, self.manifest.sizes[METADATA])])
-        self.metadata = read_metadata(data)
+    def __init__(self, store: Store, save: str) -> None:
+        self._store, self._save = store, save
+        self.manifest = read_manifest(store, save)
+        self.items: dict[Path, dict[str, Any]] = {path_of(item["path"]): item for item in self.manifest.items}
 
-    def load(self, templates: dict[str, Any]) -> None:
-        """Read into ``templates``: tensors of any layout are overwritten, other values replaced. No collective.
+    def load(self, targets: Mapping[Path, Any]) -> dict[Path, Any]:
+        """The values at these paths: tensors are read into what is given here, of others the value is returned.
 
         Raises:
             DamagedError: a file is missing or cut, or an item is not as it was written.
         """
-        planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        values = dict(targets)
+        requests: list[Any] = []  # where an item lies, its CRC-32, and what takes it
+        for path, target in targets.items():
+            item = self.items[path]
+            if item["size"] is None:
+                ((_, _, *where),) = item["chunks"]
+                requests.append((*where, lambda data, path=path: values.update({path: from_bytes(data)})))
+            else:
+                requests += self._of_tensor(path, item, target)
+        requests.sort(key=lambda request: request[:2])
+        for (*_, take), data in zip(requests, self._read([request[:4] for request in requests]), strict=True):
+            take(data)
+        return values
+
+    def _of_tensor(self, path: Path, item: Mapping[str, Any], target: Any) -> Iterator[Any]:
+        dtype = dtype_of(item["dtype"])
+        for begins, part in parts(target):
+            count = 0
+            for offsets, sizes, *where in item["chunks"]:
+                first = [max(pair) for pair in zip(begins, offsets, strict=True)]
+                last = [min(b + n, o + m) for b, n, o, m in zip(begins, part.shape, offsets, sizes, strict=True)]
+                lengths = [end - begin for begin, end in zip(first, last, strict=True)]
+                if all(length > 0 for length in lengths):
+                    count += math.prod(lengths)
+                    here = tuple(slice(f - b, f - b + n) for f, b, n in zip(first, begins, lengths, strict=True))
+                    there = tuple(slice(f - o, f - o + n) for f, o, n in zip(first, offsets, lengths, strict=True))
+                    yield *where, lambda data, p=part, h=here, t=there, s=sizes: p[h].copy_(_tensor(data, dtype, s)[t])
+            if count != part.numel():
+                raise DamagedError("a save does not hold all of a tensor", where={"state": flat(path)})
+
+    def _read(self, items: Sequence[tuple[str, int, int, int]]) -> Iterator[bytes]:
+        where = {"save": f"{self._store.url}/{self._save}"}
+        found = self._store.read(self._save, self.manifest.sizes, [item[:3] for item in items])
         try:
-            torch_inside.load_state_dict(templates, self, planner=planner, no_dist=True)
-        except torchs.CheckpointException as error:
-            raise _explained(error, 0) from None
-
-    def read_metadata(self, *_: Any, **__: Any) -> Any:
-        return self.metadata
-
-    def read_data(self, plan: Any, planner: Any) -> Any:
-        wanted: dict[str, dict[tuple[int, int], list[Any]]] = {}
-        for request in plan.items:
-            info = self.metadata.storage_data[request.storage_index]
-            of_part = wanted.setdefault(info.relative_path, {})
-            of_part.setdefault((info.offset, info.length), []).append(request)
-        for part, items in wanted.items():
-            for place, data in zip(sorted(items), self._read(part, sorted(items)), strict=True):
-                _take(data, items[place], planner)
-        done: Any = torch.futures.Future()
-        done.set_result(None)
-        return done
-
-    def _read(self, part: str, items: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        where = {"save": f"{self._store.url}/{self._name}", "part": part}
-        try:
-            ranges = list(items)
-            found = self._store.read(f"{self._name}/{part}", self.manifest.sizes[part], ranges)
-            for (offset, length), data in zip(ranges, found, strict=True):
-                if len(data) != length or crc32(data) != self._digests[part, offset, length]:
-                    raise DamagedError("a part of a save is not as it was written", where={**where, "at": offset})
+            for (part, at, length, crc), data in zip(items, found, strict=True):
+                if len(data) != length or crc32(data) != crc:
+                    where.update(part=part, at=str(at))
+                    raise DamagedError("a part of a save is not as it was written", where=where)
                 yield data
-        except (FileNotFoundError, KeyError) as error:
+        except FileNotFoundError as error:
             raise DamagedError("a part of a save is missing or cut", where=where, seen=str(error)) from error
 
+    def trees(self, state: Mapping[str, Any], ranks: JobRanks) -> dict[str, Any]:
+        """What it holds of the names in the state, for this rank; its own tensors are overwritten.
 
-def _take(data: bytes, requests: list[Any], planner: Any) -> None:
-    if requests[0].type == LoadItemType.BYTE_IO:
-        for request in requests:
-            planner.load_bytes(request, io.BytesIO(data))
-        return
-    tensor = loads(data)
-    for request in requests:
-        target = planner.resolve_tensor(request).detach()
-        target.copy_(narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths))
-        planner.commit_tensor(request, target)
+        Raises:
+            DamagedError: it is not whole.
+            CheckpointError: it is whole, and not of this state.
+        """
+        manifest = self.manifest
+        if missing := {*state} - {*manifest.names}:
+            raise CheckpointError(
+                "the save does not hold what is to be resumed",
+                where={"missing": ", ".join(sorted(missing))},
+                seen=f"saved: {', '.join(sorted(manifest.names)) or 'nothing'}",
+                expected=", ".join(sorted(state)),
+                hint="give restore() names that save() was given; add new ones after it",
+            )
+        own = [name for name in state if name in manifest.per_rank]
+        if own and manifest.world_size != ranks.size and ranks.rank == 0:
+            logger.warning(
+                f"{', '.join(own)}: not restored, for {manifest.world_size} ranks have saved their own, and there are "
+                f"{ranks.size} now"
+            )
+        heads = {name: f"{name}@{ranks.rank}" if name in own else name for name in state}
+        heads = {name: head for name, head in heads.items() if name not in own or manifest.world_size == ranks.size}
+        items = {path: item for path, item in self.items.items() if path[0] in heads.values()}
+        values = self.load(targets(state, heads, items))
+        found = tree_of(values) if values else {}
+        return {name: found[head] for name, head in heads.items()}
 
 
-class _LoadPlanner(torchs.DefaultLoadPlanner):  # type: ignore[misc]  # torch is untyped to mypy here
-    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        self.state_dict[read_item.dest_index.fqn] = loads(value.getvalue())
-
-
-def dumps(value: Any) -> bytes:
-    """A plain value, with the tensors in it, as bytes."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def loads(data: bytes) -> Any:
-    """The inverse of :func:`dumps`; nothing is unpickled."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+def _tensor(data: bytes, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
+    """The tensor that torch.save has written: its memory as it lies in the archive."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        (info,) = (each for each in archive.infolist() if each.filename.endswith("/data/0"))
+    begin = info.header_offset + 30 + sum(struct.unpack_from("<HH", data, info.header_offset + 26))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of memory that is not to be written to; it is not
+        return torch.frombuffer(data, dtype=dtype, count=math.prod(sizes), offset=begin).view(sizes)

@@ -1,20 +1,31 @@
-"""The ranks of the job, as checkpoints need them: which one am I, a way to exchange a few values, and a mark for what
-each has its own of.
+"""The ranks of the job, as checkpoints need them: which one this is, and how they come to one answer.
 
-Over the training's own library: torch.distributed (gloo groups of our own, never the group that trains) or Horovod.
-Plain values only: a tensor that is exchanged comes to another rank's GPU.
+They meet where ``fs`` has them meet, which needs no process group of theirs: a save in flight outlives
+``destroy_process_group()``. What they exchange is small, and JSON; nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import itertools
-import sys
-from collections.abc import Callable
-from datetime import timedelta
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import CheckpointError
-from ..fs.identity import Identity, current_identity
+from ..errors import CheckpointError, FsError, FsTimeoutError
+from ..fs import store as places
+
+logger = logging.getLogger(__name__)
+
+WORD_SECONDS = 60.0
+"""After so long a wait for another rank the log says for whom."""
+PATIENCE_SECONDS = 1800.0
+"""For a rank that does not come to a call. As torch's own for a collective, by default."""
+WRITE_SECONDS = 6 * 3600.0
+"""For a rank that writes its part of a large state."""
+_FAREWELL_SECONDS = 10.0
 
 
 class per_rank:
@@ -28,120 +39,121 @@ class per_rank:
         self.value = value
 
 
-_PATIENCE = timedelta(hours=6)
-"""Of the collectives: the others wait while one rank writes its part of a large state."""
+class of_rank_0(per_rank):
+    """Marks a value that rank 0 alone has, and that every rank gets back that asks for it."""
 
 
 class JobRanks:
-    """All ranks; by itself, those of a job of one process.
+    """All ranks of this life of the job. Made by each of them, in the same order.
 
     Attributes:
         rank: this process.
-        world_size: how many there are.
-        writers: torch's process group for the threads that write; None where torch has none, and rank 0 writes all.
-    """
-
-    rank = 0
-    world_size = 1
-    writers: Any = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the library still joins the ranks."""
-        return True
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks. A collective of the ranks' main threads."""
-        return [value]
-
-    def together(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each rank gives, in the order of ranks: plain values by name. A collective.
-
-        A rank that has failed comes, too, with its error, so that all fail alike and none waits for ever.
-
-        Raises:
-            CheckpointError: in every rank, if ``mine["error"]`` is an error in any; each rank that has one raises its
-                own.
-        """
-        failure = mine.get("error")
-        text = None if failure is None else f"{type(failure).__name__}: {failure}"
-        told: list[dict[str, Any]] = self.gather({**mine, "error": text})
-        if failure is not None:
-            raise failure
-        for rank, one in enumerate(told):
-            if one["error"] is not None:
-                raise failed_elsewhere(rank, one["error"])
-        return told
-
-
-class TorchRanks(JobRanks):
-    """Over two gloo groups: exchanges of the main threads never meet those of the writing threads."""
-
-    def __init__(self, dist: Any) -> None:
-        self._dist = dist
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._trained_by = dist.group.WORLD
-        self._front = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self.writers = dist.new_group(backend="gloo", timeout=_PATIENCE)
-
-    @property
-    def alive(self) -> bool:
-        return bool(self._dist.is_initialized()) and self._dist.group.WORLD is self._trained_by
-
-    def gather(self, value: Any) -> list[Any]:
-        taken: list[Any] = [None] * self.world_size
-        self._dist.all_gather_object(taken, value, group=self._front)
-        return taken
-
-
-class HorovodRanks(JobRanks):
-    """Over Horovod, on the CPU. It finds what belongs together by name."""
-
-    def __init__(self, hvd: Any) -> None:
-        self._hvd = hvd
-        self.rank, self.world_size = hvd.rank(), hvd.size()
-        self._turns = itertools.count()
-
-    @property
-    def alive(self) -> bool:
-        return bool(self._hvd.is_initialized())
-
-    def gather(self, value: Any) -> list[Any]:
-        taken: list[Any] = self._hvd.allgather_object(value, name=f"safedist.checkpoint.{next(self._turns)}")
-        return taken
-
-
-def assemble() -> JobRanks:
-    """The ranks of this job, by whichever library it has initialised. A collective, under torch.
+        size: how many there are.
 
     Raises:
-        CheckpointError: the environment names several ranks, and no library is initialised that joins them.
+        FsError: the ranks have nothing to meet over yet.
     """
-    identity = current_identity()
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        _same(identity, dist.get_rank(), dist.get_world_size(), "torch.distributed")
-        return TorchRanks(dist) if dist.get_world_size() > 1 else JobRanks()
-    hvd = sys.modules.get("horovod.torch")
-    if hvd is not None and hvd.is_initialized():
-        _same(identity, hvd.rank(), hvd.size(), "Horovod")
-        return HorovodRanks(hvd) if hvd.size() > 1 else JobRanks()
-    if identity.single:
-        return JobRanks()
-    raise CheckpointError(
-        "the ranks cannot agree on a checkpoint yet",
-        seen=f"{identity}, and neither torch.distributed nor horovod.torch is initialised",
-        hint="call torch.distributed.init_process_group() or hvd.init() before the first use of Checkpoints",
-    )
+
+    def __init__(self, call: str) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                group = places.ranks(min(WORD_SECONDS, PATIENCE_SECONDS))
+                break
+            except FsTimeoutError as error:
+                _missed(call, f"{error.what}: waited", time.monotonic() - began, PATIENCE_SECONDS)
+        self.rank, self.size = (group.rank, group.size) if group is not None else (0, 1)
+        self._meeting: Any = group and group.meeting
+        self._ends_with_rank_0 = group is not None and group.ends_with_rank_0
+        self._place = f"checkpoint/{group.turn('checkpoint')}" if group is not None else ""
+        self._turns: Counter[str] = Counter()
+
+    def agree(
+        self,
+        call: str,
+        mine: Any = None,
+        decide: Callable[[Sequence[Any]], Any] = lambda _: None,
+        *,
+        failure: BaseException | None = None,
+        writing: bool = False,
+    ) -> Any:
+        """Hand ``mine`` to rank 0, and return what it decides for all ranks. A collective.
+
+        A rank that has failed comes, too, with its error: so all fail alike, and none waits for ever.
+
+        Args:
+            call: that the ranks are in, for messages.
+            mine: a value that is JSON.
+            decide: run in rank 0, with every rank's value; returns JSON. What it raises is every rank's error.
+            failure: this rank's.
+            writing: by the threads that write, which have turns of their own.
+
+        Raises:
+            CheckpointError: in every rank, where one has failed or has not come; who has failed raises its own error.
+            FsError: the place where the ranks meet is gone.
+        """
+        lane, value = f"{self._place}/{'write' if writing else 'call'}", None
+        turn, self._turns[lane] = self._turns[lane], self._turns[lane] + 1
+        key, word = f"{lane}/{turn}", [mine, failure and _told(failure)]
+        if self.rank == 0:
+            try:
+                others = (self._wait(f"{key}/{rank}", rank, call, writing) for rank in range(1, self.size))
+                values, failures = zip(word, *others, strict=True)
+                failed = next(([rank, text] for rank, text in enumerate(failures) if text), None)
+                value = decide(values) if failed is None else None
+            except Exception as error:
+                failure, failed = failure or error, [0, _told(error)]
+            self._answer(lane, turn, [value, failed])
+        else:
+            self._meeting.set(f"{key}/{self.rank}", json.dumps(word).encode())
+            value, failed = self._wait(f"{key}/all", 0, call, writing)
+            if self._ends_with_rank_0:
+                with contextlib.suppress(FsError):  # rank 0 waits some seconds for this word, and is gone then
+                    self._meeting.add(f"{key}/read", 1)
+        if failure is not None:
+            raise failure
+        if failed is not None:
+            raise failed_elsewhere(*failed)
+        return value
+
+    def _answer(self, lane: str, turn: int, answer: Any) -> None:
+        """In rank 0: tell the others, and forget the turn before, which all of them have left."""
+        if self.size == 1:
+            return
+        self._meeting.set(f"{lane}/{turn}/all", json.dumps(answer).encode())
+        with contextlib.suppress(FsError):
+            for name in ("all", "read", *range(1, self.size)) if turn else ():
+                self._meeting.delete(f"{lane}/{turn - 1}/{name}")
+            # This process may end next, and the meeting place with it.
+            until = time.monotonic() + (_FAREWELL_SECONDS if self._ends_with_rank_0 else 0.0)
+            while time.monotonic() < until and self._meeting.add(f"{lane}/{turn}/read", 0) < self.size - 1:
+                time.sleep(0.001)
+
+    def _wait(self, key: str, rank: int, call: str, writing: bool) -> Any:  # noqa: FBT001
+        began, patience = time.monotonic(), WRITE_SECONDS if writing else PATIENCE_SECONDS
+        while (value := self._meeting.wait(key, min(WORD_SECONDS, patience))) is None:
+            if not writing or time.monotonic() - began >= patience:
+                _missed(call, f"rank {self.rank} has waited for rank {rank}", time.monotonic() - began, patience)
+        return json.loads(value)
 
 
-def _same(identity: Identity, rank: int, size: int, who: str) -> None:
-    if not identity.single and (identity.rank, identity.world_size) != (rank, size):
+def _missed(call: str, seen: str, waited: float, patience: float) -> None:
+    """Say that a rank has not come so far.
+
+    Raises:
+        CheckpointError: it is too late.
+    """
+    logger.warning(f"{seen} for {waited:.0f} s in {call}, which every rank has to call")
+    if waited >= patience:
         raise CheckpointError(
-            f"{who} and the environment count different ranks",
-            seen=f"rank {rank} of {size} by {who}, {identity} by the environment",
-            hint="initialise one group of all ranks",
+            f"a rank did not come to {call}",
+            seen=f"{seen} for {waited:.0f} s",
+            hint=f"call {call} in every rank, with the same steps; or see what that rank does instead",
         )
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def failed_elsewhere(rank: int, seen: str) -> CheckpointError:

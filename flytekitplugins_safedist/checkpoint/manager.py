@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
-from types import TracebackType
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError, NotInTaskError
-from ..fs.identity import current_identity
+from ..compat import before_threads_end
+from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
+from ..fs.identity import known_identity
 from ..ranks import context
-from ..ranks.shared_page import AgreedSave
 from ..record.writer import RECORDER
-from . import due, places, preemption, saves
-from .group import JobRanks, assemble, failure_of, per_rank
+from . import agreement, places, saves
+from .group import JobRanks, failure_of
 from .saves import DamagedError, Manifest
 from .store import Store
-from .writer import Writer
 
 if TYPE_CHECKING:
-    from .dcp import Buffers, Share
+    from .dcp import Buffers
+    from .pieces import Piece
 
 logger = logging.getLogger(__name__)
+
+_SAY_AFTER_SECONDS = 1.0
+"""A wait for the save before is said in the log from here on."""
+_LAST_SECONDS = 10.0
+"""How long a rank that raises lets its save in flight go on: the others write on as long, and then it is committed."""
 
 
 class Checkpoints:
@@ -40,6 +47,9 @@ class Checkpoints:
         resume_from: where to look if nothing was saved yet: another execution of this workflow by its name, or the
             address of a place.
 
+    Attributes:
+        latest: the step of the newest save that this process knows to be committed, its own or the one it restored.
+
     Raises:
         ConfigError: an argument cannot work.
         CheckpointError: there is no place to save to.
@@ -53,28 +63,35 @@ class Checkpoints:
         every: int | timedelta | None = timedelta(minutes=10),
         resume_from: str | None = None,
     ) -> None:
-        due.check(keep, every)
+        _check_arguments(keep, every)
         try:
-            rank: Any = context.current_rank()
+            rank = context.current_rank()
+            self._job, attempt = rank.job, rank.attempt
         except NotInTaskError:  # under torchrun, horovodrun, or in a single process
-            rank = current_identity()
-        self._facts = places.gather(where, attempt=rank.attempt)
-        self._keep, self._resume_from = keep, resume_from
-        self._every = every
-        self._by_time = due.EverySeconds(every.total_seconds()) if isinstance(every, timedelta) else None
-        self._last = -1  # the step that training has told last, or resumed
-        self._writer = Writer()
+            identity = known_identity()
+            self._job, attempt = "", identity.attempt if identity is not None else 0
+        self._facts = places.gather(where, attempt=attempt)
+        self._keep, self._every, self._resume_from = keep, every, resume_from
+        self._timer = agreement.Timer(every.total_seconds()) if isinstance(every, timedelta) else None
+        self._agreement = agreement.of_rank()
+        self._mark: agreement.Mark | None = None
+        self._thread = ThreadPoolExecutor(1, "safedist-checkpoint")
+        self._save: Future[None] | None = None  # the last one, written or being written
         self._buffers: Buffers | None = None
         self._ranks: JobRanks | None = None
         self._place: Store | None = None
-        self._pointed = not self._facts.given
         self._checked = False
-        self._asked: tuple[int, bool] | None = None
-        self._agreed: AgreedSave | None = None
-        self._point = preemption.Preemption(lambda: self._settled()[1])
+        self._last = -1  # the step that training has told last, or resumed
+        self._answer = (-1, False)  # to the last question whether to save
+        self._count = 0  # saves that this process has committed
+        self._saved: int | None = None  # the newest step in the own place, as far as is known
+        self._newest = -1  # the time in the name of the newest save there; rank 0's
+        self._back_to: int | None = None  # the step that the user has gone back to, and
+        self._needed: str | None = None  # the save of it
         self.latest: int | None = None
-        """The step of the newest save that this process knows to be committed, its own or the one it restored."""
-        context.at_end(self.wait)
+        context.at_end(self._end)
+        context.in_any_case(lambda: self._drain("the end", _LAST_SECONDS))
+        before_threads_end(lambda: self._drain("the end"))
 
     # --- what a training loop calls -----------------------------------------------------------------------------------
     @context.saving()
@@ -84,68 +101,64 @@ class Checkpoints:
         Saves that fail their digests are passed over, saying so. A collective.
 
         Args:
-            state: by name, anything with ``state_dict`` and ``load_state_dict``, and plain values, which are replaced;
-                all that was saved, or a part of it.
-            step: load the save of this step, and no other.
+            state: by name, anything with ``state_dict`` and ``load_state_dict``, and plain values; all that was saved,
+                or a part of it. Lists, dicts and tensors in it are filled in place, other plain values are replaced.
+            step: load the save of this step. What is saved from then on is newer than what was saved after it before;
+                where this very job starts its ranks again, it goes on from there.
 
         Raises:
             CheckpointError: there are saves and none of them is whole, or not of that step; the store does not answer;
                 the save does not hold what is to be restored; or the state holds what could not be saved.
         """
-        group = self._group()
-        self._check(state)
-        _, store = self._settled()
-        began, passed_over = time.monotonic(), []
-        self._writer.drain("restoring")
-        for source, name in self._found(step):
-            damage = self._loaded(source, name, state)
+        ranks, began, call = self._meet("Checkpoints.restore"), time.monotonic(), "Checkpoints.restore"
+        self._drain("restoring")
+        failure, damaged = failure_of(lambda: self._check(state)), []
+        found = ranks.agree(call, decide=lambda _: self._candidates(step), failure=failure)
+        store = self._use(found["place"])
+        source = store if found["source"] is None else Store(found["source"])
+        for name in found["names"]:
+            damage = self._load(source, name, state)
             if damage is None:
-                self.latest = self._last = saves.step_of(name)
-                if self._by_time is not None:
-                    self._by_time.begin()
-                if group.rank == 0:
-                    seconds = time.monotonic() - began
-                    logger.info(f"resumed from {source.url}/{name} in {seconds:.1f} s; saves go to {store.url}")
+                self._resume(name, step, is_here=source is store)
+                self._say(
+                    f"resumed from {source.url}/{name} in {time.monotonic() - began:.1f} s; saves go to {store.url}"
+                )
                 return saves.step_of(name) + 1
-            passed_over.append(f"{name}: {damage}")
-            if group.rank == 0:
-                logger.warning(f"{source.url}/{name} is passed over: {damage}")
-        if passed_over or step is not None:
+            damaged.append(f"{name}: {damage}")
+            self._say(f"{source.url}/{name} is passed over: {damage}", logging.WARNING)
+        if damaged or step is not None:
             raise CheckpointError(
-                "there are checkpoints, but none of them is complete" if passed_over else "there is no such checkpoint",
+                "there are checkpoints, but none of them is complete" if damaged else "there is no such checkpoint",
                 where={} if step is None else {"step": step},
-                seen="; ".join(passed_over) or f"steps {self.steps()} in {store.url}",
+                seen="; ".join(damaged) or f"steps {self.steps()} in {store.url}",
                 hint="restore one of them, or remove them (or save at another place) to begin anew",
             )
-        if group.rank == 0:
-            logger.info(f"nothing to resume from; saves go to {store.url}")
+        is_kept = self._facts.given or self._facts.outputs
+        gone = "" if is_kept else ", and are gone when this local run is: name a place to keep them"
+        self._say(f"nothing to resume from; saves go to {store.url}{gone}")
         return 0
 
     def should_save(self, step: int) -> bool:
         """Say that ``step`` is done; whether all ranks save after it: because that is due, or a pod is told to stop.
 
-        For a trainer that makes its own files first; :meth:`save` asks by itself. No collective and no system call, but
-        at few steps where saves are due by time.
+        For a trainer that makes its own files first; :meth:`save` asks by itself. In every rank. No system call, but
+        outside a task at few steps where saves are due by time.
 
         Raises:
-            CheckpointError: ``step`` falls. The highest one is resumed: steps that begin again with each epoch would
-                bring back the end of the first one.
+            CheckpointError: ``step`` falls.
         """
         if type(step) is not int or step < max(self._last, 0):
-            raise CheckpointError(
-                "a step is a number from 0 that never falls",
-                where={"step": repr(step)},
-                seen=f"the one before was {self._last}" if self._last >= 0 else type(step).__name__,
-                hint="count steps over all epochs, and begin with what restore() returns",
-            )
+            rule = f" and must never be smaller than before ({self._last})" if self._last >= 0 else ""
+            hint = "count steps over all epochs, starting with what restore() returns"
+            raise CheckpointError(f"step must be a number, 0 or more{rule}", seen=repr(step), hint=hint)
         before, self._last = self._last, step
-        if self._asked is None or self._asked[0] != step:
-            self._agreed = self._point.at(step)
-            self._asked = step, self._due(before, step) or self._agreed is not None
-        return self._asked[1]
+        if self._answer[0] != step:
+            self._answer = step, self._is_agreed(step) or self._is_due(before, step)
+        return self._answer[1]
 
     def save(self, step: int, state: MutableMapping[str, Any], force: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Say that ``step`` is done, and is in ``state``; save if that is due, or where a pod is told to stop.
+        """Say that ``step`` is done, and is in ``state``; save if that is due, or where a pod is told to stop. To be
+        called by every rank.
 
         Training stands still while the state is copied; a thread writes and commits it. Where a pod is told to stop,
         this does not return before the ranks are ended to go on elsewhere.
@@ -161,190 +174,282 @@ class Checkpoints:
         """
         wanted = self.should_save(step)
         if not self._checked:
-            self._check(state)
+            with context.saving():
+                self._meet().agree("Checkpoints.save", failure=failure_of(lambda: self._check(state)))
         if not (wanted or force):
             return
-        agreed, self._agreed, self._asked = self._agreed, None, (step, False)
+        self._answer = step, False
+        agreed = self._agreement and self._agreement.open_for(self)
         try:
             self._begin(step, state)
-            if agreed is not None and agreed.urgent:
+            if agreed and agreed.urgent:
                 self.wait()
         except Exception as error:
-            if agreed is None or not agreed.urgent:
+            if not agreed or not agreed.urgent:
                 raise
             logger.warning(f"the last save before the pod leaves failed: {type(error).__name__}: {error}")
         finally:
-            if agreed is not None:
-                self._point.over(agreed)
+            if self._agreement and agreed:
+                if self._mark and agreed.urgent:
+                    self._mark.remove()
+                self._agreement.over(self)
 
     @context.saving()
     def wait(self) -> None:
-        """Return when no save is in flight. A collective; called by the rank itself when the task's function has
-        returned.
+        """Return when no save is in flight. Called by the rank itself when the task's function has returned.
 
         Raises:
             CheckpointError: in every rank: the last save failed.
         """
-        self._writer.drain("the end")
-        failed = self._writer.taken_failure()
-        if self._ranks is None or not self._ranks.alive:
-            if failed is not None:
-                raise failed
-            return
-        self._together({"error": failed})
+        self._drain("the end")
+        save, self._save = self._save, None
+        if save is not None:
+            save.result()
 
     def steps(self) -> list[int]:
-        """The steps of the saves that are in the place, the lowest first."""
-        _, store = self._settled()
+        """The steps of the saves that are in the place, the lowest first. Any rank may ask, by itself."""
+        store = self._place or Store(places.find(self._facts))
         return sorted({saves.step_of(name) for name in saves.committed(store)})
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
             self.wait()
 
+    def _end(self) -> None:
+        """The task's function has returned."""
+        self.wait()
+        if self._every is not None and self.latest is None and self._last >= 0:
+            self._say(
+                f"no step was saved, up to {self._last}: the first save is due after {self._every}; "
+                "save(step, state, force=True) saves the last one in any case",
+                logging.WARNING,
+            )
+
     # --- among ranks --------------------------------------------------------------------------------------------------
-    def _group(self) -> JobRanks:
-        if self._ranks is None:
-            self._ranks = assemble()
+    def _meet(self, call: str = "Checkpoints.save") -> JobRanks:
+        self._ranks = self._ranks or JobRanks(call)
         return self._ranks
 
-    def _together(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        told = self._group().together({**mine, "latest": self.latest})
-        self.latest = told[0]["latest"]  # rank 0 commits
-        return told
+    def _use(self, url: str) -> Store:
+        """The place of all attempts; the user's own may have another path on each node."""
+        self._place = self._place or Store(self._facts.own if self._facts.given else url)
+        return self._place
 
-    def _settled(self) -> tuple[JobRanks, Store]:
-        group = self._group()
-        if self._place is None:
-            mine: dict[str, Any] = {}
-            if group.rank == 0:
-                mine["error"] = failure_of(lambda: mine.update(place=places.settle(self._facts)))
-            place = self._together(mine)[0]["place"]
-            # A user's own place may have another path on each node.
-            self._place = Store(self._facts.own if self._facts.given else place)
-        return group, self._place
-
-    # --- save ---------------------------------------------------------------------------------------------------------
-    @context.saving()
     def _check(self, state: MutableMapping[str, Any]) -> None:
         from . import state as states
 
-        self._together({"error": failure_of(lambda: states.check(state))})
+        states.check(state)
+        states.collect(state, self._meet(), of_models=False)
         self._checked = True
 
-    def _due(self, before: int, step: int) -> bool:
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        if self._ranks is None or self._ranks.rank == 0:
+            logger.log(level, text)
+
+    def _drain(self, because: str, seconds: float | None = None) -> None:
+        """Wait until nothing is in flight, whatever becomes of it; said in the log where it takes a while."""
+        if self._save is not None and wait([self._save], _SAY_AFTER_SECONDS).not_done:
+            self._say(f"{because} waits for the save before, which is still being written")
+            wait([self._save], seconds)
+
+    # --- when ---------------------------------------------------------------------------------------------------------
+    def _is_agreed(self, step: int) -> bool:
+        """Whether the agents have agreed on a save after this step, or after one before that is still to be made."""
+        if self._agreement is None:
+            return False
+        page, rank = self._agreement.page, context.current_rank()
+        if self._mark is None and rank.rank == 0 and rank.nnodes == 1 and page.preemption_seconds:
+            self._mark = agreement.Mark(page, self._use(places.find(self._facts)))
+        agreed = self._agreement.at(self, step, by_itself=self._every is not None)
+        if agreed is None or agreed.urgent or self._ask_rank_0(step):
+            return agreed is not None
+        self._agreement.over(self)
+        return False
+
+    def _is_due(self, before: int, step: int) -> bool:
         if isinstance(self._every, int):
             return (step + 1) // self._every > (before + 1) // self._every
-        if self._by_time is None or (self._by_time.look is not None and step < self._by_time.look):
+        if self._timer is None:
             return False
-        mine: dict[str, Any] = {}
-        if self._group().rank == 0:
-            mine["now"], mine["look"] = self._by_time.judge(step, busy=self._writer.busy)
-        first = self._together(mine)[0]
-        self._by_time.look = first["look"]
-        return bool(first["now"])
+        if self._agreement is not None and context.current_rank().world_size > 1:
+            if context.current_rank().rank == 0 and not self._is_busy and self._timer.asks():
+                self._agreement.page.ask()
+            return False  # the agents bring all ranks to one step, and there it is due
+        return step >= self._timer.look and self._ask_rank_0(step)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._save is not None and not self._save.done()
 
     @context.saving()
-    def _begin(self, step: int, state: MutableMapping[str, Any]) -> None:
-        """Copy the state, and have it written. A collective; an error in one rank is an error in all."""
-        from . import dcp
-        from . import state as states
-
-        group, _ = self._settled()
-        self._writer.drain(f"step {step}")  # the buffers are of the save in flight until it has ended
-        mine: dict[str, Any] = {"step": step, "name": saves.new_name(step)}
-
-        def tell() -> None:
-            states.check(state)
-            mine.update(states.told(state))
-
-        mine["error"] = failure_of(tell)
-        told = self._together(mine)
-        if len({one["step"] for one in told}) > 1:
-            raise CheckpointError(
-                "the ranks save different steps together",
-                seen=", ".join(f"rank {rank}: {one['step']}" for rank, one in enumerate(told)),
-                hint="call save() with the same numbers in every rank",
-            )
-        states.refuse_different([one["marks"] for one in told])
-        if self.latest == step:
-            return
-        began = time.monotonic()
-        self._buffers = self._buffers or dcp.Buffers()
-        share = states.share_of(state, [one["own"] for one in told], group, self._buffers)
-        still = time.monotonic() - began
-        if RECORDER.value is not None:
-            RECORDER.value.saved(step, began, still)
-        own = [name for name, value in state.items() if isinstance(value, per_rank)]
-        made = Manifest(step, group.world_size, names=list(state), per_rank=own)
-        if self._by_time is not None:
-            self._by_time.begin()
-        if group.writers is not None or group.rank == 0:
-            self._writer.start(f"step {step}", lambda: self._write(share, told[0]["name"], made, still))
-
-    def _write(self, share: Share, name: str, made: Manifest, still: float) -> None:
-        from . import dcp
-
-        began = time.monotonic()
-        group, store = self._settled()
-        if group.rank == 0 and not self._pointed:
-            failed = failure_of(lambda: places.leave_pointer(self._facts, store.url))
-            self._pointed = failed is None
-            share.failed = share.failed or failed  # told in the save: else the others would wait for this rank there
-        dcp.save(share, store, name, group, made)
-        self.latest = made.step
-        if group.rank == 0:
-            logger.info(
-                f"step {made.step} in {store.url}/{name} is committed; training stood still for {still:.3f} s, "
-                f"written in {time.monotonic() - began:.1f} s"
-            )
-            if self._keep is not None:
-                saves.prune(store, name, self._keep)
+    def _ask_rank_0(self, step: int) -> bool:
+        """Whether to save now, by rank 0's clock. A collective."""
+        timer = self._timer
+        if timer is None:
+            return False
+        decide = lambda _: timer.answer(step, is_busy=self._is_busy)  # noqa: E731
+        is_due, look = self._meet().agree("Checkpoints.save", decide=decide)
+        timer.look = look if self._meet().size > 1 else 0
+        return bool(is_due)
 
     # --- restore ------------------------------------------------------------------------------------------------------
-    def _found(self, step: int | None) -> list[tuple[Store, str]]:
-        """The saves that rank 0 sees, newest first: of this place, or of the one that the user named. A collective."""
-        group, store = self._settled()
-        mine: dict[str, Any] = {}
+    def _candidates(self, step: int | None) -> dict[str, Any]:
+        """In rank 0: the saves to try, the newest first, and where they are."""
+        store, source = self._use(places.find(self._facts)), None
+        if self._agreement is not None:
+            agreement.wait_for_others(store, self._agreement.page.preemption_seconds)
+        names = saves.committed(store)
+        self._newest = max(self._newest, *map(saves.time_of, names), 0)
+        if not names and self._resume_from is not None:
+            source = places.of_execution(self._facts, self._resume_from)
+            names = saves.committed(Store(source))
+            if not names:
+                hint = "see whether the address is right, or leave out resume_from to begin anew"
+                raise CheckpointError(
+                    "nothing was saved where to resume from", where={"resume_from": source}, hint=hint
+                )
+        if step is not None:
+            # This job, started again, goes on with what it has saved since it went back.
+            since = takewhile(lambda name: self._has_gone_back(store, name, step), names if self._job else ())
+            names = [*since, *(name for name in names if saves.step_of(name) == step)]
+        return {"place": store.url, "source": source, "names": names}
 
-        def look() -> None:
-            preemption.wait_for_others(store)
-            mine["url"], mine["names"] = None, saves.committed(store)
-            if not mine["names"] and self._resume_from is not None:
-                mine["url"] = places.named(self._facts, self._resume_from)
-                mine["names"] = saves.committed(Store(mine["url"]))
-                if not mine["names"]:
-                    raise CheckpointError(
-                        "nothing was saved where to resume from",
-                        where={"resume_from": mine["url"]},
-                        hint="see whether the address is right, or leave out resume_from to begin anew",
-                    )
+    def _has_gone_back(self, store: Store, name: str, step: int) -> bool:
+        try:
+            manifest = saves.read_manifest(store, name)
+        except DamagedError:
+            return False
+        return (manifest.job, manifest.back_to) == (self._job, step)
 
-        if group.rank == 0:
-            mine["error"] = failure_of(look)
-        told = self._together(mine)[0]
-        source = store if told["url"] is None else Store(told["url"])
-        return [(source, name) for name in told["names"] if step is None or saves.step_of(name) == step]
-
-    def _loaded(self, store: Store, name: str, state: MutableMapping[str, Any]) -> str | None:
+    def _load(self, source: Store, name: str, state: MutableMapping[str, Any]) -> str | None:
         """Load one save; what is wrong with it, in any rank. A collective.
 
         Raises:
             CheckpointError: it is whole, and cannot be loaded here.
         """
-        from . import dcp, restoring
+        from . import dcp
+        from . import state as states
 
-        trees: dict[str, Any] = {}
-        group = self._group()
-        error = failure_of(lambda: trees.update(restoring.read(dcp.SavedFiles(store, name), state, group)))
-        damage = f"{error}" if isinstance(error, DamagedError) else None
-        told = self._together({"error": None if damage else error, "damage": damage})
-        damages = [str(one["damage"]) for one in told if one["damage"] is not None]
-        if not damages:
-            restoring.distribute(state, trees)
-        return damages[0] if damages else None
+        ranks, trees, call = self._meet(), dict[str, Any](), "Checkpoints.restore"
+        failure = failure_of(lambda: trees.update(dcp.SavedFiles(source, name).trees(state, ranks)))
+        damage = str(failure) if isinstance(failure, DamagedError) else None
+        failure = None if damage else failure
+        first: str | None = ranks.agree(call, damage, lambda each: next(filter(None, each), None), failure=failure)
+        if first is None:
+            ranks.agree(call, failure=failure_of(lambda: states.hand_out(state, trees)))
+        return first
+
+    def _resume(self, name: str, step: int | None, *, is_here: bool) -> None:
+        self.latest = self._last = saves.step_of(name)
+        self._saved = self.latest if is_here else None
+        self._back_to, self._needed = step, name if step is not None else None
+        if self._timer is not None:
+            self._timer.begin()
+
+    # --- save ---------------------------------------------------------------------------------------------------------
+    @context.saving()
+    def _begin(self, step: int, state: MutableMapping[str, Any]) -> None:
+        """Copy the state, and have it written. A collective; an error in one rank is an error in all."""
+        from . import dcp, pieces
+        from . import state as states
+
+        ranks, call, began = self._meet(), "Checkpoints.save", time.monotonic()
+        self._drain(f"step {step}")  # the buffers are of the save in flight until it has ended
+        mine: list[Piece] = []
+
+        def collect(*, of_models: bool) -> BaseException | None:
+            return failure_of(lambda: mine.extend(states.collect(state, ranks, of_models=of_models)))
+
+        failure = failure_of(lambda: states.check(state)) or collect(of_models=False)
+        save = ranks.agree(call, step, self._open, failure=failure)
+        if save is None:
+            return
+        mine = pieces.to_write(mine, ranks, call, collect(of_models=True))
+        self._buffers = buffers = self._buffers or dcp.Buffers()
+        failure = failure_of(lambda: buffers.copy(mine))
+        still = time.monotonic() - began
+        if RECORDER.value is not None:
+            RECORDER.value.saved(step, began, still)
+        if self._timer is not None:
+            self._timer.begin()
+        own = [name for name, value in state.items() if states.is_own(value)]
+        draft = Manifest(step, ranks.size, [*state], own, self._job, self._back_to)
+        store, name = self._use(save["place"]), save["name"]
+        # In this context: flytekit's way to the store, credentials and all, is found through it.
+        write = context.saving(background=True)(lambda: self._write(failure, store, name, draft, still))
+        self._save = self._thread.submit(contextvars.copy_context().run, write)
+
+    def _open(self, steps: Sequence[int]) -> dict[str, str] | None:
+        """In rank 0: the name of a new save; None where that step is saved here already."""
+        if len({*steps}) > 1:
+            seen = ", ".join(f"rank {rank}: {step}" for rank, step in enumerate(steps))
+            hint = "call save() with the same numbers in every rank"
+            raise CheckpointError("the ranks save different steps together", seen=seen, hint=hint)
+        if self._saved == steps[0]:
+            return None
+        store = self._use(places.find(self._facts))
+        if self._newest < 0:  # nothing was restored
+            self._newest = max(map(saves.time_of, saves.committed(store)), default=0)
+        if self._count == 0:
+            places.leave_pointer(self._facts, store.url)
+        name = saves.new_name(steps[0], after=self._newest)
+        self._newest = saves.time_of(name)
+        return {"place": store.url, "name": name}
+
+    def _write(self, failure: BaseException | None, store: Store, name: str, draft: Manifest, still: float) -> None:
+        """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""
+        from . import dcp
+
+        ranks, began, table = self._meet(), time.monotonic(), list[int]()
+        if failure is None and self._buffers is not None:
+            part, copies = dcp.part_of(ranks.rank), self._buffers.copies
+            failure = failure_of(lambda: table.extend(dcp.write(copies, store, name, part)))
+
+        def commit(tables: Sequence[list[int]]) -> None:
+            dcp.commit(store, name, draft, {dcp.part_of(rank): each for rank, each in enumerate(tables) if each})
+
+        try:
+            ranks.agree("the save", table, commit, failure=failure, writing=True)
+        except Exception as error:
+            self._say(
+                f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
+            )
+            if ranks.rank == 0:
+                self._clear(lambda: saves.discard(store, name))
+            raise
+        self.latest = self._saved = draft.step
+        self._count += 1
+        if ranks.rank == 0:
+            took = f"training stood still for {still:.3f} s, written in {time.monotonic() - began:.1f} s"
+            if self._is_to_say:
+                logger.info(f"step {draft.step} in {store.url}/{name} is committed, save {self._count}; {took}")
+            self._clear(lambda: saves.prune(store, name, self._keep, self._needed))
+
+    @property
+    def _is_to_say(self) -> bool:
+        """Of a number of saves the first three, and then fewer and fewer."""
+        return self._count <= 3 or self._count & (self._count - 1) == 0
+
+    def _clear(self, away: Callable[[], None]) -> None:
+        """Remove what is not needed, as far as that can be done: a save that is committed is none that failed."""
+        failure = failure_of(away)
+        if failure is not None and self._is_to_say:
+            logger.warning(
+                f"what is not needed stays in the place for checkpoints, and nothing else is wrong: {failure}"
+            )
+
+
+def _check_arguments(keep: object, every: object) -> None:
+    """Raise ConfigError naming all that cannot work."""
+    problems = []
+    if keep is not None and (type(keep) is not int or keep < 1):
+        problems.append(Problem("keep", keep, "is not a number of saves", "an int from 1; None keeps all"))
+    is_time = isinstance(every, timedelta) and every > timedelta(0)
+    if every is not None and not is_time and (type(every) is not int or every < 1):  # passed over, never due
+        expected = "an int from 1, a timedelta of more than 0 seconds, or None"
+        problems.append(Problem("every", every, "is neither a number of steps nor a time", expected))
+    if problems:
+        raise ConfigError(problems)

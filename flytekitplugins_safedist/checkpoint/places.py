@@ -1,8 +1,8 @@
 """Where a task's saves are: one place for all attempts of a node.
 
-Flyte tells an attempt its own checkpoint prefix and that of the attempt before it, no more. So the first attempt that
-comes so far leaves a pointer to its place, beside its outputs (``.../<node>/data/<attempt>``), where later attempts
-find it by counting down, and in its own prefix. They save where it points to.
+Flyte tells an attempt where it may keep checkpoints: each attempt has another such prefix. So the first one that comes
+so far leaves a pointer to its place beside its outputs (``.../<node>/data/<attempt>``), where later attempts find
+it by counting down. They save where it points to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Facts:
     Attributes:
         own: the user's place, or this attempt's.
         given: whether it is the user's.
-        before: the place that Flyte names as the one before; None where it names none.
         outputs: the prefix of this attempt's outputs; None outside an execution.
         attempt: from 0.
         execution: project, domain and name; None outside an execution.
@@ -38,7 +37,6 @@ class Facts:
 
     own: str
     given: bool = True
-    before: str | None = None
     outputs: str | None = None
     attempt: int = 0
     execution: tuple[str, str, str] | None = None
@@ -53,7 +51,7 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
     from flytekit import FlyteContextManager
 
     parameters: Any = FlyteContextManager.current_context().user_space_params
-    destination, source = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
+    destination, _ = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
     if where is None and not destination:
         raise CheckpointError(
             "there is no place for checkpoints",
@@ -62,17 +60,12 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
         )
     execution = getattr(parameters, "execution_id", None)
     return Facts(
-        os.fspath(where) if where is not None else _beside(destination or ""),
+        os.fspath(where) if where is not None else (destination or "").rstrip("/") + SIBLING,
         given=where is not None,
-        before=_beside(source) if source and source != destination else None,
         outputs=getattr(parameters, "output_metadata_prefix", None),
         attempt=attempt,
         execution=(execution.project, execution.domain, execution.name) if execution is not None else None,
     )
-
-
-def _beside(prefix: str) -> str:
-    return prefix.rstrip("/") + SIBLING
 
 
 def outputs_before(facts: Facts) -> list[str]:
@@ -81,9 +74,7 @@ def outputs_before(facts: Facts) -> list[str]:
     Flyte numbers them: the last part of the prefix is the attempt. Where it is not, there is nothing to count down.
     """
     head, _, last = (facts.outputs or "").rstrip("/").rpartition("/")
-    if not head or last != str(facts.attempt):
-        return []
-    return [f"{head}/{attempt}" for attempt in reversed(range(facts.attempt))]
+    return [f"{head}/{number}" for number in reversed(range(facts.attempt))] if last == str(facts.attempt) else []
 
 
 def outputs_of(facts: Facts, execution: str) -> list[str]:
@@ -97,9 +88,8 @@ def outputs_of(facts: Facts, execution: str) -> list[str]:
     parts = (facts.outputs or "").rstrip("/").split("/")
     for index, part in enumerate(parts):
         if name and part in (f"{project}-{domain}-{name}", name):
-            others = part.removesuffix(name) + execution
-            root = "/".join([*parts[:index], others, *parts[index + 1 : -1]])
-            return [f"{root}/{attempt}" for attempt in reversed(range(_ATTEMPTS))]
+            root = "/".join([*parts[:index], part.removesuffix(name) + execution, *parts[index + 1 : -1]])
+            return [f"{root}/{number}" for number in reversed(range(_ATTEMPTS))]
     raise CheckpointError(
         "it cannot be told from this execution where another one's checkpoints are",
         where={"resume_from": execution},
@@ -108,48 +98,41 @@ def outputs_of(facts: Facts, execution: str) -> list[str]:
     )
 
 
-def settle(facts: Facts) -> str:
-    """The place of all attempts. A pointer to it is there on return, but for a place that the user has given: that may
-    be one to read from only, and the pointer comes with the first save. Rank 0 alone."""
-    if facts.given:
-        return facts.own
-    known = [*outputs_before(facts), *([facts.before] if facts.before else [])]
-    place = next(filter(None, map(_pointed, known)), facts.own)
-    leave_pointer(facts, place)
-    return place
+def find(facts: Facts) -> str:
+    """The place of all attempts. Writes nothing: a place that the user has given may be one to read from only."""
+    before = [] if facts.given else outputs_before(facts)
+    return next(filter(None, map(_pointer, before)), facts.own)
 
 
 def leave_pointer(facts: Facts, place: str) -> None:
     """Leave it where later attempts and other executions look."""
-    for at in {facts.own, *([facts.outputs] if facts.outputs else [])}:
-        Store(at).put(POINTER, json.dumps({"place": place}).encode())
+    if facts.outputs:
+        Store(facts.outputs).put(POINTER, json.dumps({"place": place}).encode())
 
 
-def named(facts: Facts, resume_from: str) -> str:
+def of_execution(facts: Facts, resume_from: str) -> str:
     """The place that the user names to resume from, by its address or by an execution's name.
 
     Raises:
         CheckpointError: that execution has left no pointer.
     """
     if "/" in resume_from:
-        return _pointed(resume_from) or resume_from
-    found = next(filter(None, map(_pointed, outputs_of(facts, resume_from))), None)
-    if found is None:
+        return resume_from
+    place = next(filter(None, map(_pointer, outputs_of(facts, resume_from))), None)
+    if place is None:
         raise CheckpointError(
             "that execution has left no record of checkpoints",
             where={"resume_from": resume_from},
             seen=f"no {POINTER} beside the outputs of its attempts",
             hint="see whether it has saved, at the same node of the workflow, or give the address of its place",
         )
-    return found
+    return place
 
 
-def _pointed(prefix: str) -> str | None:
+def _pointer(prefix: str) -> str | None:
     data = Store(prefix).get(POINTER)
-    if data is None:
-        return None
     try:
-        return str(json.loads(data)["place"])
+        return None if data is None else str(json.loads(data)["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             "the record of where checkpoints are cannot be read",

@@ -8,7 +8,10 @@ the same number on every rank, and fits any number of them.
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator, Mapping, Sized
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ..errors import SafedistError
@@ -16,6 +19,7 @@ from ..errors import SafedistError
 _KEYS = frozenset({"epoch", "taken", "size", "seed", "shuffle"})
 
 
+@dataclass(eq=False)
 class ResumableSampler:
     """Samples of one rank, for a ``DataLoader``; with ``state_dict`` and ``load_state_dict``.
 
@@ -33,57 +37,49 @@ class ResumableSampler:
     that every rank has the same number of steps; or, with ``drop_last``, left out. That is less than one sample per
     rank, and at the end of an epoch only.
 
+    Args:
+        dataset: what is sampled; only its length matters.
+        rank: this rank, from 0.
+        world_size: ranks that share the samples.
+        shuffle: another order in each epoch, the same on all ranks.
+        seed: of the orders; the same on all ranks.
+        drop_last: leave out what does not divide evenly among the ranks.
+
     Attributes:
         epoch: the epoch that the samples are of; moved on by :meth:`batches` at its end.
+
+    Raises:
+        ValueError: ``rank`` is not one of ``world_size``.
     """
 
-    def __init__(
-        self,
-        dataset: Sized,
-        *,
-        rank: int,
-        world_size: int,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-    ) -> None:
-        """
-        Args:
-            dataset: what is sampled; only its length matters.
-            rank: this rank, from 0.
-            world_size: ranks that share the samples.
-            shuffle: another order in each epoch, the same on all ranks.
-            seed: of the orders; the same on all ranks.
-            drop_last: leave out what does not divide evenly among the ranks.
+    dataset: Sized
+    _: KW_ONLY
+    rank: int
+    world_size: int
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    epoch: int = field(default=0, init=False)
+    _taken: int = field(default=0, init=False)
+    _uncounted: bool = field(default=False, init=False)
 
-        Raises:
-            ValueError: ``rank`` is not one of ``world_size``.
-        """
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} is not in 0..{world_size - 1} (world_size={world_size})")
-        self.epoch = 0
-        self._dataset = dataset
-        self._rank = rank
-        self._world_size = world_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self._drop_last = drop_last
-        self._taken = 0
-        self._uncounted = False
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank={self.rank} is not in 0..{self.world_size - 1} (world_size={self.world_size})")
 
     def __len__(self) -> int:
         """Samples that this rank has left in this epoch; the same on every rank."""
-        left = len(self._dataset) - self._taken
-        return left // self._world_size if self._drop_last else -(-left // self._world_size)
+        left = len(self.dataset) - self._taken
+        return left // self.world_size if self.drop_last else -(-left // self.world_size)
 
     def __iter__(self) -> Iterator[int]:
         """This rank's indices in what is left of the epoch."""
         left = self._order()[self._taken :]
-        wanted = len(self) * self._world_size
+        wanted = len(self) * self.world_size
         # What is repeated is the beginning of what is left, again and again where that is less than the ranks.
         padded = left * -(-wanted // len(left)) if left else left
         self._uncounted = True
-        return iter(padded[self._rank : wanted : self._world_size])
+        return iter(padded[self.rank : wanted : self.world_size])
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """The batches of what is left of this epoch, counted as they are handed out; then move on to the next epoch.
@@ -108,7 +104,7 @@ class ResumableSampler:
         """Count ``samples`` more of each rank as used, where something other than :meth:`batches` goes through the
         loader (a trainer's own loop). Call it for each batch, before a save that includes it."""
         self._uncounted = False
-        self._taken = min(self._taken + samples * self._world_size, len(self._dataset))
+        self._taken = min(self._taken + samples * self.world_size, len(self.dataset))
 
     def next_epoch(self) -> None:
         """Begin the next epoch, with all its samples."""
@@ -133,9 +129,9 @@ class ResumableSampler:
         return {
             "epoch": self.epoch,
             "taken": self._taken,
-            "size": len(self._dataset),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
+            "size": len(self.dataset),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +140,7 @@ class ResumableSampler:
         Raises:
             SafedistError: the state is of another data set, or another order of it.
         """
-        ours = {"size": len(self._dataset), "seed": self._seed, "shuffle": self._shuffle}
+        ours = {"size": len(self.dataset), "seed": self.seed, "shuffle": self.shuffle}
         theirs = {name: state.get(name) for name in ours}
         if set(state) != _KEYS or theirs != ours:
             raise SafedistError(
@@ -157,11 +153,41 @@ class ResumableSampler:
         self._uncounted = False
 
     def _order(self) -> list[int]:
-        if not self._shuffle:
-            return list(range(len(self._dataset)))
+        if not self.shuffle:
+            return list(range(len(self.dataset)))
         import torch
 
         generator = torch.Generator()
-        generator.manual_seed(self._seed + self.epoch)
-        order: list[int] = torch.randperm(len(self._dataset), generator=generator).tolist()
+        generator.manual_seed(self.seed + self.epoch)
+        order: list[int] = torch.randperm(len(self.dataset), generator=generator, device="cpu").tolist()
         return order
+
+
+class RandomNumbers:
+    """This process's random numbers: Python's, numpy's where it is imported, torch's, and of its GPU. For ``per_rank``:
+    each rank draws its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where they are."""
+        import torch
+
+        numpy = sys.modules.get("numpy")
+        name, keys, *more = numpy.random.get_state() if numpy is not None else ("", None)
+        return {
+            "python": random.getstate(),
+            "numpy": (name, keys.tolist(), *more) if keys is not None else None,
+            "torch": torch.get_rng_state(),
+            "gpu": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        import torch
+
+        random.setstate(state["python"])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and state["numpy"] is not None:
+            numpy.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        if state["gpu"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["gpu"])

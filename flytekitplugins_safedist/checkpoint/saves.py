@@ -1,7 +1,7 @@
-"""The saves of a place: each in a directory of its own name, committed by its manifest, pruned after a commit only.
+"""The saves of a place: each in a directory of its own name, committed by its manifest, removed after a commit only.
 
-The manifest is the last thing written, and has a digest of everything, itself included. A directory without a whole one
-is no save.
+The manifest is the last thing written, is all that a restore needs to know, and has a digest of everything, itself
+included. A directory without a whole one is no save.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..errors import CheckpointError
@@ -42,9 +41,12 @@ class Manifest:
         world_size: ranks of the job that saved it.
         names: of the state.
         per_rank: those of them of which each rank has its own.
+        job: that saved it; "" outside a task.
+        back_to: the step to which training had gone back by its user's word; None where it had not.
         sizes: bytes of each file, by its name.
-        items: of each file, where the items in it lie: offset, length, CRC-32.
-        versions: of torch, for who reads it.
+        items: of each value: its path; a tensor's size and dtype; and its chunks, each with its offsets and sizes in
+            the tensor, and with file, offset, length and CRC-32.
+        torch: the version of torch that wrote it.
         format: of this record.
     """
 
@@ -52,67 +54,77 @@ class Manifest:
     world_size: int
     names: list[str]
     per_rank: list[str]
+    job: str = ""
+    back_to: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
-    items: dict[str, list[list[int]]] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    items: list[dict[str, Any]] = field(default_factory=list)
+    torch: str = ""
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
         """As JSON, with its own digest."""
         text = json.dumps(asdict(self), sort_keys=True)
-        return json.dumps({"manifest": json.loads(text), "sha256": _digest(text)}, sort_keys=True).encode()
+        return f'{{"manifest": {text}, "sha256": "{_digest(text)}"}}'.encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The inverse of :meth:`to_bytes`.
+        """The inverse of :meth:`to_bytes`. Fields that this version does not know are passed over.
 
         Raises:
             DamagedError: it is cut, changed, or of a format that this version does not know.
         """
         try:
             outer = json.loads(data)
-            fields = outer["manifest"]
-            whole = outer["sha256"] == _digest(json.dumps(fields, sort_keys=True))
+            record = outer["manifest"]
+            whole = outer["sha256"] == _digest(json.dumps(record, sort_keys=True))
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError("a manifest cannot be read", seen=f"{type(error).__name__}: {error}") from error
         if not whole:
             raise DamagedError("a manifest does not have the digest that it names: it was changed or damaged")
-        if fields.get("format") != FORMAT:
+        if record.get("format") != FORMAT:
             raise DamagedError(
                 "a manifest has a format that this version does not know",
-                seen=fields.get("format"),
+                seen=record.get("format"),
                 expected=FORMAT,
                 hint="resume with the version of safedist that saved it, or a newer one",
             )
-        return cls(**fields)
+        return cls(**{each.name: record[each.name] for each in fields(cls) if each.name in record})
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def new_name(step: int) -> str:
+def new_name(step: int, after: int = 0) -> str:
     """A directory's name for a save of ``step`` that no other save has, so that files of two never mix.
 
-    Names sort by step, then by time.
+    Args:
+        step: that is saved.
+        after: the time in the newest name there is: a later save has a later one, whatever its node's clock says.
     """
-    return f"step-{step:012d}.{time.time_ns() // 1_000_000:013d}.{secrets.token_hex(4)}"
+    return f"step-{step:012d}.{max(time.time_ns() // 1_000_000, after + 1):013d}.{secrets.token_hex(4)}"
 
 
 def step_of(name: str) -> int:
-    """The step that a save's name tells."""
-    return _parts(name)[0]
-
-
-def _parts(name: str) -> tuple[int, int]:
-    """Step and milliseconds of a save's name; -1 of what is none."""
+    """The step in a save's name; -1 of what is none."""
     match = _SAVE.fullmatch(name)
-    return (int(match["step"]), int(match["ms"])) if match else (-1, -1)
+    return int(match["step"]) if match else -1
+
+
+def time_of(name: str) -> int:
+    """The milliseconds in it; -1 of what is none."""
+    match = _SAVE.fullmatch(name)
+    return int(match["ms"]) if match else -1
 
 
 def committed(store: Store) -> list[str]:
-    """The names of the saves that have a manifest, newest first: the highest step, of one step the latest."""
-    return sorted((name for name, files in store.saves().items() if MANIFEST in files and _SAVE.fullmatch(name)))[::-1]
+    """The names of the saves that have a manifest, the newest first."""
+    return sorted((name for name, files in _directories(store) if MANIFEST in files), key=time_of, reverse=True)
+
+
+def _directories(store: Store) -> list[tuple[str, set[str]]]:
+    """The directories of saves, whole or not, with what is in each. What has another name is somebody else's."""
+    return [(name, files) for name, files in store.saves().items() if _SAVE.fullmatch(name)]
 
 
 def read_manifest(store: Store, name: str) -> Manifest:
@@ -127,19 +139,19 @@ def read_manifest(store: Store, name: str) -> Manifest:
     return Manifest.from_bytes(data)
 
 
-def prune(store: Store, just_made: str, keep: int) -> None:
-    """Remove all but the newest ``keep`` saves of a place, and what crashes have left; never what was just made.
+def discard(store: Store, name: str) -> None:
+    """Remove a save. Its manifest goes first: whoever dies after that leaves files that are no save."""
+    store.remove(f"{name}/{MANIFEST}")
+    store.remove(name)
 
-    A save's manifest goes first: whoever dies after that leaves files that are no save, and no manifest without them.
-    """
+
+def prune(store: Store, newest: str, keep: int | None, needed: str | None) -> None:
+    """Remove all but the newest ``keep`` saves of a place, and what crashes have left; never what is ``needed``."""
     whole = 0
-    found = {name: MANIFEST in files for name, files in store.saves().items() if _SAVE.fullmatch(name)}
-    for name in sorted(found, reverse=True):
-        whole += found[name]
-        if name == just_made or (found[name] and whole <= keep):
-            continue
-        if not found[name] and _parts(name)[1] >= _parts(just_made)[1]:
-            continue  # perhaps being written: by the next save
-        if found[name]:
-            store.remove(f"{name}/{MANIFEST}")
-        store.remove(name)
+    for name, files in sorted(_directories(store), key=lambda each: time_of(each[0]), reverse=True):
+        is_whole = MANIFEST in files
+        whole += is_whole
+        # What has no manifest and is newer is perhaps being written, by the next save.
+        stays = keep is None or whole <= keep if is_whole else time_of(name) >= time_of(newest)
+        if not stays and name not in (newest, needed):
+            discard(store, name)

@@ -1,118 +1,72 @@
-"""A user's state as values by path: what is saved of models, optimizers, whatever else, and of each rank.
+"""A user's state as values by path: what is saved of models, optimizers and whatever else, and how they take it again.
 
-Optimizers are saved by the names of the model's parameters, as torch.distributed.checkpoint.state_dict does it, so a
-save does not depend on how a model is wrapped or over how many ranks it is sharded. Imports torch, as :mod:`.dcp`.
+torch's own functions (torch.distributed.checkpoint.state_dict) give the names of an optimizer's parameters, and all of
+FSDP1: so a save does not depend on how a model is wrapped, in which order its parameters are stepped, or over how many
+ranks it is sharded. Imports torch, as :mod:`.pieces`.
 """
 
 from __future__ import annotations
 
-import heapq
-import logging
+import contextlib
+import io
+import pickle
+import sys
 import zlib
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import state_dict as torchs
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
+from ..compat import torch as torch_inside
 from ..errors import CheckpointError
-from .dcp import Buffers, Path, Share, dumps, flat, is_part, is_tensor, loads
-from .group import JobRanks, per_rank
+from .group import JobRanks, of_rank_0, per_rank
+from .pieces import (
+    Path,
+    Piece,
+    dtype_of,
+    flat,
+    holders_of,
+    is_part,
+    is_tensor,
+    marks,
+    parts,
+    pieces_of,
+    without_autograd,
+)
 
-logger = logging.getLogger(__name__)
+Items = Mapping[Path, Mapping[str, Any]]
+"""What a save holds, by path: see :class:`~.saves.Manifest`."""
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
-_DICTS = (dict, OrderedDict, Counter)
-"""As torch.load(weights_only=True) has them; a scheduler's milestones are a Counter."""
-
-_COMPARED_BYTES = 1 << 20
-"""Of a tensor beside models and optimizers: beyond it, it is not compared between ranks."""
-
-
-# --- what is in it ----------------------------------------------------------------------------------------------------
-def is_model(value: Any) -> bool:
-    """Whether it is torch's Module."""
-    return isinstance(value, torch.nn.Module)
-
-
-def is_optimizer(value: Any) -> bool:
-    """Whether it is torch's Optimizer."""
-    return isinstance(value, torch.optim.Optimizer)
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Under which torch.compile and checkpoint_wrapper hold the module that they wrap."""
 
 
-def is_fsdp1(value: Any) -> bool:
-    """Whether it is a model with torch's FullyShardedDataParallel anywhere: its state_dict() is a collective."""
-    return is_model(value) and any(isinstance(inner, FullyShardedDataParallel) for inner in value.modules())
-
-
-def has_state(value: Any) -> bool:
-    """Whether it saves and loads itself."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def bare(value: Any) -> Any:
-    """A model without the wrappers that put a prefix on its names: DistributedDataParallel, torch.compile."""
-    while True:
-        if isinstance(value, (DistributedDataParallel, DataParallel)):
-            value = value.module
-        elif is_model(value) and "_orig_mod" in value._modules:
-            value = value._modules["_orig_mod"]
-        else:
-            return value
-
-
-def tree_in(value: Any) -> Any:
-    """What is saved of one value."""
-    value = value.value if isinstance(value, per_rank) else value
-    return value.state_dict() if has_state(value) else value
-
-
-def model_of(name: str, state: Mapping[str, Any]) -> Any:
-    """The model in the state that holds all parameters of the optimizer of that name; None where there is none.
-
-    Raises:
-        CheckpointError: there is none, and models here are sharded: their parts could not be told apart.
-    """
-    stepped = {id(parameter) for group in state[name].param_groups for parameter in group["params"]}
-    for value in state.values():
-        if is_model(value) and stepped <= {id(parameter) for parameter in bare(value).parameters()}:
-            return value
-    if not any(is_part(parameter) for group in state[name].param_groups for parameter in group["params"]):
-        return None
-    raise CheckpointError(
-        "an optimizer of a sharded model cannot be saved without that model",
-        where={"state": name},
-        seen=f"models: {', '.join(key for key, value in state.items() if is_model(value)) or 'none'}",
-        hint="put the model with all of its parameters into the state, and one optimizer for each",
-    )
-
-
-def parameter_names(optimizer: Any, model: Any) -> list[str]:
-    """The model's names of what the optimizer counts."""
-    names = {id(parameter): name for name, parameter in bare(model).named_parameters(remove_duplicate=True)}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
+# --- trees ------------------------------------------------------------------------------------------------------------
 def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The values of a tree, by path: dicts by names are gone through, and lists of them or of tensors.
-
-    The rest is one value each; so is a dict with other keys than text, whose paths torch would take for a list's.
-    """
-    if type(tree) in (dict, OrderedDict) and tree and all(type(key) is str for key in tree):
-        for key, inner in tree.items():
-            yield from leaves(inner, (*path, key))
-    elif type(tree) is list and any(_is_inner(one) for one in tree):
-        for index, inner in enumerate(tree):
-            yield from leaves(inner, (*path, index))
+    """The values of a tree, by path. What holds no tensor is one value, however large."""
+    kind = type(tree)
+    if kind in (dict, OrderedDict, list, tuple) and _holds_tensor(tree):
+        for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            step = ("tuple", key) if kind is tuple else key if kind is list or type(key) is str else ("key", key)
+            yield from leaves(inner, (*path, step))
     else:
         yield path, tree
 
 
-def _is_inner(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, dict)) or (type(value) is list and any(_is_inner(one) for one in value))
+def _holds_tensor(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(map(_holds_tensor, tree.values())) and all(type(key) in (str, int) for key in tree)
+    return any(map(_holds_tensor, tree)) if type(tree) in (list, tuple) else isinstance(tree, torch.Tensor)
+
+
+def path_of(keys: Iterable[Any]) -> Path:
+    """A path that came through JSON."""
+    return tuple(tuple(key) if isinstance(key, list) else key for key in keys)
 
 
 def tree_of(values: Mapping[Path, Any]) -> Any:
@@ -123,160 +77,426 @@ def tree_of(values: Mapping[Path, Any]) -> Any:
     for (head, *rest), value in values.items():
         heads.setdefault(head, {})[tuple(rest)] = value
     inner = {head: tree_of(below) for head, below in heads.items()}
-    return [inner[index] for index in sorted(inner)] if any(type(head) is int for head in inner) else inner
+    first = next(iter(inner))
+    if type(first) is int or (type(first) is tuple and first[0] == "tuple"):
+        return (list if type(first) is int else tuple)(inner[index] for index in sorted(inner))
+    return {key[1] if isinstance(key, tuple) else key: value for key, value in inner.items()}
+
+
+def _mapped(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """A tree of what ``change`` makes of each value, and of those in the same place of the others."""
+    if type(tree) in (dict, OrderedDict):
+        return {key: _mapped(change, inner, *(each[key] for each in others)) for key, inner in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_mapped(change, *each) for each in zip(tree, *others, strict=True))
+    return change(tree, *others)
+
+
+# --- plain values -----------------------------------------------------------------------------------------------------
+def to_bytes(value: Any, name: str) -> tuple[bytes, int]:
+    """A value that is no tensor, as bytes that :func:`from_bytes` takes (it is tried), and a number for its content.
+
+    Raises:
+        CheckpointError: it cannot be loaded again.
+    """
+    try:
+        with contextlib.suppress(Exception):
+            return _to_bytes(value)
+        generic = getattr(sys.modules.get("numpy"), "generic", ())
+        return _to_bytes(_mapped(lambda each: each.item() if isinstance(each, generic) else each, value))
+    except Exception as error:
+        inside = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+        )
+        for key, inner in inside:
+            to_bytes(inner, f"{name}.{key}")  # raises for the very one
+        raise CheckpointError(
+            "this value cannot be loaded again without unpickling",
+            where={"state": name},
+            seen=f"{type(value).__module__}.{type(value).__qualname__}: {str(error).partition(chr(10))[0][:200]}",
+            expected="tensors, numbers, text, bytes, None, and dicts, lists and tuples of these",
+            hint="save it as one of these (of an array: torch.from_numpy(array), or array.tolist())",
+        ) from error
+
+
+def _to_bytes(value: Any) -> tuple[bytes, int]:
+    content, file = io.BytesIO(), io.BytesIO()
+    pickler = _Content(content)
+    pickler.fast = True  # what is one object twice in one rank may be two in another
+    pickler.dump(value)
+    torch.save(value, file)
+    from_bytes(file.getvalue())
+    return file.getvalue(), zlib.crc32(content.getbuffer())
+
+
+def from_bytes(data: bytes) -> Any:
+    """The inverse of :func:`to_bytes`; nothing is unpickled but torch's own types."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+class _Content(pickle.Pickler):
+    """The same bytes for values that are alike. Refuses a tensor of which this rank holds a part: it would pass for all
+    of it."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if is_part(value):
+            raise TypeError("a sharded tensor in what is saved by one rank")
+        return (value.shape, marks([value])) if is_tensor(value) else None
+
+
+# --- models and optimizers --------------------------------------------------------------------------------------------
+def _is_model(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def _is_fsdp1(model: torch.nn.Module | None) -> bool:
+    return model is not None and any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _inner(value: Any) -> Any:
+    return value.value if isinstance(value, per_rank) else value
+
+
+def is_own(value: Any) -> bool:
+    """Whether each rank has its own of it."""
+    return isinstance(value, per_rank) and not isinstance(value, of_rank_0)
+
+
+def _prefixes(module: torch.nn.Module, prefix: str = "", name: str = "") -> Iterator[tuple[str, str]]:
+    """Prefixes of the names in a ``state_dict()``, with what they are without wrappers.
+
+    As torch's functions have them; but these lose a module that is in a model twice (torch 2.15,
+    ``_iterate_valid_model_state``), and fail for a key that is no attribute.
+    """
+    yield prefix, name
+    for key, child in module._modules.items():
+        is_wrapped = key in _WRAPPED or (isinstance(module, DistributedDataParallel) and key == "module")
+        if child is not None:
+            yield from _prefixes(child, f"{prefix}{key}.", name if is_wrapped else f"{name}{key}.")
+
+
+def _names(model: torch.nn.Module) -> dict[str, str]:
+    """For each key of its ``state_dict()`` the name without wrappers."""
+    prefixes, names = dict(_prefixes(model)), {}
+    for key in model.state_dict():
+        ends = [key[: at + 1] for at, letter in enumerate(key) if letter == "."]
+        longest = next((end for end in reversed(ends) if end in prefixes), "")
+        names[key] = prefixes[longest] + key.removeprefix(longest)
+    return names
+
+
+def _model_tree(model: torch.nn.Module) -> dict[str, Any]:
+    """A model's tensors by name. A collective for FSDP1."""
+    torch_inside.reshard(model)  # FSDP2 keeps the root's parameters whole after a forward alone
+    if _is_fsdp1(model):
+        return dict(torchs.get_model_state_dict(model))
+    names = _names(model)
+    return {names[key]: value for key, value in model.state_dict().items()}
+
+
+def _model_of(name: str, state: Mapping[str, Any]) -> torch.nn.Module | None:
+    """What holds all parameters of the optimizer of that name: a model in the state, or all of them; None where there
+    are others, or each rank has its own.
+
+    Raises:
+        CheckpointError: there are, and sharded ones: their parts could not be told apart.
+    """
+    if isinstance(state[name], per_rank):
+        return None
+    models = {key: value for key, value in state.items() if _is_model(value)}
+    for model in models.values():
+        torch_inside.reshard(model)
+    stepped = {id(parameter) for group in state[name].param_groups for parameter in group["params"]}
+    together = torch.nn.ModuleDict({f"{key.replace('.', '/')}/": model for key, model in models.items()})
+    for model in (*models.values(), together):
+        if stepped <= {id(parameter) for parameter in model.parameters()}:
+            return model
+    if any(is_part(parameter) for group in state[name].param_groups for parameter in group["params"]):
+        raise CheckpointError(
+            "an optimizer of a sharded model cannot be saved without that model",
+            where={"state": name},
+            seen=f"models: {', '.join(models) or 'none'}",
+            hint="put the model with all of its parameters into the state",
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _about_to_step(optimizer: Any) -> Iterator[None]:
+    """Inside, a parameter has a gradient. torch's functions make an optimizer a state where it has none, by a step with
+    lr 0, which moves the parameters of some optimizers and counts in others; but not of one that is about to step."""
+    least = min((each for group in optimizer.param_groups for each in group["params"]), key=lambda each: each.numel())
+    before = least.grad
+    least.grad = torch.zeros_like(least) if before is None else before
+    try:
+        yield
+    finally:
+        least.grad = before
+
+
+def _optimizer_tree(model: torch.nn.Module | None, optimizer: Any) -> Any:
+    """An optimizer's state by the model's names; by numbers, as it has it, without a model. A collective for FSDP1."""
+    if model is None:
+        return optimizer.state_dict()
+    with _about_to_step(optimizer):
+        return torchs.get_optimizer_state_dict(model, optimizer)
+
+
+def _tree(name: str, state: Mapping[str, Any]) -> Any:
+    value = _inner(state[name])
+    if _is_model(value):
+        return _model_tree(value)
+    if _is_optimizer(value):
+        return _optimizer_tree(_model_of(name, state), value)
+    return value.state_dict() if _has_state(value) else value
 
 
 # --- save -------------------------------------------------------------------------------------------------------------
 def check(state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if something in it could not be loaded again without unpickling; names it.
-
-    No collective: what a sharded model holds is not asked for.
-    """
+    """Raise CheckpointError if something in it cannot be saved at all; names it. No collective."""
     if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
-        raise CheckpointError(
-            "the state is not a dict by names",
-            seen=f"{type(state).__module__}.{type(state).__qualname__}",
-            expected='{"model": model, "optimizer": optimizer, ...}',
+        seen, expected = (
+            f"{type(state).__module__}.{type(state).__qualname__}",
+            '{"model": model, "optimizer": optimizer}',
         )
+        raise CheckpointError("the state is not a dict by names", seen=seen, expected=expected)
     for name, value in state.items():
-        if is_optimizer(value):
-            model_of(name, state)
-        if not is_model(value):
-            _check(tree_in(value), name)
-
-
-def _check(value: Any, name: str) -> None:
-    kind = type(value)
-    if kind in _DICTS:
-        for key, inner in value.items():
-            _check(key, f"{name}.{key} (a key)")
-            _check(inner, f"{name}.{key}")
-    elif kind in (list, tuple):
-        for index, inner in enumerate(value):
-            _check(inner, f"{name}.{index}")
-    elif not is_tensor(value) and kind not in _PLAIN:
-        raise CheckpointError(
-            "this value cannot be loaded again without unpickling",
-            where={"state": name},
-            seen=f"{kind.__module__}.{kind.__qualname__}",
-            expected="tensors, numbers, text, bytes, None, and dicts, lists and tuples of these",
-            hint="save it as one of these (an array: torch.from_numpy or .tolist())",
-        )
-
-
-def told(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank tells the others of its state before a save.
-
-    Returns:
-        "own": the trees of what each rank has its own of, as bytes; "marks": a number for each name that all ranks must
-        hold alike, beside models and optimizers.
-    """
-    own = {name: tree_in(value) for name, value in state.items() if isinstance(value, per_rank)}
-    alike = {n: v for n, v in state.items() if n not in own and not is_model(v) and not is_optimizer(v)}
-    return {
-        "own": dumps(own),
-        "marks": {name: zlib.crc32(repr(_mark(tree_in(value))).encode()) for name, value in alike.items()},
-    }
-
-
-def _mark(value: Any) -> Any:
-    if is_part(value):
-        return "a part"
-    if isinstance(value, torch.Tensor):
-        small = value.numel() * value.itemsize <= _COMPARED_BYTES
-        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() if small and value.numel() else b""
-        return tuple(value.shape), value.dtype, zlib.crc32(data)
-    if isinstance(value, bytes):
-        return len(value), zlib.crc32(value)
-    if isinstance(value, dict):
-        return [(key, _mark(inner)) for key, inner in value.items()]
-    return [_mark(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def refuse_different(marks_of: list[dict[str, int]]) -> None:
-    """Raise CheckpointError where ranks hold different values under a name that is saved once."""
-    for name in sorted({name for of_rank in marks_of for name in of_rank}):
-        first = marks_of[0].get(name)
-        others = [rank for rank, of_rank in enumerate(marks_of) if of_rank.get(name) != first]
-        if others:
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(_inner(value)).__mro__):
             raise CheckpointError(
-                "ranks hold different values under one name: all but rank 0's would be lost",
+                "each rank holds the state of other parameters: it is a ZeroRedundancyOptimizer",
                 where={"state": name},
-                seen=f"other than rank 0's on ranks {', '.join(map(str, others[:10]))}",
-                hint=f'mark it: {{"{name}": per_rank(...)}}; or save what is the same on every rank',
+                hint=f'shard by fully_shard(), or save {{"{name}": per_rank(optimizer.optim)}} for as many ranks again',
             )
 
 
-def share_of(state: Mapping[str, Any], own: list[bytes], group: JobRanks, buffers: Buffers) -> Share:
-    """What this rank writes, copied: training may go on. A collective for FSDP1.
+@without_autograd
+def collect(state: Mapping[str, Any], ranks: JobRanks, *, of_models: bool) -> list[Piece]:
+    """What this rank holds of models and their optimizers, or of all else. The former is a collective for FSDP1.
+
+    Raises:
+        CheckpointError: something could not be loaded again; names it.
+    """
+
+    def is_of_models(name: str) -> bool:
+        return _is_model(state[name]) or (_is_optimizer(state[name]) and _model_of(name, state) is not None)
+
+    return [piece for name in state if is_of_models(name) == of_models for piece in _pieces(name, state, ranks)]
+
+
+def _pieces(name: str, state: Mapping[str, Any], ranks: JobRanks) -> Iterator[Piece]:
+    value, me = state[name], (ranks.rank,)
+    if isinstance(value, of_rank_0) and ranks.rank:
+        return
+    own, buffers = isinstance(value, per_rank), _buffers_of_rank_0(value) if _is_model(value) else set()
+    for path, leaf in leaves(_tree(name, state), (f"{name}@{ranks.rank}" if is_own(value) else name,)):
+        if not is_tensor(leaf) or (own and is_part(leaf)):
+            data, mark = to_bytes(leaf, flat(path))
+            yield Piece(path, data, me if own else tuple(range(ranks.size)), mark=mark)
+        elif is_part(leaf) and any(one == "state" and type(other) is tuple for one, other in pairwise(path)):
+            raise CheckpointError(
+                "the state of a sharded optimizer has numbers in the place of names: a restore could not shard it",
+                where={"state": name},
+                hint='put the optimizers themselves into the state, {"muon": both.muon, ...}, and the model',
+            )
+        elif is_part(leaf) or leaf.data_ptr() not in buffers:
+            yield from pieces_of(path, leaf, ranks, me if own else holders_of(leaf, ranks))
+        elif ranks.rank == 0:
+            yield from pieces_of(path, leaf, ranks, me)
+
+
+def _buffers_of_rank_0(model: torch.nn.Module) -> set[int]:
+    """Where buffers lie of which rank 0's are right: running means, and all that DistributedDataParallel hands on."""
+    hands_on = any(isinstance(each, DistributedDataParallel) and each.broadcast_buffers for each in model.modules())
+    normed = [each for each in model.modules() if "running_mean" in each._buffers]
+    return {each.data_ptr() for module in ([model] if hands_on else normed) for each in module.buffers()}
+
+
+# --- restore ----------------------------------------------------------------------------------------------------------
+@without_autograd
+def targets(state: Mapping[str, Any], heads: Mapping[str, str], items: Items) -> dict[Path, Any]:
+    """What a save is to be read into, by path: this rank's own tensors, or parts of them, and new ones where there is
+    none; None for what is no tensor. A collective for FSDP1.
 
     Args:
         state: the user's.
-        own: by rank, what each told of its own; rank 0 writes it.
-        group: all ranks.
-        buffers: for the copy, of the save in flight until it has ended.
+        heads: of its names those that are restored, with their names in the save.
+        items: what the save holds of them.
+
+    Raises:
+        CheckpointError: the save has other tensors than a model here, or of other sizes.
     """
-    try:
-        values = _collect(state)
-        mine, layout = _shared_out(state, values, group)
-        copies = buffers.copy(mine)
-        for rank, data in enumerate(own if group.rank == 0 else []):
-            copies.update({(f"{name}@{rank}",): tree for name, tree in loads(data).items()})
-        return Share(copies, [*values, *(path for path in copies if path not in values)], layout)
-    except Exception as error:
-        return Share({}, [], failed=error)
+    into: dict[Path, Any] = {}
+    for name, head in heads.items():
+        value, wanted = state[name], {path: item for path, item in items.items() if path[0] == head}
+        like: dict[Path, Any] = {}
+        if _is_optimizer(value) and (model := _model_of(name, state)) is not None:
+            like = {(name, "state", *path): each for path, each in leaves(_model_tree(model))}
+            states = [(path, item) for path, item in wanted.items() if len(path) > 3 and item["size"] is not None]
+            is_odd = any(_is_sharded(item) and not _fits(like.get(path[:3]), item) for path, item in states)
+            if is_odd or (
+                _is_fsdp1(model) and states
+            ):  # a state as it will be, by a step: all of it is overwritten next
+                torchs.get_optimizer_state_dict(model, value)
+        live = {} if isinstance(value, per_rank) else dict(leaves(_tree(name, state), (name,)))
+        if _is_model(value):
+            _refuse_another(name, value, live, wanted)
+        for path, item in wanted.items():
+            into[path] = _target(live.get(path), like.get(path[:3]), item, casts=_is_model(value))
+    return into
 
 
-def _shared_out(state: Mapping[str, Any], values: Mapping[Path, Any], group: JobRanks) -> tuple[dict[Path, Any], int]:
-    """This rank's parts, and its share of the tensors that all ranks hold alike; and a number for how that was done.
-
-    The tensors are shared out by their sizes, alike in every rank, so nobody is asked. The rest is rank 0's: plain
-    values, and buffers of models, which ranks may hold differently (running means): DDP goes on with those of rank 0.
-    """
-    sharers = group.world_size if group.writers is not None else 1
-    models = {name: bare(value) for name, value in state.items() if is_model(value)}
-    parameters = {(name, key) for name, model in models.items() for key, _ in model.named_parameters()}
-    alike = {
-        path: value.nbytes
-        for path, value in values.items()
-        if isinstance(value, torch.Tensor)
-        and not is_part(value)
-        and (path[0] not in models or (path[0], flat(path[1:])) in parameters)
-    }
-    least, writer = [(0, rank) for rank in range(sharers)], dict.fromkeys(values, 0)
-    for path in sorted(alike, key=lambda path: -alike[path]):
-        size, writer[path] = least[0]
-        heapq.heapreplace(least, (size + alike[path], writer[path]))
-    mine = {path: value for path, value in values.items() if is_part(value) or writer[path] == group.rank}
-    return mine, zlib.crc32(repr(alike).encode())
+def _target(live: Any, like: Any, item: Mapping[str, Any], *, casts: bool) -> Any:
+    if item["size"] is None:
+        return None
+    dtype = dtype_of(item["dtype"])
+    if _fits(live, item) and (casts or live.dtype == dtype) and (is_part(live) or 0 not in live.stride()):
+        return live
+    if isinstance(like, torch.Tensor) and _fits(like, item):
+        return torch.empty_like(like.detach(), dtype=dtype)
+    return torch.empty(item["size"], dtype=dtype, device="cpu")
 
 
-def _collect(state: Mapping[str, Any]) -> dict[Path, Any]:
-    """The values that all ranks save together, by path: live tensors, or parts of them. A collective for FSDP1."""
-    found: dict[Path, Any] = {}
-    for name, value in state.items():
-        if not isinstance(value, per_rank):
-            found.update(leaves(shared_tree(name, state), (name,)))
-    twice = [name for name, count in Counter(map(flat, found)).items() if count > 1]
-    if twice:
+def _fits(live: Any, item: Mapping[str, Any]) -> bool:
+    return is_tensor(live) and [*live.size()] == item["size"]
+
+
+def _is_sharded(item: Mapping[str, Any]) -> bool:
+    return any(sizes != item["size"] for _, sizes, *_ in item["chunks"])
+
+
+def _refuse_another(name: str, model: torch.nn.Module, live: Mapping[Path, Any], items: Items) -> None:
+    """Raise CheckpointError where a model has other tensors, before any is overwritten. The sizes of its buffers and of
+    its extra states are its own affair."""
+    buffers = {each.data_ptr() for each in model.buffers()}
+    loose = {path for path in (*live, *items) if "_extra_state" in flat(path)}
+    loose |= {path for path in {*live} - loose if not is_part(live[path]) and live[path].data_ptr() in buffers}
+    here = {(flat(path[1:2]), *(() if path in loose else each.size())) for path, each in live.items()}
+    there = {(flat(path[1:2]), *(() if path in loose else item["size"] or ())) for path, item in items.items()}
+    if here != there:
+        only = [", ".join(f"{key} {size}" for key, *size in sorted(some)[:5]) for some in (there - here, here - there)]
         raise CheckpointError(
-            "two values of the state have one name when its dicts are joined by dots",
-            where={"state": twice[0]},
-            hint="rename one of them",
+            "the tensors that are saved are not those of the model",
+            where={"state": name},
+            seen=f"only saved: {only[0] or 'none'}; only here: {only[1] or 'none'}",
+            hint="restore into the model that was saved",
         )
-    return found
 
 
-def shared_tree(name: str, state: Mapping[str, Any]) -> Any:
-    """What is saved under one name that all ranks share. A collective for FSDP1."""
-    value = state[name]
-    model = model_of(name, state) if is_optimizer(value) else None
-    if is_fsdp1(value):
-        return torchs.get_model_state_dict(value)
-    if is_fsdp1(model):
-        return torchs.get_optimizer_state_dict(model, value)
-    if model is None:
-        return tree_in(bare(value))
-    names, held = parameter_names(value, model), value.state_dict()
-    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in held["param_groups"]]
-    return {"state": {names[index]: inner for index, inner in held["state"].items()}, "param_groups": groups}
+@without_autograd
+def hand_out(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> None:
+    """Load what was read: objects load, plain values are filled in or replaced. Then see that models and optimizers
+    hold it. A collective for FSDP1.
+
+    Raises:
+        CheckpointError: one does not.
+    """
+    read_back = [name for name in trees if _is_model(_inner(state[name])) or _is_optimizer(_inner(state[name]))]
+    before = {name: _contents(name, trees[name], {}) for name in read_back}
+    for name, tree in trees.items():
+        value = state[name]
+        inner = _inner(value)
+        if _is_model(inner):
+            _load_model(inner, tree)
+        elif _is_optimizer(inner):
+            _load_optimizer(name, state, tree)
+        elif _has_state(inner):
+            inner.load_state_dict(tree)
+        elif isinstance(value, per_rank):
+            value.value = _filled(inner, tree)
+        else:
+            state[name] = _filled(inner, tree)
+    for name in read_back:
+        after = _contents(name, _tree(name, state), before[name])
+        for path in (path for path, content in before[name].items() if after.get(path) != content):
+            raise CheckpointError(
+                "what was loaded is not what was saved: it is not safe to go on",
+                where={"state": path},
+                seen=after.get(path),
+                expected=before[name][path],
+                hint="see how its load_state_dict() changes it, or its step(), which torch may call with lr 0",
+            )
+
+
+def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model or an optimizer holds, by name: of tensors type and marks. Groups go by the parameters in them.
+
+    Args:
+        name: of it.
+        tree: its own.
+        like: contents; of a tensor that has another type here it is taken as of that one.
+    """
+    if isinstance(tree, dict) and "param_groups" in tree:
+        groups = {
+            str(sorted(group["params"])): {**group, "params": (), "param_names": ()} for group in tree["param_groups"]
+        }
+        tree = {"state": tree["state"], "groups": dict(sorted(groups.items()))}
+    values = {flat(path): leaf for path, leaf in leaves(tree, (name,)) if "_extra_state" not in flat(path)}
+    tensors = {key: leaf for key, leaf in values.items() if is_tensor(leaf)}
+    kinds = {key: like[key][0] if type(like.get(key)) is tuple else leaf.dtype for key, leaf in tensors.items()}
+    each_part = {key: [part.to(kinds[key]) for _, part in parts(leaf)] for key, leaf in tensors.items()}
+    numbers = iter(marks([part for some in each_part.values() for part in some]))
+    contents = {key: (kinds[key], [next(numbers) for _ in some]) for key, some in each_part.items()}
+    return {key: contents.get(key, repr(leaf)) for key, leaf in values.items()}
+
+
+def _load_model(model: torch.nn.Module, tree: Any) -> None:
+    if _is_fsdp1(model):
+        torchs.set_model_state_dict(model, tree)
+    else:
+        here = {key: tree.pop(name) for key, name in _names(model).items() if name in tree}
+        model.load_state_dict({**here, **tree})
+
+
+def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
+    """Into an optimizer whose groups have the parameters that were saved, in whatever order it has them."""
+    optimizer, model = _inner(state[name]), _model_of(name, state)
+    groups = []
+    for group in _optimizer_tree(model, optimizer)["param_groups"]:
+        same = [each for each in tree["param_groups"] if {*each["params"]} == {*group["params"]}]
+        if not same or len(tree["param_groups"]) != len(optimizer.param_groups):
+            raise CheckpointError(
+                "the parameters that are saved of an optimizer are not those that it steps",
+                where={"state": name},
+                seen=f"a group of {group['params']}"[:300],
+                expected=f"{[each['params'] for each in tree['param_groups']]}"[:300],
+                hint="resume with the groups that were saved, and with the model in the state if it was there",
+            )
+        groups.append({**same[0], **{key: group[key] for key in ("params", "param_names") if key in group}})
+    if _is_fsdp1(model):
+        with _about_to_step(optimizer):
+            torchs.set_optimizer_state_dict(model, optimizer, {"state": tree["state"], "param_groups": groups})
+        return
+    # As torch's function has it, which drops what it has of a frozen parameter, and fails for one that has none.
+    number = {key: index for index, key in enumerate(key for group in groups for key in group["params"])}
+    held = {number[key]: each for key, each in tree["state"].items()}
+    numbered = [{**group, "params": [number[key] for key in group["params"]]} for group in groups]
+    optimizer.load_state_dict({"state": held, "param_groups": numbered})
+    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:  # it casts to the parameters' types
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for index, given in held.items():
+            optimizer.state[parameters[index]] = _mapped(_of_its_type, given, optimizer.state[parameters[index]])
+
+
+def _of_its_type(given: Any, loaded: Any) -> Any:
+    return given.to(loaded.device) if isinstance(given, torch.Tensor) and given.dtype != loaded.dtype else loaded
+
+
+def _filled(live: Any, loaded: Any) -> Any:
+    """What was loaded, in the user's own lists and dicts where there are some."""
+    if type(live) is type(loaded) is dict:
+        inner = {key: _filled(live.get(key), each) for key, each in loaded.items()}
+        live.clear()
+        live.update(inner)
+        return live
+    if type(live) is type(loaded) is list:
+        live[:] = [_filled(before, each) for before, each in zip_longest(live[: len(loaded)], loaded)]
+        return live
+    return loaded

@@ -7,14 +7,15 @@ an object appears when it is whole.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-import os
+import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
 from ..flyte.storage_errors import Outlook, Retry, judge, one_line
@@ -30,39 +31,51 @@ with contextlib.suppress(ImportError):  # not on every machine
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+Range = tuple[str, int, int]
+"""Of a save: the name of a file in it, an offset, a length."""
 
 PATIENCE_SECONDS = 120.0
 """How long one request to a store is tried again while its error may pass."""
 
-_AT_ONCE_BYTES = 64 << 20
-
 LATE_SECONDS = 30.0
 """How long a file system may take to show one node what another has made."""
 
+_AT_ONCE_BYTES = 64 << 20
+_SLICE_BYTES = 32 << 20
+"""Of a large tensor, handed on at once: what writes to an object store keeps several times as much in memory."""
+
 
 class Written:
-    """A file that is written in order, with the CRC-32 of what came since the last :meth:`begin`."""
+    """A file that is written in order, with the CRC-32 of what came since the last :meth:`begin`.
+
+    Attributes:
+        size: bytes so far.
+        failure: the first error of the file system, of which torch.save makes another one.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.size = self.crc = 0
+        self.failure: Exception | None = None
+        self.flush = file.flush
 
-    def begin(self) -> None:
+    def begin(self) -> int:
         """The next item begins here."""
         self.crc = 0
+        return self.size
 
     def write(self, data: Any) -> int:
         """As a file's."""
         view = memoryview(data).cast("B")
         self.crc = crc32(view, self.crc)
-        self._file.write(view)
+        try:
+            for at in range(0, view.nbytes, _SLICE_BYTES):
+                self._file.write(view[at : at + _SLICE_BYTES])
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
         self.size += view.nbytes
         return view.nbytes
-
-    def flush(self) -> None:
-        """As a file's."""
-        self._file.flush()
 
 
 class Store:
@@ -82,132 +95,130 @@ class Store:
         self._on_disk = isinstance(self._fs, LocalFileSystem)
 
     def saves(self) -> dict[str, set[str]]:
-        """What is in the place: by the name of each directory, what is in it.
+        """What is in the place: by the name of each directory of a save, what is in it.
 
         By listing alone: a file system may remember for a minute that a file, asked for by its name, is not there.
         """
-        found: dict[str, set[str]] = {}
-        for path in self._list(self._root):
-            name = path.rstrip("/").rpartition("/")[2]
-            if name.startswith("step-"):
-                found[name] = {inner.rpartition("/")[2] for inner in self._list(path)}
-        return found
+        return {name: {*self._list(name)} for name in self._list("") if name.startswith("step-")}
 
     def make(self, save: str) -> None:
         """Make room for a save: a directory, where the store has such."""
         if self._on_disk:
-            ensure_dir(self._path(save))
+            fsync_dir(ensure_dir(self._path(save)).parent)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[Written]:
-        """A new file, written in one go; durable and visible when the block ends without an error."""
+        """A new file, written in one go; durable and visible when the block ends without an error, and not before."""
         self._fs.invalidate_cache()
-        with self._fs.open(self._path(name), "wb") as file:
-            yield Written(file)
-            file.flush()
-            if self._on_disk:
-                os.fsync(file.fileno())
-
-    def seal(self, name: str) -> None:
-        """Make the names durable of what is in a directory of the place."""
-        for path in (self._path(name), self._root) if self._on_disk else ():
-            fsync_dir(Path(path))
+        path = self._path(name)
+        with atomic_write(path) if self._on_disk else self._fs.open(path, "wb") as file:
+            written = Written(file)
+            try:
+                yield written
+            except Exception as error:
+                raise written.failure or error from None
 
     def put(self, name: str, data: bytes) -> None:
         """Leave or replace a small object, whole and durable."""
-        if not self._on_disk:
-            self._patiently(lambda: self._fs.pipe_file(self._path(name), data), f"put {name}")
-            return
-        path = Path(self._path(name))
-        ensure_dir(path.parent)
-        with atomic_write(path) as file:
-            file.write(data)
+        path = self._path(name)
+        if self._on_disk:
+            with atomic_write(ensure_dir(Path(path).parent) / Path(path).name) as file:
+                file.write(data)
+        elif self._ask(f"put {name}", lambda: self._fs.pipe_file(path, data) or True) is None:
+            raise CheckpointError("the place for checkpoints is not there", where={"store": self.url})
 
     def get(self, name: str) -> bytes | None:
         """A small object, or None where there is none."""
-        return self._twice(lambda: bytes(self._fs.cat_file(self._path(name))), self._path(name), f"get {name}")
+        path = self._path(name)
+        data: bytes | None = self._ask(f"get {name}", lambda: bytes(self._fs.cat_file(path)), path)
+        return data
 
-    def read(self, name: str, size: int, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Parts of a file that is known to be there, with its size, by offset and length; nothing else of it is read.
+    def read(self, save: str, sizes: Mapping[str, int], ranges: Iterable[Range]) -> Iterator[bytes]:
+        """Parts of files that are known to be there; nothing else of them is read.
+
+        Args:
+            save: its directory.
+            sizes: of the files, in bytes.
+            ranges: what to read, file by file.
 
         Raises:
-            FileNotFoundError: it is not there, or not of that size.
+            FileNotFoundError: a file is not there, or not of that size.
         """
-        path = self._path(name)
-        if self._on_disk:
+        if not self._on_disk:
+            there = self._list(save)
+            for batch in _batches(ranges):
+                if missing := [name for name, _, _ in batch if there.get(name) != sizes[name]]:
+                    raise FileNotFoundError(f"{save}/{missing[0]} is not there with {sizes[missing[0]]} bytes")
+                paths = [self._path(f"{save}/{name}") for name, _, _ in batch]
+                begins, ends = [at for _, at, _ in batch], [at + length for _, at, length in batch]
+                read = partial(self._fs.cat_ranges, paths, begins, ends, on_error="raise")
+                yield from self._ask(f"read {save}", read) or []
+            return
+        for name, some in itertools.groupby(ranges, lambda each: each[0]):
+            path = Path(self._path(f"{save}/{name}"))
             try:
-                wait_for(path, size=size, timeout=LATE_SECONDS)
+                wait_for(path, size=sizes[name], timeout=LATE_SECONDS)
             except (FsTimeoutError, PathBlockedError) as error:
-                raise FileNotFoundError(f"{path}: {error}") from error
-        found = self._unless_missing(lambda: self._fs.size(path), f"look at {name}")
-        if found != size:
-            raise FileNotFoundError(f"{path} is not there with {size} bytes")
-        for batch in _batches(ranges, 0 if self._on_disk else _AT_ONCE_BYTES):
-            paths, begins, ends = zip(*((path, offset, offset + length) for offset, length in batch), strict=True)
-            read = partial(self._fs.cat_ranges, list(paths), list(begins), list(ends), on_error="raise")
-            data = self._unless_missing(read, f"read {name}")
-            if data is None:
-                raise FileNotFoundError(f"{path} is not there any more")
-            yield from data
+                raise FileNotFoundError(f"{path} is not there with {sizes[name]} bytes") from error
+            with path.open("rb") as file:
+                for _, offset, length in some:
+                    file.seek(offset)
+                    yield file.read(length)
 
     def remove(self, name: str) -> None:
-        """Remove an object, or a save with all that is in it; what is gone already is no error."""
-        self._unless_missing(lambda: self._fs.rm(self._path(name), recursive=True) or True, f"remove {name}")
+        """Remove a file, or a save with all that is in it; what is gone already is no error."""
+        path = Path(self._path(name))
+        if self._on_disk:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            return
+        for each in [f"{name}/{inner}" for inner in self._list(name)] or [name]:  # rm() takes "[" for a pattern
+            self._ask(f"remove {each}", partial(self._fs.rm_file, self._path(each)))
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{name}".rstrip("/")
 
-    def _list(self, path: str) -> list[str]:
+    def _list(self, name: str) -> dict[str, int]:
+        """Names and sizes of what is in a directory."""
         self._fs.invalidate_cache()
-        found = self._twice(lambda: self._fs.ls(path, detail=False), path, f"list {path}")
-        return [str(one) for one in found or [] if str(one).rstrip("/") != path.rstrip("/")]
+        path = self._path(name)
+        entries = self._ask(f"list {path}", lambda: self._fs.ls(path, detail=True), path) or []
+        sizes = {str(entry["name"]).rstrip("/"): int(entry.get("size") or 0) for entry in entries}
+        return {at.rpartition("/")[2]: size for at, size in sizes.items() if at != path}
 
-    def _twice(self, ask: Callable[[], T], path: str, what: str) -> T | None:
-        found = self._unless_missing(ask, what)
-        if found is None and self._on_disk:  # or this client only remembers so
-            refresh(path)
-            found = self._unless_missing(ask, what)
-        return found
-
-    def _unless_missing(self, ask: Callable[[], T], what: str) -> T | None:
-        try:
-            return self._patiently(ask, what)
-        except Exception as error:
-            if isinstance(error, NotADirectoryError) or judge(error) is Outlook.MISSING:
-                return None
-            raise CheckpointError(
-                f"the store did not {what}",
-                where={"store": self.url},
-                seen=one_line(error),
-                hint="see whether the store answers, and whether the task's credentials may do this",
-            ) from error
-
-    def _patiently(self, action: Callable[[], T], what: str) -> T:
+    def _ask(self, what: str, action: Callable[[], Any], late: str = "") -> Any:
+        """What the store answers, asked again while its error may pass; None where nothing is there."""
         retry = Retry(PATIENCE_SECONDS, first=0.5, longest=15.0)
+        if late and self._on_disk:
+            refresh(late)  # or this client may only remember that it is not there
         while True:
             try:
                 return action()
             except Exception as error:
+                if isinstance(error, NotADirectoryError) or judge(error) is Outlook.MISSING:
+                    return None
                 pause = None if self._on_disk else retry.pause(error)
                 if pause is None:
-                    raise
+                    raise CheckpointError(
+                        f"the store did not {what}",
+                        where={"store": self.url},
+                        seen=one_line(error),
+                        hint="see whether the store answers, and whether the task's credentials may do this",
+                    ) from error
                 logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause)
 
 
-def _batches(ranges: Iterable[tuple[int, int]], at_once: int) -> Iterator[list[tuple[int, int]]]:
-    """What is asked of a store at once: it answers side by side, and all answers are in memory together.
-
-    Args:
-        ranges: offsets and lengths.
-        at_once: bytes from which on no further range is added.
-    """
-    batch: list[tuple[int, int]] = []
-    for one in ranges:
-        batch.append(one)
-        if sum(length for _, length in batch) >= at_once:
+def _batches(ranges: Iterable[Range]) -> Iterator[list[Range]]:
+    """What is asked of a store at once: it answers side by side, and all answers are in memory together."""
+    batch: list[Range] = []
+    size = 0
+    for each in ranges:
+        batch.append(each)
+        size += each[2]
+        if size >= _AT_ONCE_BYTES:
             yield batch
-            batch = []
+            batch, size = [], 0
     if batch:
         yield batch
 

@@ -7,6 +7,8 @@ metadata that silently is not there costs more than a job that does not start.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -49,3 +51,11 @@ def gone(what: str, *, of: str) -> IncompatibleVersionError:
         expected=f"{of} {', '.join(TESTED[of])} (tested)",
         hint=f"install a version of {of} that was tested, or a newer safedist",
     )
+
+
+def before_threads_end(action: Callable[[], object]) -> None:
+    """Have ``action`` called as Python ends, before it ends the threads of ``concurrent.futures``, with which a store's
+    client resolves names. Python's own way, which it has no public name for; without it such a save may fail."""
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(action)

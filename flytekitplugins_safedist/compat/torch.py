@@ -45,34 +45,15 @@ def storage_info(part: str, offset: int, length: int) -> Any:
     return lookup(filesystem, "_StorageInfo", of="torch")(part, offset, length)
 
 
-def buffers_for(tensors: dict[str, Any], *, pinned: bool) -> dict[str, Any]:
-    """Empty tensors on the CPU of the same shapes and layouts, as DCP's stagers make them."""
-    from torch.distributed import _state_dict_utils
-
-    made: dict[str, Any] = lookup(_state_dict_utils, "_create_cpu_state_dict", of="torch")(tensors, pin_memory=pinned)
-    return made
-
-
-def copy_state_dict(tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
-    """Copy to what :func:`buffers_for` made; complete on return. torch 2.5's stager leaves out CPU tensors."""
-    from torch.distributed import _state_dict_utils
-
-    made: dict[str, Any] = lookup(_state_dict_utils, "_copy_state_dict", of="torch")(tensors, into)
-    return made
-
-
-def save_state_dict(*arguments: Any, **options: Any) -> None:
-    """What DCP's ``save`` calls; also torch 2.5's takes ``no_dist``, which its ``save`` does not."""
-    from torch.distributed.checkpoint import state_dict_saver
-
-    lookup(state_dict_saver, "_save_state_dict", of="torch")(*arguments, **options)
-
-
-def load_state_dict(*arguments: Any, **options: Any) -> None:
-    """What DCP's ``load`` calls, for the same."""
-    from torch.distributed.checkpoint import state_dict_loader
-
-    lookup(state_dict_loader, "_load_state_dict", of="torch")(*arguments, **options)
+def reshard(model: Any) -> None:
+    """Have each module of FSDP2's in a model hold its part alone: after a forward alone the root's stay whole."""
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:  # torch 2.5
+        from torch.distributed._composable.fsdp import FSDPModule
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def has_worker_server() -> bool:

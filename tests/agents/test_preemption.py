@@ -13,7 +13,7 @@ import pytest
 from tests.agents import test_elastic
 from tests.harness.job import Job
 from tests.harness.procs import TERM, Gate, Running, until, uploaded_output
-from tests.harness.product import preemption
+from tests.harness.product import agreement
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 GRACE = {"SAFEDIST_GRACE_SECONDS": "300"}
@@ -128,7 +128,7 @@ class Overlapping:
 
     @property
     def mark(self) -> Path:
-        return self.kept / preemption.MARK
+        return self.kept / agreement.MARK
 
 
 def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves_as_it_leaves(
@@ -151,9 +151,9 @@ def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves
 
 def test_a_mark_that_another_pod_has_left_stays(warm, tmp_path, ranks_gate: Gate):
     job = Overlapping(warm, tmp_path, ranks_gate, TEST_HOW="raise")
-    job.mark.write_text('{"host": "another", "since": 0}')  # long ago: nobody waits for it
     first = job.start(0)
     assert ranks_gate.heard(2) == ["attempt 0 begins with 0", "in a long step"]
+    job.mark.write_text("another")
     ranks_gate.let_go(1)
     assert first.wait().uploaded == ["error.pb"]
     assert job.mark.exists()

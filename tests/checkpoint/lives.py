@@ -28,7 +28,7 @@ from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 from tests.fs.ranks import Outcome, Process, meeting_point, rank_env
 
-WRITER = "safedist-checkpoint"
+WRITER = "safedist-checkpoint_0"
 """The thread that writes saves."""
 
 

@@ -20,25 +20,50 @@ from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 
 
+class Block(torch.nn.Linear):
+    """What FSDP wraps."""
+
+
+class Net(torch.nn.Module):
+    """Parameters in layers that are wrapped, and in the root; one of no dimension, one that is two; odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(7, 13)
+        self.blocks = torch.nn.ModuleList(Block(13, 13) for _ in range(2))
+        self.norm = torch.nn.LayerNorm(13)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.last = torch.nn.Linear(13, 7, bias=False)
+        self.also = torch.nn.Linear(13, 7, bias=False)
+        self.also.weight = self.last.weight
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x).relu()
+        x = self.norm(x) * self.scale
+        return self.last(x) + self.also(x)
+
+
 def _model(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    # Sizes that no number of ranks divides.
-    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.ReLU(), torch.nn.Linear(13, 5))
+    model = Net()
     if kind == "plain":
         return model
     if kind == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model)
     if kind == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        policy = ModuleWrapPolicy({Block})
+        return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
@@ -49,23 +74,18 @@ def _whole(tensor: Any) -> list[float]:
 
 
 def _seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Of each parameter, by its name: what it is, and what the optimizer has of it."""
     from torch.distributed.checkpoint import state_dict as dcp
-    from torch.distributed.fsdp import FullyShardedDataParallel
 
-    if isinstance(model, FullyShardedDataParallel):  # whose parameters are this rank's flat parts
-        of_model, of_optimizer = dcp.get_state_dict(
-            model, optimizer, options=dcp.StateDictOptions(full_state_dict=True)
-        )
-        held = of_optimizer["state"].values()
-        return {
-            "parameters": [_whole(one) for one in of_model.values()],
-            "momentum": [_whole(one["exp_avg"]) for one in held],
-            "steps": [float(one["step"]) for one in held],
-        }
+    if not optimizer.state:  # torch would make one by a step
+        return {}
+    full = dcp.StateDictOptions(full_state_dict=True)
+    of_model = dcp.get_model_state_dict(model, options=full)
+    held = dcp.get_optimizer_state_dict(model, optimizer, options=full)["state"]
     return {
-        "parameters": [_whole(one) for one in model.parameters()],
-        "momentum": [_whole(one["exp_avg"]) for one in optimizer.state.values()],
-        "steps": [float(one["step"]) for one in optimizer.state.values()],
+        "parameters": {name: _whole(one) for name, one in sorted(of_model.items())},
+        "momentum": {name: _whole(held[name]["exp_avg"]) for name in sorted(held)},
+        "steps": {name: float(held[name]["step"]) for name in sorted(held)},
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, per_rank
 from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 from tests.fs.ranks import meeting_point, processes, rank_env
-from tests.harness.product import CHECKPOINTS_RECORD, Store
+from tests.harness.product import agreement, group
+from tests.harness.product import store as stores
 
 
 class Loader:
@@ -39,6 +42,7 @@ def sharded_model():
 def begin(kind="plain"):
     reach_stores()
     dist.init_process_group("gloo")
+    torch.manual_seed(0)
     return dist.get_rank(), {"model": sharded_model() if kind == "sharded" else torch.nn.Linear(4, 4)}
 
 
@@ -109,10 +113,23 @@ def save_refused(place, kind, what):
     ],
 )
 def test_what_cannot_be_saved_is_an_error_in_every_rank_at_once(tmp_path, kind, what, said):
-    import re
-
     for text in values(ranks(save_refused, tmp_path, kind, what)):
         assert re.search(rf"CheckpointError: .*{said}", text), text
+
+
+def save_without_content(place):
+    rank, _ = begin()
+    ckpt = Checkpoints(place, every=None)
+    try:
+        ckpt.save(0, {"model": torch.nn.Linear(4, 4, device="meta" if rank else "cpu")}, force=True)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_a_tensor_that_one_rank_cannot_read_is_an_error_of_every_rank(tmp_path):
+    one, other = values(ranks(save_without_content, tmp_path))
+    assert "could not do its part of a checkpoint [rank=1]" in one
+    assert "meta tensor" in other
 
 
 def save_to_a_store_that_fails(place, kind, of_rank):
@@ -141,15 +158,15 @@ def test_a_save_that_fails_in_one_rank_is_an_error_of_every_rank_at_the_end(tmp_
 def save_normed(place, layers):
     """A model with buffers that differ between ranks, as running means do; in rank 1 perhaps with another layer."""
     rank, _ = begin()
-    torch.manual_seed(0)
-    more = [torch.nn.Linear(64, 64)] if rank and layers == "other" else []
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)), torch.nn.BatchNorm1d(64), *more)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)), torch.nn.BatchNorm1d(64))
+    if rank and layers == "other":
+        model.append(torch.nn.Linear(64, 64))
     means = [model[4].running_mean, model[4].running_var]
     for one in means:
         one.fill_(rank)
     ckpt = Checkpoints(place, every=None)
-    ckpt.save(0, {"model": model}, force=True)
     try:
+        ckpt.save(0, {"model": model}, force=True)
         ckpt.wait()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -168,7 +185,8 @@ def test_what_ranks_hold_alike_is_written_by_all_and_running_means_are_rank_0s(t
 
 def test_models_of_different_tensors_are_an_error_of_every_rank(tmp_path):
     for text in values(ranks(save_normed, tmp_path, "other")):
-        assert "ranks hold different tensors" in text
+        assert "ranks hold different content under one name" in text
+        assert "state=model.5.bias] (seen: other than rank 0's on ranks 1)" in text
 
 
 def wait_for_commit(place):
@@ -186,9 +204,8 @@ def test_wait_returns_on_every_rank_when_the_save_is_committed(tmp_path):
 def due_by_time(place):
     _, state = begin()
     now = [0.0]
+    agreement.time = SimpleNamespace(monotonic=lambda: now[0])
     ckpt = Checkpoints(place, every=timedelta(seconds=10))
-    ckpt._by_time.clock = lambda: now[0]
-    ckpt._by_time.begun = 0.0
     ckpt.restore(state)
     saved = []
     for step in range(40):
@@ -205,27 +222,285 @@ def test_what_is_due_by_time_is_saved_by_all_at_rank_0s_step(tmp_path):
     assert one == other == [9, 19, 29, 39]
 
 
-def save_without_a_pointer(place, kind):
-    rank, state = begin(kind)
-    put = Store.put
+# --- alike, or refused ------------------------------------------------------------------------------------------------
+class Experts(torch.nn.Module):
+    """Each rank's own, as tensors that nobody calls sharded."""
 
-    def refused(self, name, data):
-        if rank == 0 and name == CHECKPOINTS_RECORD:
-            raise OSError(5, "Input/output error")
-        put(self, name, data)
+    def __init__(self, value):
+        super().__init__()
+        self.router = torch.nn.Parameter(torch.zeros(3))
+        self.expert = torch.nn.Parameter(torch.zeros(5000))
+        self.register_buffer("bias", torch.zeros(3))
+        with torch.no_grad():
+            self.expert[2500] = value  # in the middle, where only the sum sees it
 
-    Store.put = refused
-    ckpt = Checkpoints(place, every=None)
-    ckpt.save(0, state, force=True)
+
+def on_mesh(values, mesh, *placements):
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(torch.tensor(values), mesh, placements)
+
+
+def sharded(values):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    return on_mesh(values, init_device_mesh("cpu", (dist.get_world_size(),)), Shard(0))
+
+
+def of_own_mesh(value):
+    """A tensor that is sharded over one of two meshes of two ranks, of four."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("apart", "along"))
+    return on_mesh([value, value], mesh["along"], Shard(0))
+
+
+def sharded_adam():
+    model = sharded_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+class Both:
+    """Optimizers in an object of the user's own."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def state_dict(self):
+        return {"adam": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state):
+        raise AssertionError(state)
+
+
+def own_buffer(value, wrap=lambda model: model):
+    model = Experts(0.0)
+    model.bias.fill_(value)
+    return wrap(model)
+
+
+def differing(what, rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.distributed.tensor import DTensor, Partial
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = lambda: init_device_mesh("cpu", (dist.get_world_size(),))  # noqa: E731
+    return {
+        "a parameter of each rank's own": lambda: {"model": Experts(float(rank))},
+        "the same parameters": lambda: {"model": Experts(1.0)},
+        "a buffer": lambda: {"model": own_buffer(float(rank))},
+        "a buffer that DDP hands on": lambda: {"model": own_buffer(float(rank), DistributedDataParallel)},
+        "a large tensor": lambda: {"ema": torch.full((1 << 20,), float(rank))},
+        "text": lambda: {"told": f"rank {rank}"},
+        "equal lists of other objects": lambda: {"told": ["".join("ab")] * 2 if rank else ["ab", "".join("ab")]},
+        "a rank more": lambda: {"told": 1} | ({"more": 2} if rank else {}),
+        "meshes of their own": lambda: {"x": of_own_mesh(float(rank // 2))},
+        "meshes that hold the same": lambda: {"x": of_own_mesh(1.0)},
+        "sharded and replicated": lambda: {"x": sharded([1.0, 2.0, 3.0])},
+        "sums": lambda: {"x": DTensor.from_local(torch.ones(2), mesh(), [Partial()])},
+        "sharded, in what one rank saves": lambda: {"x": per_rank([sharded([1.0, 2.0])])},
+        "an optimizer's own state": lambda: {"opt": sharded_adam()[1].state_dict()},
+        "an object with optimizers": lambda: {"opt": Both(sharded_adam()[1])},
+        "an optimizer alone": lambda: {"opt": sharded_adam()[1]},
+        "zero": lambda: {"opt": ZeroRedundancyOptimizer(torch.nn.Linear(4, 4).parameters(), torch.optim.Adam)},
+        "zero, of each rank": lambda: {
+            "opt": per_rank(ZeroRedundancyOptimizer(torch.nn.Linear(4, 4).parameters(), torch.optim.Adam))
+        },
+        "zero's own": lambda: {
+            "opt": per_rank(ZeroRedundancyOptimizer(torch.nn.Linear(4, 4).parameters(), torch.optim.Adam).optim)
+        },
+    }[what]()
+
+
+def save_differing(place, what):
+    rank, _ = begin()
     try:
-        ckpt.wait()
+        with Checkpoints(place, every=None) as ckpt:
+            ckpt.save(0, differing(what, rank), force=True)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "saved"
 
 
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
-def test_a_pointer_that_rank_0_cannot_leave_is_an_error_of_every_rank(tmp_path, kind):
-    """Rank 0 alone writes it: the others must not wait for rank 0 in the save that follows."""
-    for text in values(ranks(save_without_a_pointer, tmp_path, kind)):
-        assert "Input/output error" in text
+REFUSED = {
+    "a parameter of each rank's own": r"state=model.expert\].*other than rank 0's on ranks 1.*per_rank",
+    "a buffer": r"state=model.bias\].*other than rank 0's on ranks 1.*DistributedDataParallel",
+    "a large tensor": r"state=ema\].*other than rank 0's on ranks 1.*\"ema\": per_rank",
+    "text": r"state=told\].*other than rank 0's on ranks 1",
+    "a rank more": r"state=more\].*other than rank 0's on ranks 1",
+    "meshes of their own": r"state=x\].*other than rank 0's on ranks 2",
+    "sums": r"state=x\].*DTensor.*sharded tensor",
+    "sharded, in what one rank saves": r"state=x@\d.0\].*DTensor.*sharded tensor",
+    "an optimizer's own state": r"state=opt\].*put the optimizers themselves",
+    "an object with optimizers": r"state=opt\].*put the optimizers themselves",
+    "an optimizer alone": r"state=opt\].*put the model",
+    "zero": r"state=opt\].*per_rank\(optimizer.optim\)",
+    "zero, of each rank": r"state=opt\].*per_rank\(optimizer.optim\)",
+}
+TAKEN = (
+    "the same parameters",
+    "a buffer that DDP hands on",
+    "equal lists of other objects",
+    "meshes that hold the same",
+    "sharded and replicated",
+    "zero's own",
+)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_ranks_hold_differently_is_refused_by_its_name_on_every_rank(tmp_path, what):
+    count = 4 if "meshes" in what else 2
+    for text in values(ranks(save_differing, tmp_path, what, count=count)):
+        assert re.search(REFUSED[what], text), text
+    assert list(tmp_path.rglob("manifest.json")) == []
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_what_they_hold_alike_is_saved(tmp_path, what):
+    count = 4 if "meshes" in what else 2
+    assert values(ranks(save_differing, tmp_path, what, count=count)) == ["saved"] * count
+
+
+def save_nested(place):
+    begin()
+    tree = {7: (sharded([0.0, 1.0, 2.0]), [sharded([3.0])]), "odd": {"x": (torch.ones(2),)}}
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, {"tree": tree}, force=True)
+
+
+def restore_nested(place):
+    begin()
+    tree = {7: (sharded([9.0, 9.0, 9.0]), [sharded([9.0])]), "odd": {"x": (torch.zeros(2),)}}
+    state, parts = {"tree": tree}, (tree[7][0], tree[7][1][0])
+    Checkpoints(place).restore(state)
+    assert state["tree"] is tree
+    assert (tree[7][0], tree[7][1][0]) == parts
+    return [one.full_tensor().tolist() for one in parts], tree["odd"]["x"][0].tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_sharded_tensors_are_found_in_dicts_by_numbers_and_in_tuples(tmp_path, count):
+    values(ranks(save_nested, tmp_path))
+    assert values(ranks(restore_nested, tmp_path, count=count)) == [([[0.0, 1.0, 2.0], [3.0]], [1.0, 1.0])] * count
+
+
+# --- who comes, and who does not --------------------------------------------------------------------------------------
+def alone(place, restores):
+    rank, state = begin()
+    said = []
+    group.logger.warning = said.append
+    ckpt = Checkpoints(place, every=None)
+    if int(restores):
+        ckpt.restore(state)
+    group.WORD_SECONDS, group.PATIENCE_SECONDS = 0.2, 1.0
+    if rank:
+        return dist.barrier()
+    try:
+        ckpt.save(0, state, force=True)
+    except Exception as error:
+        dist.barrier()
+        return said[0], f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("restores", [0, 1], ids=["at its first call", "after a restore"])
+def test_a_rank_that_saves_alone_says_for_whom_it_waits_and_gives_up(tmp_path, restores):
+    first, _ = values(ranks(alone, tmp_path, restores))
+    whom = "rank 0 has waited for rank 1" if restores else "ranks did not come to their first meeting: 1: waited"
+    for text in first:
+        assert re.search(rf"{whom} for \d+ s", text)
+        assert "Checkpoints.save" in text
+        assert "every rank" in text
+
+
+def ask_alone(place):
+    rank, state = begin()
+    ckpt = Checkpoints(place, every=None)
+    ckpt.save(3, state, force=True)
+    if rank:
+        ckpt.wait()
+        found = ckpt.latest, Checkpoints(place).steps()
+    dist.barrier()
+    return found if rank else None
+
+
+def test_any_rank_may_wait_and_ask_for_steps_by_itself(tmp_path):
+    assert values(ranks(ask_alone, tmp_path)) == [None, (3, [3])]
+
+
+class Refuses(Loader):
+    """Loads in rank 0 alone."""
+
+    def load_state_dict(self, state):
+        if dist.get_rank():
+            raise ValueError("not this one")
+
+
+def load_in_one(place):
+    _, state = begin()
+    state["loader"] = Refuses(1)
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, state, force=True)
+    try:
+        return Checkpoints(place).restore(state)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_what_one_rank_cannot_load_is_an_error_of_every_rank(tmp_path):
+    one, other = values(ranks(load_in_one, tmp_path))
+    assert "could not do its part of a checkpoint [rank=1] (seen: ValueError: not this one)" in one
+    assert other == "ValueError: not this one"
+
+
+def save_apart(place):
+    rank, state = begin()
+    stores.LATE_SECONDS = 0.2
+    ckpt = Checkpoints(f"{place}/{rank}", every=None)
+    ckpt.save(0, state, force=True)
+    try:
+        ckpt.wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_a_place_that_the_nodes_do_not_share_is_found_out_by_the_first_save(tmp_path):
+    for text in values(ranks(save_apart, tmp_path)):
+        assert re.search(r"the nodes do not share the place \[place=.*/0\] \(seen: .*__1_0.distcp", text), text
+    assert list(tmp_path.rglob("manifest.json")) == []
+    assert [path.name for path in (tmp_path / "0").iterdir()] == [], "what has failed is removed"
+
+
+def evaluate_and_save(place):
+    begin()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    with Checkpoints(place, every=None) as ckpt:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        ckpt.save(0, state, force=True)
+        ckpt.wait()
+        with torch.inference_mode():
+            model(torch.ones(1, 4))
+            ckpt.save(1, state, force=True)
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        return ckpt.restore(state)
+
+
+def test_after_an_evaluation_a_sharded_model_is_saved_and_restored(tmp_path):
+    assert values(ranks(evaluate_and_save, tmp_path)) == [2, 2]

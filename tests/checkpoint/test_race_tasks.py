@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
+from tests.harness.job import Job
 from tests.harness.procs import uploaded_output
 from tests.harness.product import saves
 
@@ -86,3 +89,34 @@ def test_the_save_in_flight_is_committed_before_outputs_are_uploaded(warm, tmp_p
     place = execution.place(0)
     (save,) = (path for path in place.with_name(f"{place.name}-safedist").iterdir() if path.is_dir())
     assert (save / saves.MANIFEST).exists()
+
+
+def test_a_save_in_flight_is_committed_where_a_rank_raises(warm, tmp_path):
+    ended = Execution(warm, tmp_path).attempt(0, "fails_while_saving")
+    assert uploaded_output(ended) == "goes on with 8", ended.err
+
+
+def test_a_job_that_goes_back_goes_on_from_there_when_its_ranks_start_again(warm, tmp_path):
+    """``restore(step=6)``, where 7 was saved; two saves are kept."""
+    execution, place = Execution(warm, tmp_path), str(tmp_path / "place")
+    assert uploaded_output(execution.attempt(0, "goes_back", TEST_CHECKPOINTS=place)) == "saved"
+    ended = execution.attempt(1, "goes_back", TEST_CHECKPOINTS=place, TEST_FAILING_ROUNDS="2")
+    assert uploaded_output(ended) == "[7, 9, 11]", ended.err
+
+
+class TwoPods(Job):
+    """Two pods with one rank each."""
+
+    module = "job_checkpoints"
+    nproc_per_node = 1
+
+
+def test_by_time_all_ranks_save_at_the_steps_that_their_agents_agree_on(warm, tmp_path):
+    job = TwoPods(warm, tmp_path / "job", "by_time", "", {"TEST_CHECKPOINTS": str(tmp_path / "place")})
+    first, second = job.run()
+    assert (first.code, second.code) == (0, 0), first.err
+    one, other = ast.literal_eval(uploaded_output(first))
+    assert one == other
+    assert len(one) == 3
+    kept = {saves.step_of(path.name) for path in (tmp_path / "place").glob("step-*")}
+    assert kept == {*one}

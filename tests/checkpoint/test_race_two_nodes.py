@@ -33,9 +33,10 @@ def test_what_a_node_did_not_find_before_is_found_when_it_is_there(nodes):
 def test_a_part_that_is_late_is_waited_for(nodes):
     one, two = (Store(str(client.path)) for client in nodes)
     nodes[1].set(late=[1, 1], late_match="*part")
-    with one.part("part") as file:
+    one.make("step-1")
+    with one.part("step-1/part") as file:
         file.write(b"whole")
-    assert list(two.read("part", 5, [(3, 2), (0, 3)])) == [b"le", b"who"]
+    assert list(two.read("step-1", {"part": 5}, [("part", 3, 2), ("part", 0, 3)])) == [b"le", b"who"]
 
 
 @pytest.mark.parametrize(("rank", "arrival"), [(0, 2), (1, 2)])

@@ -12,8 +12,9 @@ from typing import Any
 
 PRIVATE = {
     "CHECKPOINTS_RECORD": "checkpoint.places:POINTER",
+    "agreement": "checkpoint.agreement",
+    "group": "checkpoint.group",
     "points": "pod.staging.points",
-    "preemption": "checkpoint.preemption",
     "saves": "checkpoint.saves",
     "staging": "pod.staging.stage",
     "Store": "checkpoint.store:Store",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -97,3 +98,64 @@ def ends_while_saving() -> str:
     points.on_point = slow
     Checkpoints(every=None).save(7, {"x": torch.ones(3)}, force=True)
     return "returned"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1))
+def fails_while_saving() -> str:
+    """Rank 1 raises while a save is being written, which is slow. No process group: who saves needs none."""
+    import threading
+
+    from tests.checkpoint import points
+
+    def slow(point: str) -> None:
+        if point == points.PART_OPENED:
+            threading.Event().wait(1)
+
+    points.on_point = slow
+    me, state = current_rank(), {"x": torch.ones(3)}
+    ckpt = Checkpoints(every=None)
+    first = ckpt.restore(state)
+    if me.round == 0:
+        ckpt.save(7, state, force=True)
+        if me.rank == 1:
+            raise ValueError("a bad batch")
+        threading.Event().wait()
+    return f"goes on with {first}"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=3))
+def goes_back() -> str:
+    """Saves some steps, goes back to one, and fails in the first rounds: where each round begins."""
+    me = current_rank()
+    state = {"begun": []}
+    ckpt = Checkpoints(os.environ["TEST_CHECKPOINTS"], every=1, keep=2)
+    if me.attempt == 0:
+        ckpt.restore(state)
+        for step in range(8):
+            ckpt.save(step, state)
+        return "saved"
+    first = ckpt.restore(state, step=6)
+    state["begun"].append(first)
+    for step in range(first, first + 2):
+        ckpt.save(step, state)
+    ckpt.wait()
+    if me.round < int(os.environ.get("TEST_FAILING_ROUNDS", "0")):
+        raise ValueError("and again")
+    return f"{state['begun']}"
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1))
+def by_time() -> str:
+    """Steps at which all ranks have saved, by rank 0's clock: as soon as one is written the next one is due."""
+    dist.init_process_group("gloo")
+    ckpt, saved = Checkpoints(os.environ["TEST_CHECKPOINTS"], every=timedelta(microseconds=1)), []
+    step = 0
+    while len(saved) < 3:
+        if ckpt.should_save(step):
+            saved.append(step)
+            ckpt.save(step, {"x": step})
+        dist.barrier()
+        step += 1
+    of_all = [[], []]
+    dist.all_gather_object(of_all, saved)
+    return repr(of_all)

@@ -48,6 +48,7 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 
 # --- state --------------------------------------------------------------------------------------------------------
 STATE = {
+    "checkpoint.agreement": "what all of a rank's Checkpoints have to do with its agent's agreements",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
     "ranks.users_code": "a cache: why a package could not be imported at first",
     "stopping": "the process's signals, and what they have decided: there is one of each",

@@ -1,67 +1,102 @@
-"""The metadata of a sharded save is a pickle; what it may name is listed, and nothing else is looked up."""
+"""What a rank writes is what rank 0 makes a save of; and nothing of a save is unpickled."""
 
 from __future__ import annotations
 
-import enum
+import os
 import pickle
-from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import metadata as torchs
 
-from flytekitplugins_safedist.checkpoint import dcp, metadata
-from flytekitplugins_safedist.checkpoint.group import JobRanks
+from flytekitplugins_safedist.checkpoint import dcp
+from flytekitplugins_safedist.checkpoint.pieces import Piece
 from flytekitplugins_safedist.checkpoint.saves import Manifest
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 
-
-class AsPython3112(pickle.Pickler):
-    """Pickles an enum's member as Python 3.11.0 to 3.11.3 do."""
-
-    def reducer_override(self, found: Any) -> Any:
-        return (getattr, (type(found), found.name)) if isinstance(found, enum.Enum) else NotImplemented
+DRAFT = Manifest(step=1, world_size=1, names=["weight"], per_rank=[])
 
 
-class Gives:
-    """Pickles as a call."""
-
-    def __init__(self, *call: Any) -> None:
-        self._call = call
-
-    def __reduce__(self) -> Any:
-        return self._call[0], self._call[1:]
+def half(offset: int, size: int = 2, of: int = 4) -> Piece:
+    return Piece(("weight",), torch.arange(float(offset), offset + size), (0,), (of,), (offset,))
 
 
-@pytest.fixture
-def saved(tmp_path):
-    made = Manifest(step=1, world_size=1, names=["weight"], per_rank=[])
-    dcp.save(dcp.Share({("weight",): torch.ones(3)}, [("weight",)]), Store(str(tmp_path)), "step-1", JobRanks(), made)
-    return tmp_path / "step-1" / dcp.METADATA
+def written(store: Store, *pieces_of: list[Piece]) -> dict[str, list[int]]:
+    tables = {}
+    for rank, pieces in enumerate(pieces_of):
+        table = dcp.write(pieces, store, "step-1", f"__{rank}_0.distcp")
+        assert table is not None
+        tables[f"__{rank}_0.distcp"] = table
+    return tables
 
 
-def test_it_is_read_as_it_was_written(saved):
-    assert list(metadata.read_metadata(saved.read_bytes()).state_dict_metadata) == ["weight"]
-
-
-def test_members_of_enums_are_read_as_any_python_pickles_them(saved):
-    made = metadata.read_metadata(saved.read_bytes())
-    with open(saved, "wb") as file:
-        AsPython3112(file).dump(made)
-    assert b"getattr" in saved.read_bytes()
-    assert metadata.read_metadata(saved.read_bytes()) == made
+def test_what_ranks_have_written_is_read_as_one_tensor(tmp_path):
+    store = Store(str(tmp_path))
+    dcp.commit(store, "step-1", DRAFT, written(store, [half(0)], [half(2)]))
+    target = torch.empty(4)
+    assert dcp.SavedFiles(store, "step-1").load({("weight",): target}) == {("weight",): target}
+    assert target.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("pieces", "said"),
     [
-        (Gives(print, "anything"), "builtins.print"),
-        (Gives(getattr, torchs.Metadata, "__init__"), "getattr of .*Metadata"),
-        (Gives(getattr, torchs._MEM_FORMAT_ENCODING, "__init__"), "getattr of .*_MEM_FORMAT_ENCODING"),
-        (Gives(getattr, "text", "format"), "getattr of text"),
+        pytest.param(([half(0)], [half(1, 3)]), "validate", id="overlapping"),
+        pytest.param(([half(0)], [half(3, 1)]), "validate", id="with a gap"),
+        pytest.param(([half(0)], [half(0), half(2)]), "one piece", id="the same twice"),
+        pytest.param(([half(0)], [half(2, 2, of=5)]), "different sizes", id="of two tensors"),
     ],
 )
-def test_what_does_not_belong_there_is_refused(given, named):
-    with pytest.raises(CheckpointError, match=rf"does not belong there.*{named}"):
-        metadata.read_metadata(pickle.dumps(given))
+def test_pieces_that_do_not_make_up_a_tensor_are_no_save(tmp_path, pieces, said):
+    store = Store(str(tmp_path))
+    tables = written(store, *pieces)
+    with pytest.raises((CheckpointError, ValueError), match=said):
+        dcp.commit(store, "step-1", DRAFT, tables)
+    assert not (tmp_path / "step-1" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damage", [None, b"x"], ids=["a file that is not there", "another file"])
+def test_rank_0_commits_what_it_sees_alone(tmp_path, damage, monkeypatch):
+    monkeypatch.setattr("flytekitplugins_safedist.checkpoint.store.LATE_SECONDS", 0.1)
+    store = Store(str(tmp_path))
+    tables = written(store, [half(0)], [half(2)])
+    path = tmp_path / "step-1" / "__1_0.distcp"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + damage)
+    with pytest.raises(CheckpointError, match=r"the nodes do not share the place .*seen: .*__1_0.distcp"):
+        dcp.commit(store, "step-1", DRAFT, tables)
+
+
+class Calls:
+    """Pickles as a call."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self._path,)
+
+
+def test_torchs_own_record_is_for_torchs_tools_and_is_not_unpickled(tmp_path):
+    store = Store(str(tmp_path))
+    dcp.commit(store, "step-1", DRAFT, written(store, [half(0), half(2)]))
+    (tmp_path / "step-1" / dcp.METADATA).write_bytes(pickle.dumps(Calls(str(tmp_path / "called"))))
+    dcp.SavedFiles(store, "step-1").load({("weight",): torch.empty(4)})
+    assert not (tmp_path / "called").exists()
+
+
+def test_copies_are_of_that_moment_and_made_in_the_memory_of_the_save_before():
+    buffers, tensor, scalar = dcp.Buffers(), torch.arange(6.0).reshape(2, 3).t(), torch.tensor(1.0)
+    pieces = [Piece(("a",), tensor, (0,), (3, 2)), Piece(("b",), scalar, (0,), ()), Piece(("c",), b"x", (0,))]
+    with torch.inference_mode():
+        buffers.copy(pieces)
+    scalar.fill_(2.0)
+    first = [piece.data for piece in buffers.copies]
+    assert [first[0].tolist(), first[1].item(), first[2]] == [[[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]], 1.0, b"x"]
+    with torch.device("meta"):
+        buffers.copy(pieces)
+    again = [piece.data for piece in buffers.copies]
+    assert again[1].item() == 2.0
+    assert again[0].data_ptr() == first[0].data_ptr()

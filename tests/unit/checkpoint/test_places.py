@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from flytekitplugins_safedist.checkpoint.places import (
     POINTER,
     Facts,
-    named,
+    find,
+    leave_pointer,
+    of_execution,
     outputs_before,
     outputs_of,
-    settle,
 )
 from flytekitplugins_safedist.errors import CheckpointError
 
@@ -21,11 +20,17 @@ def attempt(tmp_path, number, execution="f1"):
     return Facts(
         own=f"{tmp_path}/raw/{execution}-{number}/cp",
         given=False,
-        before=f"{tmp_path}/raw/{execution}-{number - 1}/cp" if number else None,
         outputs=f"{tmp_path}/meta/proj-dev-{execution}/n0/data/{number}",
         attempt=number,
         execution=("proj", "dev", execution),
     )
+
+
+def settle(facts):
+    """What an attempt does that saves."""
+    place = find(facts)
+    leave_pointer(facts, place)
+    return place
 
 
 def test_all_attempts_save_where_the_first_did(tmp_path):
@@ -40,14 +45,8 @@ def test_an_attempt_that_left_nothing_is_not_waited_for(tmp_path):
     assert settle(attempt(tmp_path, 2)) == attempt(tmp_path, 1).own
 
 
-def test_without_the_outputs_prefix_each_attempt_hands_on_where_the_first_saved(tmp_path):
-    for number in range(3):
-        facts = replace(attempt(tmp_path, number), outputs=None)
-        assert settle(facts) == attempt(tmp_path, 0).own
-
-
 def test_a_place_that_the_user_has_given_is_not_written_to_before_the_first_save(tmp_path):
-    assert settle(Facts(f"{tmp_path}/mine")) == f"{tmp_path}/mine"
+    assert find(Facts(f"{tmp_path}/mine")) == f"{tmp_path}/mine"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,9 +62,9 @@ def test_prefixes_that_do_not_end_in_the_attempt_are_not_counted_down():
 def test_another_execution_is_found_by_its_name(tmp_path):
     for number in range(2):
         settle(attempt(tmp_path, number, "old"))
-    assert named(attempt(tmp_path, 0, "new"), "old") == attempt(tmp_path, 0, "old").own
+    assert of_execution(attempt(tmp_path, 0, "new"), "old") == attempt(tmp_path, 0, "old").own
     with pytest.raises(CheckpointError, match="has left no record"):
-        named(attempt(tmp_path, 0, "new"), "older")
+        of_execution(attempt(tmp_path, 0, "new"), "older")
 
 
 def test_where_the_prefix_does_not_show_it_that_is_said(tmp_path):
@@ -77,4 +76,4 @@ def test_a_damaged_record_is_an_error_and_not_an_empty_one(tmp_path):
     settle(attempt(tmp_path, 0))
     (tmp_path / "meta/proj-dev-f1/n0/data/0" / POINTER).write_text("{")
     with pytest.raises(CheckpointError, match="record of where checkpoints are cannot be read"):
-        settle(attempt(tmp_path, 1))
+        find(attempt(tmp_path, 1))

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, saves
-from flytekitplugins_safedist.checkpoint.preemption import MARK, Preemption
+from flytekitplugins_safedist.checkpoint.agreement import MARK, wait_for_others
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 from flytekitplugins_safedist.ranks import context, shared_page
+from flytekitplugins_safedist.ranks.context import RankContext
 from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
-from tests.fs.ranks import rank_env
+from tests.harness.procs import until
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentPage:
+def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have this process be a rank."""
+
+    def enter(rank: int = 0, *, size: int = 1, nnodes: int = 1) -> None:
+        me = RankContext(
+            rank=rank,
+            world_size=size,
+            local_rank=rank % (size // nnodes),
+            local_world_size=size // nnodes,
+            node_rank=rank // (size // nnodes),
+            nnodes=nnodes,
+            round=0,
+            attempt=0,
+            job="job",
+            scratch=tmp_path,
+        )
+        monkeypatch.setattr(context._RANK, "value", me)
+
+    return enter
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, become: Callable[..., None]) -> AgentPage:
     """The agent's end of this process's page."""
     made = shared_page.make(tmp_path / "page")
     monkeypatch.setattr(context._PAGE, "value", shared_page.open_page(tmp_path / "page"))
+    become()
     return made
 
 
@@ -41,17 +67,6 @@ def steps(place: Path) -> set[int]:
     return {saves.step_of(name) for name in saves.committed(Store(str(place)))}
 
 
-def test_a_save_that_is_asked_for_is_taken_at_its_step_and_training_goes_on(agent, stood_still, tmp_path):
-    with Checkpoints(tmp_path / "place", every=None) as ckpt:
-        for step in range(4):
-            if step == 1:
-                answered(agent, 1, 2, urgent=False)
-            ckpt.save(step, {"x": step})
-    assert steps(tmp_path / "place") == {2}
-    assert agent.finished(1, urgent=True)
-    assert stood_still == []
-
-
 def test_an_urgent_save_is_committed_and_the_last_thing_a_rank_does(agent, tmp_path, monkeypatch):
     there: list[set[int]] = []
     monkeypatch.setattr(RankPage, "stand_still", lambda _: there.append(steps(tmp_path / "place")))
@@ -70,51 +85,133 @@ def test_an_urgent_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_
     assert "the last save before the pod leaves failed" in caplog.text
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_state_that_cannot_be_saved_is_an_error_also_where_all_agree_on_that_save(asked, agent, stood_still, tmp_path):
-    if asked:
-        answered(agent, 1, 1, urgent=False)
+def test_state_that_cannot_be_saved_is_an_error_where_no_pod_leaves(agent, stood_still, tmp_path):
     with Checkpoints(tmp_path / "place", every=None) as ckpt:
         ckpt.save(0, {"x": 0}, force=True)
         with pytest.raises(CheckpointError):
             ckpt.save(1, {"x": threading.Lock()}, force=True)
-    assert agent.finished(1, urgent=True) == asked
     assert stood_still == []
 
 
-def test_a_trainer_that_makes_its_own_files_is_told_before_and_saves_then(agent, stood_still, tmp_path):
-    answered(agent, 1, 1, urgent=False)
-    with Checkpoints(tmp_path / "place", every=None) as ckpt:
-        assert not ckpt.should_save(0)
-        assert ckpt.should_save(1)
-        ckpt.save(1, {"x": 1})
-    assert steps(tmp_path / "place") == {1}
-
-
-def test_a_save_that_was_due_where_all_agreed_on_one_does_not_come_again_at_the_next_step(agent, tmp_path):
-    answered(agent, 1, 4, urgent=False)
-    with Checkpoints(tmp_path / "place", every=5) as ckpt:
-        for step in range(10):
-            ckpt.save(step, {"x": step})
-    assert steps(tmp_path / "place") == {4, 9}
+def test_a_trainer_that_makes_its_own_files_is_told_before_until_it_saves(agent, stood_still, tmp_path):
+    answered(agent, 1, 1, urgent=True)
+    ckpt = Checkpoints(tmp_path / "place", every=None)
+    assert not ckpt.should_save(0)
+    assert ckpt.should_save(1)
+    assert ckpt.should_save(2), "it could not save at the step before"
+    assert not agent.finished(1, urgent=True)
+    ckpt.save(2, {"x": 2})
+    assert steps(tmp_path / "place") == {2}
+    assert agent.finished(1, urgent=True)
 
 
 @pytest.mark.parametrize(
-    ("rank", "per_node", "marks"),
-    [(0, 2, True), (1, 2, False), (0, 1, False)],
+    ("every", "saved"),
+    [
+        ((100, None), ([99, 199, 270], [200])),
+        ((None, 100), ([200], [99, 199, 270])),
+        ((None, None), ([200, 270], [270])),
+    ],
+    ids=["the first saves by itself", "the second does", "none does"],
+)
+def test_of_several_the_save_is_of_those_that_save_by_themselves_else_of_all(
+    agent, stood_still, tmp_path, every, saved
+):
+    places = [tmp_path / "one", tmp_path / "two"]
+    several = [Checkpoints(place, every=steps, keep=None) for place, steps in zip(places, every, strict=True)]
+    best = every.index(None)
+    for step in range(280):
+        if step == 270:
+            answered(agent, 1, 270, urgent=True)
+        for number, ckpt in enumerate(several):
+            ckpt.save(step, {"x": step}, force=number == best and step == 200)
+        if stood_still:
+            break
+    assert [sorted(steps(place)) for place in places] == [list(each) for each in saved]
+    assert step == 270
+    assert agent.finished(1, urgent=True)
+
+
+def test_where_a_rank_goes_past_the_step_of_one_of_several_it_stands_still_all_the_same(agent, stood_still, tmp_path):
+    """One of them is told of some steps only."""
+    one, two = (Checkpoints(tmp_path / name, every=None) for name in ("one", "two"))
+    for step in range(3):
+        one.save(step, {"x": step})
+    two.save(2, {"x": 2})
+    answered(agent, 1, 3, urgent=True)
+    one.save(3, {"x": 3})
+    assert stood_still == []
+    one.save(4, {"x": 4})
+    assert stood_still == ["still"]
+    assert (steps(tmp_path / "one"), steps(tmp_path / "two")) == ({3}, set())
+
+
+def test_by_time_rank_0_asks_and_all_save_where_the_agents_say(agent, become, stood_still, tmp_path, monkeypatch):
+    """The other rank of two is played by nobody: what rank 0 decides is what a job of one decides."""
+    become(size=2)
+    ckpt = Checkpoints(tmp_path / "place", every=timedelta(microseconds=1))
+    for step in range(3):
+        ckpt.save(step, {"x": step})
+    assert agent.asked == 1, "once, however many steps it takes"
+    answered(agent, 1, 3, urgent=False)
+    ckpt.save(3, {"x": 3})
+    ckpt.wait()
+    assert steps(tmp_path / "place") == {3}
+    assert agent.finished(1, urgent=False)
+    ckpt.save(4, {"x": 4})
+    assert agent.asked == 2
+    assert stood_still == []
+
+
+def test_by_time_another_rank_asks_nobody_and_saves_nothing_by_itself(agent, become, tmp_path):
+    become(1, size=2)
+    ckpt = Checkpoints(tmp_path / "place", every=timedelta(microseconds=1))
+    assert not any(ckpt.should_save(step) for step in range(3))
+    assert agent.asked == 0
+
+
+def test_who_saves_by_steps_saves_nothing_more_where_another_one_has_asked(agent, stood_still, tmp_path):
+    answered(agent, 1, 4, urgent=False)
+    with Checkpoints(tmp_path / "place", every=3) as ckpt:
+        for step in range(6):
+            ckpt.save(step, {"x": step})
+    assert steps(tmp_path / "place") == {2, 5}
+    assert agent.finished(1, urgent=False)
+
+
+@pytest.mark.parametrize(
+    ("rank", "nnodes", "marks"),
+    [(0, 1, True), (1, 1, False), (0, 2, False)],
     ids=["rank 0 of one node", "rank 1 of it", "rank 0 of two nodes"],
 )
 def test_that_a_pod_leaves_is_marked_by_rank_0_of_a_lone_pod_alone(
-    agent: AgentPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, per_node: int, marks: bool
+    agent: AgentPage,
+    become: Callable[..., None],
+    stood_still: list[str],
+    tmp_path: Path,
+    rank: int,
+    nnodes: int,
+    marks: bool,
 ) -> None:
-    for name, value in rank_env(rank, 2, per_node).items():
-        monkeypatch.setenv(name, value)
+    become(rank, size=2, nnodes=nnodes)
     agent.stays(20.0)
-    preemption = Preemption(lambda: Store(str(tmp_path)))
-    preemption.at(0)
+    ckpt = Checkpoints(tmp_path / "place", every=100)
+    ckpt.should_save(0)
     waiting = [thread for thread in threading.enumerate() if thread.name == "safedist-leaving"]
     assert bool(waiting) == marks
     agent.preempt()
-    for thread in waiting:
-        thread.join()
-    assert (tmp_path / MARK).exists() == marks
+    if marks:
+        until((tmp_path / "place" / MARK).exists, "the mark")
+        answered(agent, 1, 1, urgent=True)
+        ckpt.save(1, {"x": 1})
+    assert not (tmp_path / "place" / MARK).exists()
+    assert steps(tmp_path / "place") == ({1} if marks else set())
+
+
+def test_a_mark_that_cannot_be_taken_away_costs_a_wait_and_no_more(tmp_path, monkeypatch, caplog):
+    store = Store(str(tmp_path))
+    store.put(MARK, b"another host")
+    monkeypatch.setattr(Store, "remove", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
+    wait_for_others(store, 0.0)
+    assert "another host has committed no save in 0 s" in caplog.text
+    assert f"{MARK} stays in {tmp_path}" in caplog.text

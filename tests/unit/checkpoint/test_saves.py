@@ -1,9 +1,8 @@
-"""A manifest is whole or is refused; names of saves sort; the writing thread finds what its caller finds."""
+"""A manifest is whole or is refused; names of saves sort."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import json
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from flytekitplugins_safedist.checkpoint import saves
 from flytekitplugins_safedist.checkpoint.saves import DamagedError, Manifest
 from flytekitplugins_safedist.checkpoint.store import Store
-from flytekitplugins_safedist.checkpoint.writer import Writer
 
 MADE = Manifest(
     step=120,
@@ -21,8 +19,8 @@ MADE = Manifest(
     names=["model"],
     per_rank=[],
     sizes={".metadata": 10},
-    items={".metadata": [[0, 10, 7]]},
-    versions={"torch": "2.13.0"},
+    items=[{"path": ["model", "weight"], "size": [2], "dtype": "torch.float32", "chunks": [[[0], [2], "a", 0, 8, 7]]}],
+    torch="2.13.0",
 )
 
 
@@ -44,36 +42,36 @@ def test_a_changed_byte_is_refused_or_changes_nothing(place, change):
         assert Manifest.from_bytes(bytes(data)) == MADE  # white space may change
 
 
-def test_a_format_of_the_future_is_refused_by_its_name():
-    fields = json.loads(MADE.to_bytes())["manifest"] | {"format": 99}
+def sealed(fields):
     text = json.dumps(fields, sort_keys=True)
+    return json.dumps({"manifest": fields, "sha256": saves._digest(text)}).encode()
+
+
+def test_a_format_of_the_future_is_refused_by_its_name():
     with pytest.raises(DamagedError, match="seen: 99; expected: 1"):
-        Manifest.from_bytes(json.dumps({"manifest": fields, "sha256": saves._digest(text)}).encode())
+        Manifest.from_bytes(sealed(json.loads(MADE.to_bytes())["manifest"] | {"format": 99}))
 
 
-def test_names_sort_by_step_and_then_by_time(tmp_path):
-    early, late, higher = (
-        "step-000000000009.1700000000001.00000000",
+def test_a_field_of_the_future_is_passed_over():
+    assert Manifest.from_bytes(sealed(json.loads(MADE.to_bytes())["manifest"] | {"more": 1})) == MADE
+
+
+def test_the_newest_is_the_latest_whatever_its_step(tmp_path):
+    early, late, lower = (
+        "step-000000000010.1700000000001.00000000",
         "step-000000000009.1700000000002.00000000",
-        "step-000000000010.1600000000000.00000000",
+        "step-000000000001.1700000000003.00000000",
     )
     store = Store(str(tmp_path))
-    for name in (late, higher, early, "step-10"):
+    for name in (late, lower, early):
         store.put(f"{name}/{saves.MANIFEST}", b"{}")
-    assert saves.committed(store) == [higher, late, early]
-    assert saves.step_of(higher) == 10
-    assert saves.step_of(saves.new_name(7)) == 7
+    store.put("step-10/other", b"")
+    assert saves.committed(store) == [lower, late, early]
+
+
+def test_a_later_save_has_a_later_name_whatever_the_clock_of_its_node_says():
+    ahead = "step-000000000009.9700000000002.00000000"
+    name = saves.new_name(7, after=saves.time_of(ahead))
+    assert (saves.step_of(name), saves.time_of(name)) == (7, saves.time_of(ahead) + 1)
     assert saves.new_name(7) != saves.new_name(7)
-
-
-WAY = contextvars.ContextVar("way", default="none")
-
-
-def test_the_thread_finds_what_its_caller_finds_by_context():
-    """flytekit's current context is a context variable: without this, the store's credentials are not found."""
-    seen = []
-    WAY.set("the caller's")
-    writer = Writer()
-    writer.start("step 1", lambda: seen.append(WAY.get()))
-    writer.drain("the test")
-    assert seen == ["the caller's"]
+    assert saves.time_of("step-10") == saves.step_of("step-10") == -1

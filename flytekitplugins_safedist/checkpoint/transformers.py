@@ -1,0 +1,92 @@
+"""``SafedistCallback``: saves and resumes a training of Hugging Face's ``Trainer``."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..fs import barrier, once_per_node
+from ..fs.identity import current_identity
+from .group import of_rank_0, per_rank
+from .manager import Checkpoints
+
+_OF_RANK = re.compile(r"(?:rng_state_|__|.*?rank_)(\d+)[._].*")
+"""Names of what each rank writes of its own: random numbers, parts of FSDP's and DeepSpeed's."""
+
+
+class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Has the trainer make its own checkpoint when a save is due, and hands it on to where it is whole or not there.
+
+    ::
+
+        callback = SafedistCallback()
+        trainer = Trainer(..., callbacks=[callback])
+        trainer.train(resume_from_checkpoint=callback.newest())
+
+    Rank 0's files are read by the first rank of each node; what other ranks have written goes back to them, where there
+    are as many as there were. What is handed on is removed from ``output_dir``, but for the best one.
+
+    Args:
+        where, every, keep, resume_from: as of :class:`~.manager.Checkpoints`. Steps are the trainer's.
+
+    Attributes:
+        checkpoints: what it saves by.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str] | None = None,
+        *,
+        every: int | timedelta | None = timedelta(minutes=10),
+        keep: int | None = 3,
+        resume_from: str | None = None,
+    ) -> None:
+        self.checkpoints = Checkpoints(where, every=every, keep=keep, resume_from=resume_from)
+
+    def newest(self) -> str | None:
+        """The newest checkpoint, in a directory of this node; None where there is none. A collective."""
+        me = current_identity()
+        files, own = of_rank_0({}), per_rank({})
+        state: dict[str, Any] = {"own": own, **({"files": files} if me.local_rank == 0 else {})}
+        if not self.checkpoints.restore(state):
+            return None
+        directory = Path(once_per_node("safedist-newest", lambda: tempfile.mkdtemp(prefix="newest-")))
+        for name, data in {**files.value, **own.value}.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            data.numpy().tofile(directory / name)
+        barrier("safedist-newest")
+        return str(directory)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A step is done; the last one is saved in any case."""
+        if self.checkpoints.should_save(state.global_step - 1) or state.global_step >= state.max_steps:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The trainer has made a checkpoint."""
+        made, rank = Path(args.output_dir) / f"checkpoint-{state.global_step}", args.process_index
+        names = [str(path.relative_to(made)) for path in sorted(made.rglob("*")) if path.is_file()]
+        mine = {name: _mapped(made / name) for name in names if _rank_of(name) == rank}
+        files = {"files": of_rank_0(mine), "own": per_rank({} if rank == 0 else mine)}
+        self.checkpoints.save(state.global_step - 1, files, force=True)
+        if str(made) != state.best_model_checkpoint:
+            for name in mine:  # others may still copy theirs, where the ranks share the directory
+                (made / name).unlink()
+
+
+def _rank_of(name: str) -> int:
+    match = _OF_RANK.fullmatch(Path(name).name)
+    return int(match[1]) if match else 0
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    """A file's bytes, which are read when they are copied."""
+    size = path.stat().st_size
+    return torch.from_file(str(path), size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)

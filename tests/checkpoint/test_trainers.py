@@ -1,0 +1,79 @@
+"""The ready callbacks: broken off anywhere and resumed, a training has the rates and losses of the unbroken one, and
+ends where it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from flytekitplugins_safedist.checkpoint import Checkpoints
+from tests.checkpoint import trainer_ranks
+from tests.fs.ranks import Process
+
+EPOCH = 7
+"""Steps in it, the last one of a batch that is not full."""
+
+
+def lives(work, *arguments, stops, **options):
+    """What is told in one life after the other; the last one goes on to the end."""
+    return [Process(_call, work, arguments, stop, options).outcome(within=400).get() for stop in (*stops, -1)]
+
+
+def _call(work, arguments, stop, options):
+    return work(*arguments, stop, **options)
+
+
+def unbroken_and_broken(tmp_path, work, stops, more=(), **options):
+    whole = lives(work, str(tmp_path / "whole"), *more, stops=(), **options)[0]
+    broken = lives(work, str(tmp_path / "broken"), *more, stops=stops, **options)
+    return whole, broken
+
+
+@pytest.mark.parametrize(
+    ("stops", "options"),
+    [
+        pytest.param((5,), {}, id="in the first epoch"),
+        pytest.param((EPOCH + 5,), {}, id="in the second epoch"),
+        pytest.param((EPOCH + 2,), {}, id="after the last save of an epoch"),
+        pytest.param((5, 6), {}, id="twice"),
+        pytest.param((EPOCH + 5,), {"max_steps": 3 * EPOCH + 2, "max_epochs": -1}, id="by steps"),
+        pytest.param((EPOCH + 3,), {"accumulate_grad_batches": 2}, id="with accumulated gradients"),
+    ],
+)
+def test_lightning(tmp_path, stops, options):
+    (told, step, waits), broken = unbroken_and_broken(tmp_path, trainer_ranks.by_lightning, stops, **options)
+    again, last, waited = broken[-1]
+    assert 0 < len(again) < len(told), "it has gone on, not begun anew"
+    assert _close(again, told[-len(again) :]), (again, told)
+    assert (last, waited) == (step, waits)
+
+
+def _close(some, others):
+    return all(one == pytest.approx(other, rel=1e-5) for one, other in zip(some, others, strict=True))
+
+
+def test_lightning_that_has_ended_is_saved_and_is_over_at_once(tmp_path):
+    place = str(tmp_path / "place")
+    first, again = (lives(trainer_ranks.by_lightning, place, stops=())[0] for _ in range(2))
+    assert len(first[0]) == 4 * EPOCH
+    assert (again[0], again[1]) == ([], first[1])
+    assert Checkpoints(place).steps()[-1] == first[1] - 1
+
+
+@pytest.mark.parametrize(
+    ("stops", "options"),
+    [
+        pytest.param((5,), {}, id="in the first epoch"),
+        pytest.param((EPOCH + 5,), {}, id="in the second epoch"),
+        pytest.param((EPOCH + 5,), {"max_steps": 3 * EPOCH + 2}, id="by steps"),
+    ],
+)
+def test_transformers(tmp_path, stops, options):
+    scratch = (str(tmp_path / "scratch"),)
+    (told, step, left), broken = unbroken_and_broken(
+        tmp_path, trainer_ranks.by_transformers, stops, more=scratch, **options
+    )
+    again, last, _ = broken[-1]
+    assert 0 < len(again) < len(told)
+    assert _close(again, told[-len(again) :])
+    assert last == step
+    assert left == [], "what was handed on is not kept in scratch"
