@@ -94,12 +94,13 @@ def own(tool: str) -> str:
 
 @nox.session(python=False, default=False)
 def lint(session: nox.Session) -> None:
-    """Rules, formatting, imports between levels, words, names of news fragments."""
+    """Rules, formatting, imports between levels, words, tables that are made, names of news fragments."""
     session.run(own("ruff"), "check", ".", external=True)
     session.run(own("ruff"), "format", "--check", ".", external=True)
     if sys.version_info >= (3, 11):  # import-linter's own floor
         session.run(own("lint-imports"), "--no-cache", "--config", "pyproject.toml", external=True)
     session.run(sys.executable, "scripts/words.py", external=True)
+    session.run(sys.executable, "scripts/fields.py", "--check", external=True)
     session.run(own("towncrier"), "build", "--draft", "--version", "next", external=True, silent=True)
 
 

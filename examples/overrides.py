@@ -1,6 +1,6 @@
 """One task, called with other resources, more shared memory, and a sidecar: ``with_overrides`` on its calls.
 
-safedist render examples/overrides.py train --pods
+safedist render examples/overrides.py train
 pyflyte run --remote examples/overrides.py experiments
 """
 

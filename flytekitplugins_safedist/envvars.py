@@ -1,7 +1,6 @@
 """Every environment variable that safedist reads or sets, once, with its source.
 
-Constants only: reading the environment happens in ``topology`` (from a mapping that is handed in), in ``entrypoint``,
-``cli`` and ``rank``.
+Constants only: whoever needs one reads it from a mapping that is handed in.
 """
 
 from __future__ import annotations

@@ -312,10 +312,6 @@ class NodeLostError(RendezvousError):
     """A node of the job is gone, and no other took its place in time."""
 
 
-class RenderError(SafedistError):
-    """A job cannot be shown as the cluster would see it, or the cluster would refuse it."""
-
-
 _PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
     "SYSTEM:RanksNotStarted": (LaunchError,),
     "SYSTEM:SIGKILL": (RankKilledError,),

@@ -22,7 +22,9 @@ _PUBLIC = re.compile(
 )
 """Variables whose values are in every traceback or log, and no secrets: paths, places, addresses, sizes."""
 
-_NAMED = r"(?:token|secret|passw(?:or)?d|api_?key|access_?key)"
+_NAMED = r"(?:secret|passw(?:or)?d|api_?key|access_?key)"
+_PLAIN = r"(?:-?[\d_.]{1,12}|none|null|true|false)(?=[\s,;:)\]}'\"]|\Z)"
+"""What no token is: how many there are (``max_tokens=4096``), or the number of one."""
 _IN_QUERY = r"(?:sig|signature|key|passw|credential|auth|token|secret)"
 # A name is looked at once, from its first character: where each character of a long text may be the first of a name,
 # the time that this takes grows with the square of its length, before the verdict is uploaded.
@@ -31,12 +33,16 @@ _FORMS = [
     for form, instead in (
         (r"(?<=://)[^/\s'\"]+@", "[credentials]@"),
         (rf"([?&](?=[\w.-]*?{_IN_QUERY})[\w.-]+=)[^&\s'\"]+", r"\1[secret]"),
-        (
-            rf"((?<![\w.-])(?=[\w.-]*?{_NAMED})[\w.-]+['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)",
-            r"\1[secret]",
+        *(
+            (
+                rf"((?<![\w.-])(?=[\w.-]*?{named})[\w.-]+['\"]?\s*[=:]\s*){unless}(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)",
+                r"\1[secret]",
+            )
+            for named, unless in ((_NAMED, ""), ("token", f"(?!{_PLAIN})"))
         ),
         (r"(\b(?:bearer|authorization['\"]?\s*[=:]\s*['\"]?basic)\s+)[\w.~+/=-]{8,}", r"\1[secret]"),
-        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:gh[pousr]_|hf_|sk-|xox[a-z]-)[\w-]{16,}", "[secret]"),
+        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:gh[pousr]_|hf_|sk-|xox[a-z]-|glpat-)[\w-]{16,}", "[secret]"),
+        (r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?", "[secret]"),  # a JSON web token
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", "[secret]"),
     )
 ]
@@ -47,7 +53,7 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
 
     Args:
         environment: variables whose values must not show, but for those that are public by their name. In the place of
-            a value stands the name of its variable.
+            a value stands the name of its variable; where that does not say that it is secret, of whole words alone.
     """
     names: dict[str, str] = {}
     for name, value in environment.items():
@@ -57,7 +63,13 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
             if len(part.strip()) >= _SHORTEST or (len(part) >= 4 and _SECRET.search(name)):
                 names[part] = name
     # The longest first: one value may be a part of another.
-    known = re.compile("|".join(re.escape(part) for part in sorted(names, key=len, reverse=True)) or r"(?!)")
+    known = re.compile(
+        "|".join(
+            re.escape(part) if _SECRET.search(names[part]) else rf"(?<!\w){re.escape(part)}(?!\w)"
+            for part in sorted(names, key=len, reverse=True)
+        )
+        or r"(?!)"
+    )
 
     def scrub(text: str) -> str:
         text = known.sub(lambda found: f"[${names[found[0]]}]", text)

@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from ..errors import Problem
 from .effective import of_container
+from .options import SHARED_MEMORY_MOUNT
 from .quantities import size_in_bytes
-from .typed import RESOURCES, Must, instance
+from .typed import RESOURCES, Must, instance, is_text
 
 
-class _Readable(Must):
-    """A pod template from which everything can be read that is read of it later."""
-
-    def problem(self, field: str, value: Any) -> Problem | None:
-        try:
-            if value.pod_spec is not None:
-                _read(value.pod_spec)
-        except (AttributeError, TypeError, ValueError) as error:
-            reason = f"cannot be read: {type(error).__name__}: {error}"
-            return Problem(f"{field}.pod_spec", type(value.pod_spec).__name__, reason, self.repair)
-        return None
-
-
-def _read(spec: Any) -> None:
-    for container in [*(spec.containers or ()), *(spec.init_containers or ())]:
-        listed = [container.name, container.command, container.args, container.ports, of_container(container)]
-        listed += [variable.name + (variable.value or "") for variable in container.env or ()]
-        listed += [PurePosixPath(mount.mount_path) for mount in container.volume_mounts or ()]
-    listed = [volume.name for volume in spec.volumes or ()]
-    listed += [(toleration.key, toleration.effect) for toleration in spec.tolerations or ()]
-    grace = spec.termination_grace_period_seconds
-    if grace is not None and not isinstance(grace, int):
-        raise TypeError(f"termination_grace_period_seconds={grace!r} is not a number")
+def _can_be_read(template: Any) -> bool:
+    """Reads everything that is read of a pod template later."""
+    spec, marks = template.pod_spec, (template.labels, template.annotations)
+    texts = [text for mark in marks for pair in (mark or {}).items() for text in pair]
+    for container in containers_of(template):
+        texts += [container.name, *(variable.name for variable in container.env or ())]
+        _ = (container.command, container.args, of_container(container))
+        _ = [(port.name, port.container_port, (port.protocol or "").lower()) for port in container.ports or ()]
+        _ = [PurePosixPath(mount.mount_path) for mount in container.volume_mounts or ()]
+    if spec is not None:
+        texts += [volume.name for volume in spec.volumes or ()]
+        _ = [(toleration.key, toleration.effect) for toleration in spec.tolerations or ()]
+    grace = spec and spec.termination_grace_period_seconds
+    return (grace is None or isinstance(grace, int)) and all(map(is_text, texts))
 
 
-Asked = Annotated[Any, RESOURCES[0], RESOURCES[1]]
+Template = Annotated[
+    Any,
+    instance("PodTemplate", "flytekit", "use PodTemplate(pod_spec=V1PodSpec(...))"),
+    Must(_can_be_read, "cannot be read", "make it of kubernetes.client's classes", secret=True),
+]
 Accelerator = Annotated[
     Any,
     Must(
-        lambda value: hasattr(value, "to_flyte_idl"),
+        lambda value: value.to_flyte_idl().device is not None,
         "is not an accelerator",
         "use one of flytekit.extras.accelerators",
     ),
-]
-Template = Annotated[
-    Any,
-    instance("PodTemplate", "use PodTemplate(pod_spec=V1PodSpec(...))"),
-    _Readable(bool, "", "make it of kubernetes.client's classes"),
 ]
 SharedMemory = Annotated[
     bool | str,
@@ -63,6 +53,14 @@ SharedMemory = Annotated[
 Variables = Annotated[
     Mapping[str, str],
     Must(lambda value: isinstance(value, Mapping), "is not a mapping", 'use {"NAME": "value"}', secret=True),
+]
+Labels = Annotated[
+    Mapping[str, str],
+    Must(
+        lambda value: all(is_text(text) for pair in value.items() for text in pair),
+        "are not names and values",
+        'use {"name": "value"}',
+    ),
 ]
 
 
@@ -79,14 +77,14 @@ class TaskArguments:
         labels: of the job, or of the pod of a task of one node.
     """
 
-    requests: Asked | None = None
-    limits: Asked | None = None
+    requests: Annotated[Any, RESOURCES[0], RESOURCES[1]] | None = None
+    limits: Annotated[Any, RESOURCES[0], RESOURCES[1]] | None = None
     resources: Annotated[Any, RESOURCES[0]] | None = None
     accelerator: Accelerator | None = None
     pod_template: Template | None = None
     shared_memory: SharedMemory | None = None
     environment: Variables | None = None
-    labels: Variables | None = None
+    labels: Labels | None = None
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> TaskArguments:
@@ -95,14 +93,28 @@ class TaskArguments:
 
     def primary_container(self) -> Any:
         """The ``V1Container`` of the pod template that runs the task, or None."""
-        if self.pod_template is None or self.pod_template.pod_spec is None:
-            return None
-        name = self.pod_template.primary_container_name
-        return next(
-            (container for container in self.pod_template.pod_spec.containers or () if container.name == name), None
-        )
+        template: Any = self.pod_template
+        containers = getattr(getattr(template, "pod_spec", None), "containers", None) or ()
+        return next((each for each in containers if each.name == template.primary_container_name), None)
 
     def mounted_paths(self) -> frozenset[str]:
         """Where the pod template's primary container mounts something."""
         mounts = getattr(self.primary_container(), "volume_mounts", None) or ()
         return frozenset(str(PurePosixPath(mount.mount_path)) for mount in mounts)
+
+    def dev_shm(self) -> bool | str:
+        """What the task asks of the backend for ``/dev/shm``: what ``@task(shared_memory=...)`` says; by default as
+        much as the container's memory allows, for the runtime's 64 MiB are too few for NCCL and data loaders. False
+        where the pod template mounts something there.
+
+        Not a volume of our own: ``with_overrides(shared_memory=...)`` replaces what was asked, and would meet a mount.
+        """
+        if self.shared_memory is not None:
+            return self.shared_memory
+        return SHARED_MEMORY_MOUNT not in self.mounted_paths()
+
+
+def containers_of(template: Any) -> Iterable[Any]:
+    """Containers and init containers of a flytekit ``PodTemplate``."""
+    spec = template.pod_spec
+    return () if spec is None else [*(spec.containers or ()), *(spec.init_containers or ())]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .options import Timeouts
+from .options import Timeouts
 
 END_SECONDS = 10.0
 """From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""

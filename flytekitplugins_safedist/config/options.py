@@ -5,52 +5,43 @@ What values a field may have stands beside its type (:mod:`.typed`); what must a
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
-import string
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import ConfigError, Problem
 from .caches import CACHE_NAMES
 from .quantities import size_in_bytes
-from .typed import MOST_COUNTED, Must, can_be_given, is_count, of_kfpytorch
+from .typed import KFPYTORCH, MOST_COUNTED, Must, is_count, is_text
 
 if TYPE_CHECKING:
     from flytekitplugins import kfpytorch
     from typing_extensions import Self
-
-    RunPolicy: TypeAlias = kfpytorch.RunPolicy
-    Master: TypeAlias = kfpytorch.Master
-    Worker: TypeAlias = kfpytorch.Worker
 else:  # it is not imported for a task that names none
-    RunPolicy, Master, Worker = (of_kfpytorch(name) for name in ("RunPolicy", "Master", "Worker"))
+    kfpytorch = KFPYTORCH
 
 Backend = Literal["horovod", "torch"]
 StartMethod = Literal["preload", "spawn"]
-Keep = Literal["never", "on_failure", "always"]
-Volume = Literal["disk", "memory"]
-HangAction = Literal["restart", "fail", "report"]
-PreflightAction = Literal["fail", "report"]
 
 DEFAULT_REPLACEMENTS = 10
 SCRATCH_MOUNT = "/var/run/safedist/scratch"
 SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108  (the path itself is the interface: POSIX shared memory lives there)
+DEFAULT_PORT = 23456
+"""At which nodes meet: what Kubeflow's operators open in a pod; ours too where no operator names one."""
 MOST_SECONDS = MOST_COUNTED // 1000
 """poll() counts milliseconds in an int."""
 
 
 def parse_nodes(nodes: object) -> tuple[int, int] | None:
     """``3`` or ``"3"`` as (3, 3), ``"2:4"`` as (2, 4); None for anything else."""
-    if isinstance(nodes, bool) or not isinstance(nodes, (int, str)):
-        return None
-    if isinstance(nodes, int):
-        return (nodes, nodes) if 1 <= nodes <= 999_999 else None
-    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", nodes)
-    if match is None:
-        return None
-    low = int(match[1])
-    high = int(match[2] or match[1])
+    if isinstance(nodes, int) and not isinstance(nodes, bool) and 0 < nodes < 1_000_000:
+        nodes = str(nodes)  # Python itself prints no number of some thousand digits
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", nodes) if isinstance(nodes, str) else None
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     return (low, high) if 1 <= low <= high else None
 
 
@@ -78,13 +69,11 @@ def _are_steps(steps: Any) -> bool:
     return isinstance(steps, tuple) and is_count(first, least=1) and is_count(last, least=first)
 
 
-def _can_be_filled_in(prefix: str) -> bool:
-    """Whether each rank can have it before its lines. A width of millions would be filled in as well, in memory."""
-    specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(prefix)]
-    if any(re.search(r"\d{4}|[{]", spec) for spec in specs):
-        return False
-    prefix.format(rank=0, local_rank=0, node_rank=0)  # what it raises is a no
-    return True
+_PREFIX = re.compile(r"(?:[^{}]|{{|}}|{(?:rank|local_rank|node_rank)(?::[^{}]{0,3})?})*")
+
+
+def _is_prefix(prefix: str) -> bool:
+    return _PREFIX.fullmatch(prefix) is not None and isinstance(prefix.format(rank=0, local_rank=0, node_rank=0), str)
 
 
 Seconds = Annotated[
@@ -103,9 +92,9 @@ Nodes = Annotated[
 Directory = Annotated[
     str,
     Must(
-        lambda value: can_be_given(value) and PurePosixPath(value).is_absolute(),
+        lambda value: is_text(value) and PurePosixPath(value).is_absolute(),
         "is not an absolute path",
-        "use one that exists in the task's pod",
+        "use a str, such as '/data', of a directory that exists in the task's pod",
     ),
 ]
 Size = Annotated[int | str, Must(size_in_bytes, "is not a size", 'use bytes or a quantity such as "20Gi"')]
@@ -120,13 +109,13 @@ CacheNames = Annotated[
     Must(lambda names: isinstance(names, (tuple, list, set, frozenset)), "is not a list of names", 'use ("triton",)'),
     Must(CACHE_NAMES.issuperset, "has a name that is unknown", "known are " + ", ".join(sorted(CACHE_NAMES))),
 ]
-Claim = Annotated[str, Must(lambda name: name and can_be_given(name), "is not a name", "name a PersistentVolumeClaim")]
+Claim = Annotated[str, Must(lambda name: name and is_text(name), "is not a name", "name a PersistentVolumeClaim")]
 QueueName = Annotated[
     str,
     Must(
-        re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?").fullmatch,
+        re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?").fullmatch,
         "is not the name of a LocalQueue",
-        "use small letters, digits, '-' and '.'",
+        "use up to 63 small letters, digits, '-' and '.'",
     ),
 ]
 
@@ -142,18 +131,18 @@ class Scratch:
         size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
             None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
             else the disk. The volume has it as well: beyond it the kubelet evicts the pod.
-        shared_caches: names of compile caches (see :mod:`~flytekitplugins_safedist.config.caches`) that ranks share on
-            purpose, because the library locks them well enough for the user's file system.
+        shared_caches: names of compile caches (docs/configuration.md#compile-caches) that ranks share on purpose,
+            because the library locks them well enough for the user's file system.
         volume: what is mounted in a pod: ``"disk"`` of the node, or ``"memory"``, which counts against the container's
             memory limit; None: nothing, scratch lives in the container's file system.
         claim: name of a PersistentVolumeClaim to mount instead; all pods of the job mount the same one.
     """
 
     path: Directory | None = None
-    keep: Keep = "never"
+    keep: Literal["never", "on_failure", "always"] = "never"
     size_limit: Size | None = None
     shared_caches: CacheNames = ()
-    volume: Volume | None = "disk"
+    volume: Literal["disk", "memory"] | None = "disk"
     claim: Claim | None = None
 
 
@@ -200,7 +189,7 @@ class Logs:
 
     show: Ranks | None = None
     tail_lines: Annotated[int, _at_least(0, "lines", "use 0 or more")] = 20
-    prefix: Annotated[str, Must(_can_be_filled_in, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")] = (
+    prefix: Annotated[str, Must(_is_prefix, "cannot be filled in", "use {rank}, {local_rank}, {node_rank}")] = (
         "[rank {rank}] "
     )
 
@@ -224,7 +213,7 @@ class Hangs:
             alike.
     """
 
-    action: HangAction = "restart"
+    action: Literal["restart", "fail", "report"] = "restart"
     floor: Seconds | None = None
     ceiling: Seconds = 7200.0
 
@@ -254,7 +243,7 @@ class Preflight:
         timeout: for all of it.
     """
 
-    action: PreflightAction = "fail"
+    action: Literal["fail", "report"] = "fail"
     slow: Annotated[float, Must(lambda part: 0 < part < 1, "is no part of the median", "use 0.5, or less")] = 0.5
     timeout: Seconds = 120.0
 
@@ -275,17 +264,27 @@ class Profile:
     ranks: Ranks | None = (0,)
 
 
-_GONE = {
-    "operator": (
-        "is gone: a job of several nodes is a PyTorchJob, for Horovod too, which needs no MPI",
-        "leave it out; the training operator that runs MPIJobs runs PyTorchJobs as well",
-    ),
-    "launcher": (
-        "is gone: a job has no pod that launches the others",
-        "leave it out; master=Master(...) and worker=Worker(...) are the roles of the pods that train",
-    ),
+_DIFFERENT = {
+    "operator": "leave it out: a job of several nodes is a PyTorchJob, for Horovod too, which needs no MPI",
+    "launcher": "leave it out: no pod launches the others; master=Master(...), worker=Worker(...) are those that train",
+    "slots": "write nproc_per_node=",
+    "replicas": "write nnodes=",
+    "num_workers": "write nnodes=, which counts the master as well",
+    "num_launcher_replicas": "leave it out: no pod launches the others",
+    "rdzv_configs": "write timeouts=Timeouts(rendezvous=SECONDS) for its join_timeout, and leave out the rest",
+    "elastic_timeout": "write timeouts=Timeouts(rendezvous=SECONDS)",
+    "monitor_interval": "leave it out: an agent hears of a rank's end at once",
+    "increase_shared_mem": "leave it out: /dev/shm is as large as the memory; @task(shared_memory=...) sizes it",
+    "discovery_script_path": "leave it out: the operator says which nodes there are",
+    "verbose": "leave it out: logs=Logs(...) says what is shown",
+    "log_level": "leave it out: logs=Logs(...) says what is shown",
 }
-"""Arguments of Flyte's MPIJob and what stands in their place: the reason, and the repair."""
+"""Arguments of Flyte's ``Elastic``, ``PyTorch``, ``MPIJob`` and ``HorovodJob`` that are none here: what to write."""
+
+
+def _instead(name: str, fields: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, fields, 1)
+    return _DIFFERENT.get(name) or (f"did you mean {near[0]}?" if near else "leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +295,8 @@ class SafeDistributed:
     ``RestartPolicy``), it is that one, from ``flytekitplugins.kfpytorch``.
 
     Attributes:
-        nnodes: pods of the job: ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an elastic range.
+        nnodes: pods of the job (docs/kubeflow.md): ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an
+            elastic range.
         nproc_per_node: ranks per node; default: the number of GPUs the task requests, else 1.
         max_restarts: how often the ranks of the whole job may be relaunched together within one Flyte attempt.
         max_replacements: how often nodes of a job may be lost (drained, preempted, out of memory, their machine gone)
@@ -308,17 +308,18 @@ class SafeDistributed:
         scratch: see :class:`Scratch`.
         timeouts: see :class:`Timeouts`.
         logs: see :class:`Logs`.
-        hangs: see :class:`Hangs`.
+        hangs: see :class:`Hangs` (docs/hangs.md).
         metrics: see :class:`Metrics`.
-        preflight: see :class:`Preflight`; None: nothing is checked.
-        profile: see :class:`Profile`.
+        preflight: see :class:`Preflight` (docs/preflight.md); None: nothing is checked.
+        profile: see :class:`Profile`; on Flyte with ``enable_deck=True`` of ``@task``.
         master: image, resources and restart policy of node 0 of a job of fixed size. The restart policy of every role
             is OnFailure unless it names another: a pod that is lost comes back.
         worker: the same for the other nodes; for every node of an elastic range.
         run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
             the backoff limit is above the job's budget for lost nodes (``max_replacements``).
         queue: Kueue's LocalQueue, in the execution's namespace, which starts all pods of the job or none: its label on
-            the job. Kueue must have its integration of PyTorchJobs switched on (of pods, for ``nnodes=1``).
+            the job (docs/platform.md#kueue-secrets). Kueue must have its integration of PyTorchJobs switched on (of
+            pods, for ``nnodes=1``).
     """
 
     nnodes: Nodes = 1
@@ -333,20 +334,27 @@ class SafeDistributed:
     metrics: Metrics = field(default_factory=Metrics)
     preflight: Preflight | None = None
     profile: Profile | None = None
-    master: Master | None = None
-    worker: Worker | None = None
-    run_policy: RunPolicy | None = None
+    master: kfpytorch.Master | None = None
+    worker: kfpytorch.Worker | None = None
+    run_policy: kfpytorch.RunPolicy | None = None
     queue: QueueName | None = None
 
-    def __new__(cls, *_: object, **written: object) -> Self:
-        """Refuse what has another way here, before Python calls it an unexpected argument.
+    def __new__(cls, *_: object, **arguments: object) -> Self:
+        """Refuse what is no field, before Python calls it an unexpected argument.
 
         Raises:
             ConfigError: all of it, with what to write instead.
         """
-        gone = [name for name in written if name in _GONE and name not in cls.__dataclass_fields__]
-        if gone:
-            raise ConfigError([Problem(name, written[name], *_GONE[name]) for name in gone])
+        if not SafeDistributed.__dataclass_fields__.keys() <= cls.__dataclass_fields__.keys():
+            reason = "has the fields of another of its bases alone"
+            repair = f"write @dataclass above class {cls.__name__}"
+            raise ConfigError([Problem("task_config", cls.__name__, reason, repair)])
+        takes = inspect.signature(cls.__init__).parameters  # a user's class may have an __init__ of its own
+        is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+        unknown = () if is_open else arguments.keys() - takes.keys()
+        if unknown:
+            reason = f"is no field of {cls.__name__}"
+            raise ConfigError(Problem(name, arguments[name], reason, _instead(name, takes)) for name in sorted(unknown))
         return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .options import SafeDistributed, parse_nodes
+from .options import SafeDistributed
 
 NAMES = ("master", "worker")
 
@@ -37,15 +37,10 @@ class Role:
         return "ON_FAILURE" if policy is None or policy.name == "FAILURE" else str(policy.name)
 
 
-def roles(config: SafeDistributed, *, is_sized: bool = True) -> tuple[Role, ...]:
-    """The roles of a job: none for ``nnodes=1``, which is an ordinary pod; where the size cannot be read (*is_sized* is
-    False), all that the config names."""
-    low, high = parse_nodes(config.nnodes) or (1, 1)
-    counts: dict[str, int | None]
-    if not is_sized:
-        counts = dict.fromkeys(NAMES)
-    elif high == 1:
-        counts = {}
-    else:
+def roles(config: SafeDistributed, low: int, high: int) -> tuple[Role, ...]:
+    """The roles of a job of so many nodes: none for one, which is an ordinary pod; where the number cannot be read (0),
+    all that there can be."""
+    counts: dict[str, int | None] = {} if high else dict.fromkeys(NAMES)
+    if high > 1:
         counts = {"worker": high} if low != high else {"master": 1, "worker": high - 1}
     return tuple(Role(name, count, getattr(config, name)) for name, count in counts.items())

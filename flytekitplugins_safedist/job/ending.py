@@ -69,9 +69,9 @@ def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
 
 def _of_platform(end: End) -> SafedistError:
     if end.kind == "preflight":
-        hint = (
-            "keep the next attempt off that machine (kubectl cordon), or repair it; Preflight(action='report') goes on"
-        )
+        is_late = end.reason.endswith("Checks")
+        mend = "raise Preflight(timeout=...)" if is_late else "keep the next attempt off that machine (kubectl cordon)"
+        hint = f"{mend}, or repair it; Preflight(action='report') goes on"
         unfit = PreflightError(f"before the first rank: {end.text}", hint=hint)
         unfit.platforms = end.reason
         return unfit

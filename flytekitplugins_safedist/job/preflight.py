@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from .. import envvars
-from ..checks import probe
-from ..checks.judge import NodeReport, Trouble
 from ..fs.identity import Identity
+from ..preflight import probe
+from ..preflight.judge import NodeReport, Trouble
 from ..ranks.backends.torch import TorchBackend
 from .messages import Ended, Go, Message, Stop
 from .preflight_messages import Checked, Cleared
@@ -126,13 +126,13 @@ class PreflightGate:
                 self._process = process
             else:  # all was over before it began
                 process.kill()
-        ended, report = f"have not ended in {seconds:g} s: raise Preflight(timeout=...)", NodeReport()
+        ended, report = f"have not ended in {seconds:g} s", NodeReport()
         with suppress(subprocess.TimeoutExpired):
             ended = f"have ended with status {process.wait(seconds)}"
         with suppress(OSError, ValueError):  # none, or of a process that was killed
             report = NodeReport.from_dict(json.loads(file.read_text()))
-        return report if process.returncode == 0 else replace(report, told=_unfit(ended).told)
+        return report if process.returncode == 0 else replace(report, troubles=_unfit(ended).troubles)
 
 
 def _unfit(why: str) -> NodeReport:
-    return NodeReport(told=(Trouble("Checks", is_broken=True, text=f"its checks {why}"),))
+    return NodeReport(troubles=(Trouble("Checks", is_broken=True, text=f"its checks {why}"),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checks.judge import NodeReport
+from ..preflight.judge import NodeReport
 from .messages import Message
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..checks.judge import Judged, NodeReport, judge
+from ..preflight.judge import Judged, NodeReport, judge
 from . import messages as m
 from .facts import Cause, End, History, Rules, Spent, is_machines, why_no_restart, with_loss, with_one_more
 from .inquiry import Inquiry

@@ -14,17 +14,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flyteidl.plugins.kubeflow import common_pb2, pytorch_pb2
+from flytekit import Resources
+from flytekit.core.resources import convert_resources_to_resource_model
+from google.protobuf.json_format import MessageToDict
+
 from ..compat.flytekit import FAST_EXECUTE
-from ..config.effective import NAMES, Amounts, names_any, of_resources
+from ..config.effective import NAMES, Amounts, by_part, countable, of_resources
 from ..config.plan import Plan
 from ..config.roles import Role
+from ..config.validate import QUEUE_LABEL
 
 ENTRYPOINT = "safedist-execute"
 
 
-def task_type(plan: Plan) -> tuple[str, int]:
-    """Which backend plugin handles the task, and the version of its message."""
-    return ("python-task", 0) if plan.max_nodes == 1 else ("pytorch", 1)
+def registered_as(plan: Plan) -> dict[str, Any]:
+    """Keyword arguments for flytekit's ``PythonFunctionTask``: the backend plugin that handles the task, the version of
+    its message, and the queue's label."""
+    kind, version = ("python-task", 0) if plan.max_nodes == 1 else ("pytorch", 1)
+    queue = plan.config.queue
+    labels = {} if queue is None else {"labels": {**(plan.arguments.labels or {}), QUEUE_LABEL: queue}}
+    return {"task_type": kind, "task_type_version": version, **labels}
 
 
 def command(args: Sequence[str]) -> list[str]:
@@ -42,21 +52,13 @@ def custom(plan: Plan) -> dict[str, Any] | None:
     """The backend plugin's message as a dict, or None for an ordinary pod."""
     if plan.max_nodes == 1:
         return None
-    from google.protobuf.json_format import MessageToDict
-
-    return dict(MessageToDict(_pytorch(plan)))
-
-
-def _pytorch(plan: Plan) -> Any:
-    from flyteidl.plugins.kubeflow import pytorch_pb2 as pb
-
-    job = pb.DistributedPyTorchTrainingTask(run_policy=_run_policy(plan))
+    job = pytorch_pb2.DistributedPyTorchTrainingTask(run_policy=_run_policy(plan))
     for role in plan.roles:
-        made = pb.DistributedPyTorchTrainingReplicaSpec(replicas=role.replicas, **_replica(role, plan))
-        getattr(job, f"{role.name}_replicas").CopyFrom(made)
-    if plan.is_elastic:
+        replica = pytorch_pb2.DistributedPyTorchTrainingReplicaSpec(replicas=role.replicas, **_replica(role, plan))
+        getattr(job, f"{role.name}_replicas").CopyFrom(replica)
+    if plan.min_nodes != plan.max_nodes:
         job.elastic_config.CopyFrom(
-            pb.ElasticConfig(
+            pytorch_pb2.ElasticConfig(
                 rdzv_backend="c10d",
                 min_replicas=plan.min_nodes,
                 max_replicas=plan.max_nodes,
@@ -64,25 +66,21 @@ def _pytorch(plan: Plan) -> Any:
                 max_restarts=plan.max_restarts,
             )
         )
-    return job
+    return dict(MessageToDict(job))
 
 
 def _replica(role: Role, plan: Plan) -> dict[str, Any]:
     """Image, restart policy and resources of a role, as arguments of the replica message."""
-    from flyteidl.plugins.kubeflow import common_pb2
-
     policy = f"RESTART_POLICY_{role.restart_policy}"
     replica: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
     if getattr(role.written, "image", None):
         replica["image"] = role.written.image
-    if names_any(of_resources("", role.written)):
+    if countable(of_resources("", role.written)):
         replica["resources"] = resources_of(plan.resources[role.name]).to_flyte_idl()
     return replica
 
 
 def _run_policy(plan: Plan) -> Any:
-    from flyteidl.plugins.kubeflow import common_pb2 as pb
-
     policy = plan.config.run_policy
     # Flyte reads "no clean pod policy" as None, which leaves pods of a finished job running.
     clean = getattr(policy, "clean_pod_policy", None)
@@ -91,8 +89,8 @@ def _run_policy(plan: Plan) -> Any:
         # The operator adds up the restarts of all containers, and fails the job when they reach the limit: never
         # before our own budget is spent, which counts a round once, however many of its nodes were lost.
         backoff = plan.max_replacements * plan.max_nodes + 1
-    return pb.RunPolicy(
-        clean_pod_policy=pb.CLEANPOD_POLICY_RUNNING if clean is None else clean.value,
+    return common_pb2.RunPolicy(
+        clean_pod_policy=common_pb2.CLEANPOD_POLICY_RUNNING if clean is None else clean.value,
         ttl_seconds_after_finished=getattr(policy, "ttl_seconds_after_finished", None),
         active_deadline_seconds=getattr(policy, "active_deadline_seconds", None),
         backoff_limit=backoff,
@@ -101,17 +99,13 @@ def _run_policy(plan: Plan) -> Any:
 
 def resources_of(amounts: Amounts) -> Any:
     """flytekit's model of what can be said of amounts in a role's message, or in a call's node."""
-    from flytekit.core.resources import convert_resources_to_resource_model
-
     return convert_resources_to_resource_model(**as_flytekits(amounts))
 
 
 def as_flytekits(amounts: Amounts) -> dict[str, Any]:
     """flytekit's ``Resources``, as ``requests`` and ``limits``."""
-    from flytekit import Resources
-
     names: Any = NAMES.items()
     return {
         part: Resources(**{own: listed[name].value for own, name in names if name in listed})
-        for part, listed in amounts.items()
+        for part, listed in by_part(amounts).items()
     }

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from flytekit.loggers import logger
+
 from ..config.arguments import TaskArguments
-from ..config.effective import names_any, of_container, of_resources, sendable
+from ..config.effective import countable, of_container, of_resources, sendable
+from ..config.hints import hints_of_template
 from ..config.options import SHARED_MEMORY_MOUNT
-from ..config.plan import Call, Plan, plan
-from ..config.validate import warnings_of_template
+from ..config.plan import Plan, plan
 from ..errors import ConfigError, Problem
 from .jobspec import as_flytekits
-from .pod_template import merged_template, shared_memory
 from .serialization import SerializesToKubeflow
 
 _RESOURCES = ("requests", "limits", "resources")
@@ -44,30 +45,30 @@ def guarded(stock: Callable[..., Any]) -> Callable[..., Any]:
         task = node.run_entity
         if not isinstance(task, SerializesToKubeflow):
             return stock(node, *args, **kwargs)
-        said = {**dict(zip(names[1:], args, strict=False)), **kwargs}
-        call = _together(vars(node).get(_CALL, {}), said)
-        overrides = _checked(task, call, said, names)
-        stock(node, **{**{name: value for name, value in said.items() if name not in _RESOURCES}, **overrides})
+        overrides = {**dict(zip(names[1:], args, strict=False)), **kwargs}
+        call = _together(vars(node).get(_CALL, {}), overrides)
+        pods = _pods(task, call, overrides, names)
+        stock(node, **{**{name: value for name, value in overrides.items() if name not in _RESOURCES}, **pods})
         vars(node)[_CALL] = call
         return node
 
     return with_overrides
 
 
-def _together(before: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def _together(before: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """What this call and those before it say of pods; ``resources=`` is another way to say requests and limits."""
-    new = {name: said[name] for name in (*_RESOURCES, *_PODS) if said.get(name) is not None}
+    new = {name: overrides[name] for name in (*_RESOURCES, *_PODS) if overrides.get(name) is not None}
     other = {"resources"} if {"requests", "limits"} & new.keys() else set(_RESOURCES) if "resources" in new else set()
     return {**{name: value for name, value in before.items() if name not in other}, **new}
 
 
-def _checked(task: SerializesToKubeflow, call: Mapping[str, Any], said: Mapping[str, Any], names: list[str]) -> Any:
+def _pods(task: SerializesToKubeflow, call: Mapping[str, Any], overrides: Mapping[str, Any], names: list[str]) -> Any:
     """What flytekit is to be told of a call's pods.
 
     Args:
         task: that is called.
         call: what this call and those before it say of pods.
-        said: all that this one says.
+        overrides: all that this one says.
         names: of the arguments that ``with_overrides`` has.
 
     Raises:
@@ -75,67 +76,48 @@ def _checked(task: SerializesToKubeflow, call: Mapping[str, Any], said: Mapping[
     """
     resources = TaskArguments(**{name: call[name] for name in _RESOURCES if name in call})
     pods = {name: call[name] for name in _PODS if name in call}
-    arguments = replace(task.arguments, **pods)
-    planned, problems = plan(task.plan.config, arguments, Call(task.plan, resources))
-    problems += _without_effect(said, names)
-    if planned is not None:
-        problems += [*_of_shared_memory(task.arguments, arguments, pods), *_of_template(task.plan, arguments, pods)]
+    arguments = replace(task.arguments, **{"shared_memory": task.arguments.dev_shm() or None, **pods})
+    planned, problems = plan(task.plan.config, arguments, task.plan, resources)
+    problems += _without_effect(task, overrides, names)
+    fixed = [role.name for role in task.plan.roles if countable(of_resources("", role.written))]
+    if planned is not None and fixed and "pod_template" in pods:
+        for field, value in list(sendable(countable(of_container(arguments.primary_container()))).values())[:1]:
+            reason = f"does not reach {' and '.join(fixed)}, whose own resources win"
+            repair = "leave cpu, memory, GPUs and storage out of the template"
+            problems.append(Problem(field, value, reason, repair))
     if planned is None or problems:
         raise ConfigError(problems, where={"with_overrides on": task.name})
-    for warning in _warnings(task.plan, said):
-        _warn(f"with_overrides on {task.name}: {warning}")
+    for hint in _hints(task.plan, overrides, fixed):
+        logger.warning("with_overrides on %s: %s", task.name, hint)
     if "pod_template" in pods:
+        from .pod import merged_template
+
         pods["pod_template"] = merged_template(arguments, planned)
-        if shared_memory(arguments) and not shared_memory(task.arguments):
-            pods["shared_memory"] = shared_memory(arguments)  # the task's template mounts it, and this one does not
+        if arguments.dev_shm() and not task.arguments.dev_shm():
+            pods["shared_memory"] = arguments.dev_shm()  # the task's template mounts it, and this one does not
     amounts = of_resources("", resources)
-    return {**pods, **(as_flytekits(amounts) if names_any(amounts) else {})}
+    return {**pods, **(as_flytekits(amounts) if countable(amounts) else {})}
 
 
-def _without_effect(said: Mapping[str, Any], names: list[str]) -> Iterator[Problem]:
-    """Flyte has no place for a config: a node's overrides hold none (``core.TaskNodeOverrides``)."""
-    if said.get("task_config") is not None:
+def _without_effect(task: SerializesToKubeflow, overrides: Mapping[str, Any], names: list[str]) -> Iterator[Problem]:
+    if overrides.get("task_config") is not None:  # a node's overrides hold none (core.TaskNodeOverrides)
         reason = "never reaches the cluster, where the task would run with the config that it is registered with"
         repair = "define a second task, with that config, that calls the same code"
-        yield Problem("task_config", type(said["task_config"]).__name__, reason, repair)
-    for name in said:
+        yield Problem("task_config", type(overrides["task_config"]).__name__, reason, repair)
+    if overrides.get("shared_memory") is False and task.arguments.dev_shm():
+        reason = f"does not take away the task's {SHARED_MEMORY_MOUNT}: flytekit sends nothing of it"
+        yield Problem("shared_memory", "False", reason, "give a size, or define a second task")
+    for name in overrides:
         if name not in names and not name.startswith("cache_"):
             yield Problem(name, "set", "is no argument of with_overrides, which drops it", "leave it out")
 
 
-def _of_shared_memory(task: TaskArguments, call: TaskArguments, pods: Mapping[str, Any]) -> Iterator[Problem]:
-    if not shared_memory(task):
-        return
-    if "shared_memory" not in pods and SHARED_MEMORY_MOUNT in call.mounted_paths():
-        reason = f"and the task both bring {SHARED_MEMORY_MOUNT}, which the backend refuses"
-        repair = "keep one: size it with shared_memory=, or @task(shared_memory=False)"
-        yield Problem("pod_template", f"mounts {SHARED_MEMORY_MOUNT}", reason, repair)
-    elif pods.get("shared_memory") is False:
-        reason = f"does not take away the task's {SHARED_MEMORY_MOUNT}: flytekit sends nothing of it"
-        yield Problem("shared_memory", "False", reason, "give a size, or define a second task")
-
-
-def _of_template(plan: Plan, call: TaskArguments, pods: Mapping[str, Any]) -> Iterator[Problem]:
-    amounts = sendable(of_container(call.primary_container() if "pod_template" in pods else None))
-    fixed = " and ".join(role.name for role in plan.roles if names_any(of_resources("", role.written)))
-    if fixed and names_any(amounts):
-        field, value = next(amount for listed in amounts.values() for amount in listed.values())
-        reason = f"does not reach {fixed}, whose own resources win"
-        yield Problem(field, value, reason, "leave cpu, memory, GPUs and storage out of the template")
-
-
-def _warnings(plan: Plan, said: Mapping[str, Any]) -> Iterator[str]:
+def _hints(plan: Plan, overrides: Mapping[str, Any], fixed: list[str]) -> Iterator[str]:
     for role in plan.roles:
         image = getattr(role.written, "image", None)
-        if said.get("container_image") is not None and image:
+        if overrides.get("container_image") is not None and image:
             yield f"{role.name} keeps its own image {image}"
-        if names_any(of_resources("", role.written)) and any(said.get(name) is not None for name in _RESOURCES):
+        if role.name in fixed and any(overrides.get(name) is not None for name in _RESOURCES):
             yield f"{role.name} keeps its own resources"
-    if said.get("pod_template") is not None:
-        yield from warnings_of_template(replace(plan.arguments, pod_template=said["pod_template"]), plan.timeouts)
-
-
-def _warn(text: str) -> None:
-    from flytekit.loggers import logger
-
-    logger.warning(text)
+    if overrides.get("pod_template") is not None:
+        yield from hints_of_template(plan, replace(plan.arguments, pod_template=overrides["pod_template"]))

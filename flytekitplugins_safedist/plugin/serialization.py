@@ -1,7 +1,7 @@
 """What flytekit asks of a task when it registers it.
 
 Every task has a pod template, so flytekit's container path is never taken; on the pod path its primary container
-(:mod:`.primary`) holds what is ours.
+(:mod:`.pod`) holds what is ours.
 """
 
 from __future__ import annotations
@@ -13,59 +13,41 @@ from typing import Any
 
 from flytekit.configuration import SerializationSettings
 from flytekit.core.python_function_task import PythonFunctionTask
+from flytekit.loggers import logger
 
 from ..compat import flytekit as flytekit_inside
 from ..config.arguments import TaskArguments
 from ..config.effective import of_resources
+from ..config.hints import hints
 from ..config.options import SafeDistributed
 from ..config.plan import Plan, plan
-from ..config.validate import QUEUE_LABEL, problems_of_environment, problems_of_function, warnings_of_job
+from ..config.validate import problems_of_function
+from ..config.variables import problems_of_variables
 from ..errors import ConfigError, Problem
-from .images import warning_of_image
-from .jobspec import custom, task_type
-from .pod_template import merged_template, shared_memory
+from .jobspec import custom
 
 
-def plan_task(
-    config: SafeDistributed,
-    kwargs: Mapping[str, Any],
-    *,
-    where: Mapping[str, object],
-    function: Callable[..., Any],
-    dynamic: bool = False,
-) -> Plan:
-    """The plan of a task whose decorator was given *kwargs*.
+def plan_task(config: SafeDistributed, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Plan:
+    """The plan of a task.
 
     Args:
-        config: what the user wrote.
+        config, function: of the task.
         kwargs: keyword arguments of ``@task``.
-        where: the task, for the error.
-        function: of the task.
-        dynamic: it is a ``@dynamic`` workflow, which has no ranks.
 
     Raises:
         ConfigError: everything that is wrong, at once.
     """
-    made, problems = plan(config, TaskArguments.from_kwargs(kwargs))
+    planned, problems = plan(config, TaskArguments.from_kwargs(kwargs))
     problems += problems_of_function(function)
-    if dynamic:
+    if kwargs.get("execution_mode") == PythonFunctionTask.ExecutionBehavior.DYNAMIC:
         reason = "is on a @dynamic workflow, which has no ranks"
         problems.append(Problem("task_config", type(config).__name__, reason, "use @task"))
     if config.queue is not None and not flytekit_inside.knows_labels():
         reason = "is a label, which this flytekit has none of"
         problems.append(Problem("queue", config.queue, reason, "upgrade flytekit"))
-    if made is None or problems:
-        raise ConfigError(problems, where=where)
-    return made
-
-
-def registered_as(plan: Plan) -> dict[str, Any]:
-    """Keyword arguments for flytekit's ``PythonFunctionTask``."""
-    kind, version = task_type(plan)
-    own: dict[str, Any] = {"task_type": kind, "task_type_version": version}
-    if plan.config.queue is not None:
-        own["labels"] = {**(plan.arguments.labels or {}), QUEUE_LABEL: plan.config.queue}
-    return own
+    if planned is None or problems:
+        raise ConfigError(problems, where={"task": f"{function.__module__}.{function.__name__}"})
+    return planned
 
 
 class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy
@@ -74,12 +56,13 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
     plan: Plan
     _users_template: Any = None
     _merged_template: Any = None
-    _warned = False
+    has_hinted = False
 
     @property
     def pod_template(self) -> Any:
-        """The task's own pod template: the user's with our volumes. Made when registration first asks: the kubernetes
-        client takes half a second to import, which ranks and pods need not spend."""
+        """The task's own pod template: the user's with our volumes. Made when registration first asks."""
+        from .pod import merged_template
+
         if self._merged_template is None:
             self._merged_template = merged_template(self.arguments, self.plan)
         return self._merged_template
@@ -103,7 +86,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
             ConfigError: the task cannot run with that.
         """
         defaults = settings.default_resources
-        if defaults is None or any(of_resources("", self.plan.arguments).values()):
+        if defaults is None or of_resources("", self.plan.arguments):
             return self.plan
         arguments = replace(self.arguments, requests=defaults.requests, limits=defaults.limits, resources=None)
         planned, problems = plan(self.plan.config, arguments)
@@ -121,25 +104,17 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         from flytekit.core.resources import construct_extended_resources
 
         return construct_extended_resources(
-            accelerator=self.accelerator, shared_memory=shared_memory(self.arguments) or None
+            accelerator=self.accelerator, shared_memory=self.arguments.dev_shm() or None
         )
 
     def get_k8s_pod(self, settings: SerializationSettings) -> Any:
-        """flytekit's pod. With fast registration flytekit asks twice, and takes the second."""
+        """flytekit's pod; and what its job gives up is said. With fast registration flytekit asks twice."""
         pod = super().get_k8s_pod(settings)
-        self._warn(warning_of_image(pod.pod_spec["containers"][0].get("image"), self.plan.roles))
+        if not self.has_hinted:
+            self.has_hinted = True
+            for hint in hints(self.plan, self.arguments, pod.pod_spec["containers"][0].get("image")):
+                logger.warning("%s: %s", self.name, hint)
         return pod
-
-    def _warn(self, of_image: str | None) -> None:
-        """When a task is registered, and not in its pods: say what its config gives up."""
-        from flytekit.loggers import logger
-
-        if self._warned:
-            return
-        self._warned = True
-        warnings = warnings_of_job(self.plan.roles, self.arguments, self.plan.timeouts)
-        for warning in filter(None, [*warnings, of_image]):
-            logger.warning("%s: %s", self.name, warning)
 
     def _get_container(self, settings: SerializationSettings) -> Any:
         """flytekit's container, with the job in a variable.
@@ -147,7 +122,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         Raises:
             ConfigError: the registration itself (``--env``) sets a variable that is not the user's to set.
         """
-        problems = list(problems_of_environment(settings.env or {}, "--env"))
+        problems = list(problems_of_variables(settings.env or {}, "--env"))
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)

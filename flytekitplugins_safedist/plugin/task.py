@@ -35,7 +35,8 @@ from ..pod.store import error_document
 from ..ranks import literals
 from ..ranks.prefork import PREFORK, Prefork
 from . import overrides
-from .serialization import SerializesToKubeflow, plan_task, registered_as
+from .jobspec import registered_as
+from .serialization import SerializesToKubeflow, plan_task
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +88,7 @@ class SafeTask(SerializesToKubeflow):
         """
         # Before flytekit's constructor: it wants the task type and the pod template, and it makes the task known to
         # registration, which a task that cannot work must never be.
-        self.plan = plan_task(
-            task_config,
-            kwargs,
-            where={"task": f"{task_function.__module__}.{task_function.__name__}"},
-            function=task_function,
-            dynamic=kwargs.get("execution_mode") == self.ExecutionBehavior.DYNAMIC,
-        )
+        self.plan = plan_task(task_config, task_function, kwargs)
         super().__init__(task_config=task_config, task_function=task_function, **kwargs | registered_as(self.plan))
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:

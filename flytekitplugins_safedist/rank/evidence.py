@@ -22,7 +22,7 @@ from pathlib import Path
 from ..compat import torch as torch_inside
 from ..errors import IncompatibleVersionError
 
-SIGNAL = signal.SIGRTMAX - 3
+SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3  # macOS has none, where tasks are written and registered
 """Nobody else's: users and schedulers take SIGUSR1 and SIGUSR2, C libraries the first of the real-time signals."""
 
 START = Path(__file__).parents[1] / "ranks" / "worker.py"

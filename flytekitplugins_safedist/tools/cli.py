@@ -11,12 +11,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import log
 from ..errors import SafedistError
-
-_FIRST = ("apiVersion", "kind", "metadata", "name", "image", "command", "args", "replicas", "restartPolicy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,14 +39,17 @@ def _parser() -> argparse.ArgumentParser:
     render.set_defaults(run=_render)
     render.add_argument("file", type=Path, help="the Python file that defines the task")
     render.add_argument("task", help="the name of the task in it")
-    render.add_argument("--pods", action="store_true", help="also the pods, services, ... that the operator makes")
-    render.add_argument(
-        "--pod-template", action="append", default=[], type=Path, help="YAML of a PodTemplate of the cluster"
-    )
     render.add_argument("--image", action="append", default=[], help="NAME=IMAGE or IMAGE, as for pyflyte")
     render.add_argument("--no-fast", action="store_true", help="without fast registration: the code is in the image")
     render.add_argument("--json", action="store_true", help="JSON instead of YAML, without the summary")
-    _add_doctor(commands)
+    doctor = commands.add_parser("doctor", help="examine this image or machine; 1 if something is broken")
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("--path", action="append", default=[], type=Path, help="examine this directory's file system")
+    doctor.add_argument(
+        "--store", action="append", default=[], help="a URI prefix that must be readable (s3://bucket/)"
+    )
+    doctor.add_argument("--backend", choices=("horovod", "torch"), help="what must work; default: whatever is there")
+    doctor.add_argument("--json", action="store_true", help="for programs")
     stacks = commands.add_parser("stacks", help="in a running pod: where each rank stands, and who stands elsewhere")
     stacks.set_defaults(run=_stacks)
     stacks.add_argument("--scratch", type=Path, default=Path("/"), help="only jobs with scratch below this directory")
@@ -59,17 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("-n", "--namespace", help="Flyte's is PROJECT-DOMAIN; default: the context's own, then all")
     why.add_argument("--context", help="of the kubeconfig; default: its current one")
     return parser
-
-
-def _add_doctor(commands: Any) -> None:
-    doctor = commands.add_parser("doctor", help="examine this image or machine; 1 if something is broken")
-    doctor.set_defaults(run=_doctor)
-    doctor.add_argument("--path", action="append", default=[], type=Path, help="examine this directory's file system")
-    doctor.add_argument(
-        "--store", action="append", default=[], help="a URI prefix that must be readable (s3://bucket/)"
-    )
-    doctor.add_argument("--backend", choices=("horovod", "torch"), help="what must work; default: whatever is there")
-    doctor.add_argument("--json", action="store_true", help="for programs")
 
 
 @contextlib.contextmanager
@@ -90,56 +79,20 @@ def _others_to_stderr() -> Iterator[None]:
 
 
 def _render(options: argparse.Namespace) -> int:
-    with _others_to_stderr():
-        shown, comments = _rendered(options)
-    if options.json:
-        print(json.dumps(shown if options.pods else shown[0], indent=2))
-        return 0
-    print("\n".join(comments))
-    _print_yaml(shown)
-    return 0
-
-
-def _rendered(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
-    """The job, and its pods where they are to be shown; and the lines of its summary."""
-    from .render import created, job_manifest, read_pod_templates
-    from .render.load import load_task, template_of
-    from .render.summary import notes_of, summarise
-
-    task = load_task(options.file, options.task)
-    template = template_of(task, images=options.image, fast=not options.no_fast)
-    given = read_pod_templates(options.pod_template)
-    known = given if template.metadata.pod_template_name in given else None
-    job = job_manifest(template, pod_templates=known)
-    summary = summarise(
-        job,
-        task=template.id.name,
-        retries=template.metadata.retries.retries,
-        max_restarts=task.task_config.max_restarts,
-        further=notes_of(task, template, known),
-    )
-    return [job, *(created(job) if options.pods and job["kind"] != "Pod" else ())], [*summary.lines()]
-
-
-def _print_yaml(documents: Sequence[Any]) -> None:
     import yaml
 
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml is untyped to mypy here
-        def ignore_aliases(self, data: Any) -> bool:  # anchors help nobody who reads a manifest
-            return True
+    with _others_to_stderr():
+        from .render import job_manifest, load_task, summary, template_of
 
-    print("---")
-    yaml.dump_all(_ordered(documents), sys.stdout, Dumper=Dumper, sort_keys=False, width=120)
-
-
-def _ordered(value: Any) -> Any:
-    """What a thing is before what it holds; the rest by name, as protobuf gives no order."""
-    if isinstance(value, dict):
-        keys = sorted(value, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
-        return {key: _ordered(value[key]) for key in keys}
-    if isinstance(value, (list, tuple)):
-        return [_ordered(item) for item in value]
-    return value
+        task = load_task(options.file, options.task)
+        template = template_of(task, images=options.image, fast=not options.no_fast)
+    job = job_manifest(template)
+    if options.json:
+        print(json.dumps(job, indent=2))
+    else:
+        print("\n".join([*summary(task, template), "---"]))
+        yaml.safe_dump(json.loads(json.dumps(job)), sys.stdout, width=120)  # nothing shared: no anchors
+    return 0
 
 
 def _stacks(options: argparse.Namespace) -> int:
@@ -167,13 +120,13 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from .doctor import examine, exit_status
+    from .doctor import examine
 
-    with _others_to_stderr():
-        findings = [*examine(paths=options.path, stores=options.store, backend=options.backend, env=os.environ)]
+    findings = []
+    for finding in examine(paths=options.path, stores=options.store, backend=options.backend, env=os.environ):
+        findings.append(finding)
+        if not options.json:
+            print(finding, flush=True)
     if options.json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
-    else:
-        for finding in findings:
-            print(finding)
-    return exit_status(findings)
+    return int(any(finding.status == "broken" for finding in findings))

@@ -1,44 +1,53 @@
 """What stands between this image or machine and a distributed task: the checks of a machine, and of an image.
 
-Torch and Horovod are loaded in a process of their own, so that a build that crashes on import is a finding too.
+Torch, Horovod and a store's client are loaded in a process of their own: a build that crashes on import is a finding
+too, and so is a store that does not answer.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from .. import envvars
-from ..checks.machine import (
-    Finding,
-    Status,
-    check_directory,
-    check_network,
-    check_shared_memory,
-    check_torch,
-    printed_by,
-)
+from ..preflight import machine
+from ..preflight.machine import Finding
+from ..topology.devices import device_files
 
+_SECONDS = 180.0
 _TORCH_PROBE = """
 import json
-from flytekitplugins_safedist.checks.machine import torch_facts
+from flytekitplugins_safedist.preflight.machine import torch_facts
 print(json.dumps(torch_facts()))
 """
 _HOROVOD_PROBE = """
 import json, horovod, horovod.torch as hvd
-print(json.dumps({
-    "version": horovod.__version__, "gloo": bool(hvd.gloo_built()), "nccl": bool(hvd.nccl_built()),
-    "mpi": bool(hvd.mpi_built()),
-}))
+built = {"gloo": hvd.gloo_built(), "nccl": hvd.nccl_built(), "mpi": hvd.mpi_built()}
+print(json.dumps({"version": horovod.__version__, **{name: bool(is_there) for name, is_there in built.items()}}))
+"""
+_STORE_PROBE = """
+import json, sys
+from flytekit.core.context_manager import FlyteContextManager
+store = FlyteContextManager.current_context().file_access.get_filesystem_for_path(sys.argv[1])
+try:
+    is_there = bool(store.info(sys.argv[1]))
+except FileNotFoundError:
+    is_there = False
+print(json.dumps({"there": is_there}))
 """
 
 
 def examine(
     *, paths: Sequence[Path], stores: Sequence[str], backend: str | None, env: Mapping[str, str]
-) -> list[Finding]:
-    """Run every check.
+) -> Iterator[Finding]:
+    """Every check, one after the other.
 
     Args:
         paths: directories to examine, besides the scratch directory.
@@ -46,53 +55,59 @@ def examine(
         backend: "horovod" or "torch" when that one must work; None: whatever is installed.
         env: the environment.
     """
-    scratch = Path(env.get(envvars.SCRATCH_ROOT) or env.get(envvars.TMPDIR) or "/tmp")  # noqa: S108  (the default)
-    checks = [_python(), check_torch(printed_by(_TORCH_PROBE), env), _horovod(backend), check_shared_memory()]
-    checks += [check_directory(path) for path in dict.fromkeys([scratch, *paths])]
-    checks += [check_network(), *(_store(uri) for uri in stores)]
-    return list(chain.from_iterable(checks))
-
-
-def exit_status(findings: Sequence[Finding]) -> int:
-    """1 when something is broken, else 0: warnings are for people."""
-    return int(any(finding.status == "broken" for finding in findings))
-
-
-def _python() -> Iterator[Finding]:
     import flytekit
 
     facts = {"python": platform.python_version(), "flytekit": flytekit.__version__, "machine": platform.machine()}
     yield Finding("python", "ok", f"{facts['python']} on {facts['machine']}, flytekit {facts['flytekit']}", "", facts)
+    yield from machine.check_torch(output_of(_TORCH_PROBE), env, device_files())
+    yield from _horovod(backend)
+    yield from machine.check_shared_memory()
+    scratch = Path(env.get(envvars.SCRATCH_ROOT) or env.get(envvars.TMPDIR) or "/tmp")  # noqa: S108  (the default)
+    for path in dict.fromkeys([scratch, *paths]):
+        yield from machine.check_directory(path)
+    yield from machine.check_network()
+    for uri in stores:
+        yield from _store(uri)
+
+
+def output_of(program: str, *arguments: str) -> dict[str, Any] | str:
+    """What *program* prints, as JSON, in a process of its own; or, in one line, why there is nothing."""
+    command = [sys.executable, "-c", program, *arguments]
+    environment = {**os.environ, "CUDA_MODULE_LOADING": "LAZY"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {_SECONDS:.0f} s"
+    if done.returncode < 0:
+        return f"it ends with {signal.Signals(-done.returncode).name}: the build does not fit this machine"
+    answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    if done.returncode or not answers:
+        return (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return answers[-1]
 
 
 def _horovod(backend: str | None) -> Iterator[Finding]:
-    found = printed_by(_HOROVOD_PROBE)
-    if isinstance(found, str):
-        missing = "No module named 'horovod'" in found
-        status: Status = "warning" if missing and backend != "horovod" else "broken"
-        remedy = "build the wheel against this torch (see horovod_build/README.md)" if backend != "torch" else ""
-        yield Finding("horovod", "ok" if missing and backend == "torch" else status, found, remedy)
+    facts = output_of(_HOROVOD_PROBE)
+    if isinstance(facts, str):
+        missing = "No module named 'horovod'" in facts
+        status: machine.Status = (
+            "broken" if backend == "horovod" or not missing else "ok" if backend == "torch" else "warning"
+        )
+        remedy = "" if status == "ok" else "build the wheel against this torch (see horovod_build/README.md)"
+        yield Finding("horovod", status, facts, remedy)
         return
-    over = ", ".join(name.upper() for name in ("gloo", "nccl", "mpi") if found[name])
-    if found["gloo"]:
-        yield Finding("horovod", "ok", f"{found['version']} with {over}", "", found)
-    else:
-        remedy = "rebuild with HOROVOD_WITH_GLOO=1: ranks are started without MPI"
-        yield Finding("horovod", "broken", f"{found['version']} with {over or 'nothing'}, without Gloo", remedy, found)
+    over = ", ".join(name.upper() for name in ("gloo", "nccl", "mpi") if facts[name]) or "nothing"
+    remedy = "" if facts["gloo"] else "rebuild with HOROVOD_WITH_GLOO=1: ranks are started without MPI"
+    yield Finding("horovod", "ok" if facts["gloo"] else "broken", f"{facts['version']} with {over}", remedy, facts)
 
 
 def _store(uri: str) -> Iterator[Finding]:
-    from flytekit.core.context_manager import FlyteContextManager
-
-    check = f"store {uri}"
-    try:
-        access = FlyteContextManager.current_context().file_access
-        filesystem = access.get_filesystem_for_path(uri)
-        filesystem.ls(filesystem._strip_protocol(uri), detail=False)
-    except FileNotFoundError:
-        yield Finding(check, "broken", "it answers, but there is no such bucket or prefix", "check the name")
-    except Exception as error:  # every store library raises its own; here all of them mean the same
+    """One look-up of one key: a prefix may hold millions."""
+    answer = output_of(_STORE_PROBE, uri)
+    if isinstance(answer, str):
         remedy = "check credentials (FLYTE_AWS_*, a mounted service account), endpoint and network policy"
-        yield Finding(check, "broken", f"cannot be read: {type(error).__name__}: {str(error)[:300]}", remedy)
+        yield Finding(f"store {uri}", "broken", f"cannot be read: {answer[:300]}", remedy)
+    elif answer["there"]:
+        yield Finding(f"store {uri}", "ok", "can be read")
     else:
-        yield Finding(check, "ok", "can be listed")
+        yield Finding(f"store {uri}", "broken", "it answers, but nothing is there", "check the name")

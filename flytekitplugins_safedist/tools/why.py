@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ..config.quantities import canonical, value_of
+from ..config.quantities import value_of
 
 Json = dict[str, Any]
 
@@ -324,7 +324,7 @@ def _request(container: Json, resource: str) -> Fraction:
 def _amount(value: Fraction, resource: str) -> str:
     if resource in ("memory", "ephemeral-storage"):
         return f"{float(value) / 2**30:.1f} GiB"
-    return canonical(f"{int(value * 1000)}m")
+    return f"{float(value):g}"
 
 
 def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | None]:

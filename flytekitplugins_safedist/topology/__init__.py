@@ -8,6 +8,6 @@ against what was decided at registration.
 from __future__ import annotations
 
 from .adapters import ADAPTERS, Adapter, from_env, is_alone
-from .model import DEFAULT_PORT, Endpoint, Topology
+from .model import Endpoint, Topology
 
-__all__ = ["ADAPTERS", "DEFAULT_PORT", "Adapter", "Endpoint", "Topology", "from_env", "is_alone"]
+__all__ = ["ADAPTERS", "Adapter", "Endpoint", "Topology", "from_env", "is_alone"]

@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from .. import envvars
-from ..config.options import nodes_text
+from ..config.options import DEFAULT_PORT, nodes_text
 from ..config.registered import Registered
 from ..errors import TopologyError
 from .devices import ranks_here, sockets_despite_rdma
-from .model import DEFAULT_PORT, Endpoint, Topology, check_registered
+from .model import Endpoint, Topology, check_registered
 
 _FAMILIES = ("PET_", "JOBSET_")
 _ENV_ONLY = (envvars.RANK, envvars.WORLD_SIZE, envvars.MASTER_ADDR, envvars.MASTER_PORT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from .. import envvars
 from ..config.registered import Registered
@@ -15,6 +16,11 @@ from ..errors import TopologyError
 
 _NO_LIST = ("", "all", "none", "void", "-1")
 _DEVICE = re.compile(r"nvidia[0-9]+")
+
+
+def device_files() -> list[str]:
+    """Names of what is in ``/dev``."""
+    return [device.name for device in Path("/dev").iterdir()]
 
 
 def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | None:
@@ -46,8 +52,11 @@ def ranks_here(
         TopologyError: the user named a number of ranks, and there are fewer GPUs.
     """
     ranks, gpus = asked.nproc_per_node, registered.gpus
-    here = gpus_here(env, devices if gpus else ())
-    if here is None or _is_partitioned(env):
+    # A pod that asks for none sees a machine's files only where it is given all of them; NVIDIA's device plugin names
+    # no list where it hands over files.
+    listed = env.get(envvars.NVIDIA_VISIBLE_DEVICES, "")
+    here = gpus_here(env, devices if gpus or listed == "void" or listed.startswith("/") else ())
+    if here is None or is_partitioned(env):
         return ranks, None
     if asked.nproc_is_open:
         if here == ranks:
@@ -87,6 +96,6 @@ def sockets_despite_rdma(env: Mapping[str, str], devices: Collection[str]) -> st
     return f"this pod has RDMA devices (/dev/infiniband), and {told} has NCCL use TCP sockets: unset it if not meant so"
 
 
-def _is_partitioned(env: Mapping[str, str]) -> bool:
+def is_partitioned(env: Mapping[str, str]) -> bool:
     """Slices of a GPU: a process sees one of them, and NCCL joins no two."""
     return env.get(envvars.NVIDIA_VISIBLE_DEVICES, "").startswith("MIG-")

@@ -9,9 +9,6 @@ from ..config.options import nodes_text
 from ..config.registered import Registered
 from ..errors import TopologyError
 
-DEFAULT_PORT = 23456
-"""The port that Kubeflow's operators open in a pod; ours too where no operator names one."""
-
 
 def check_registered(registered: Registered, asked: Registered) -> None:
     """Compare what was pinned into the pod with what the code *asked* for now.

@@ -65,7 +65,7 @@ def checks_of(pid: int) -> bool:
     """Whether they run."""
     everything = psutil.process_iter(["ppid", "cmdline"])  # without those that end meanwhile
     commands = [" ".join(each.info["cmdline"] or ()) for each in everything if each.info["ppid"] == pid]
-    return any("checks.probe" in command for command in commands)
+    return any("preflight.probe" in command for command in commands)
 
 
 def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_pat
     error = uploaded_error(first)
     assert error.code == "SYSTEM:PreflightGpu"
     assert re.match(
-        r"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\), node 1 \(.*\): gpu: 1 GPUs are asked for",
+        r"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\), node 1 \(.*\): gpu: this pod has 1 GPUs, and torch sees 0",
         error.message,
     )
     assert "Fix: keep the next attempt off that machine" in error.message
@@ -83,7 +83,7 @@ def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_pat
 def test_a_node_that_is_not_fit_is_told_and_the_job_goes_on_where_the_user_wants_that(warm, tmp_path: Path) -> None:
     first, second = asks_for_gpus(warm, tmp_path / "job", "reports").run()
     assert uploaded_output(first) == "rank 0 of 2 in round 0, TEST_POD 0"
-    assert "gpu: 1 GPUs are asked for this pod, and torch sees 0" in second.err
+    assert "gpu: this pod has 1 GPUs, and torch sees 0" in second.err
 
 
 def test_a_pod_that_is_told_to_stop_while_its_node_is_checked_leaves_nothing(warm, tmp_path: Path) -> None:

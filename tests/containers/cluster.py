@@ -3,7 +3,7 @@
 What Kubernetes does is done by docker: a pod's name is its host name and resolves in the network; a container of its
 own holds the pod's network, so that an address outlives the restart of the main one; an ``emptyDir`` is a directory
 that outlives the container; ``restartPolicy: OnFailure`` is docker's own restart in place. Names, variables and
-commands are those of ``render --pods``, unchanged. Left out: init containers (the one of a PyTorchJob's worker only
+commands are those that ``render`` shows, unchanged. Left out: init containers (the one of a PyTorchJob's worker only
 waits for a name to resolve; without it, starting is harder, not easier) and limits on cpu.
 """
 
@@ -41,8 +41,9 @@ from tests.containers.engine import (
     runs,
     state,
 )
+from tests.harness.flyte import executed, pods
 from tests.harness.procs import Gate
-from tests.harness.product import CHECKPOINTS_RECORD, Execution, job_manifest, pods
+from tests.harness.product import CHECKPOINTS_RECORD, job_manifest
 
 
 @dataclass(frozen=True)
@@ -374,8 +375,7 @@ class Cluster:
             "{{.checkpointOutputPrefix}}": job.checkpoints,
             "{{.prevCheckpointPrefix}}": after.checkpoints if after else "",
         }
-        execution = Execution(name=name, attempt=job.attempt, files=files)
-        manifest = job_manifest(self.templates[task], execution)
+        manifest = executed(job_manifest(self.templates[task]), files, name=name, attempt=job.attempt)
         calm = {"HOROVOD_CYCLE_TIME": os.environ["HOROVOD_CYCLE_TIME"]}  # tests/conftest.py says why
         given = Options({**self.s3.environment, **calm, **(environment or {})}) + options
         job.pods += [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]

@@ -21,13 +21,13 @@ from flyteidl.core import literals_pb2
 
 from tests.containers.cluster import Cluster, Job, Pod, _literals, report
 from tests.containers.engine import BUCKET, NOTHING, Options
-from tests.harness.product import job_manifest, pods
+from tests.harness.flyte import called, executed, pods
 from tests.harness.registered import registered as told_of
 
 ORACLE = Path(__file__).parents[1] / "contracts" / "oracle"
 sys.path.insert(0, str(ORACLE))
 
-from oracle_cases import NAMES, case, execution_of, pod_templates_of  # noqa: E402
+from oracle_cases import NAMES, case  # noqa: E402
 from oracle_registration import registered  # noqa: E402
 
 TASK = """
@@ -97,8 +97,15 @@ def recorded(one: dict[str, Any]) -> list[dict[str, Any]]:
 
 def as_registered_today(one: dict[str, Any]) -> list[dict[str, Any]]:
     """Those that they make of the same call, as this version registers it."""
-    template, node = registered(one)
-    return pods(job_manifest(template, execution_of(one, node), pod_templates_of(one)))
+    base, data = prefix_of(one), "s3://bucket/data/f0123456789abcdef"
+    files = {"{{.input}}": f"{base}/inputs.pb", "{{.outputPrefix}}": f"{base}/0", "{{.rawOutputDataPrefix}}": data}
+    files |= {"{{.checkpointOutputPrefix}}": f"{data}/checkpoints", "{{.prevCheckpointPrefix}}": ""}
+    return pods(executed(called(*registered(one)), files))
+
+
+def prefix_of(one: dict[str, Any]) -> str:
+    """Where a recorded execution has its inputs and outputs."""
+    return f"s3://bucket/metadata/propeller/flytesnacks-development-f0123456789abcdef/{one['node']['id']}/data"
 
 
 def placed(cluster: Cluster, one: dict[str, Any], specs: Any, directory: Path, options: Options) -> Job:
@@ -108,8 +115,7 @@ def placed(cluster: Cluster, one: dict[str, Any], specs: Any, directory: Path, o
         f"code/{name}.tar.gz", archive(one["template"]["id"]["name"].rpartition(".")[0], TASK + one["task"])
     )
     inputs = cluster.s3.put(f"metadata/{name}/inputs.pb", _literals({"x": 7}))
-    node = one["node"]["id"]
-    base = f"s3://bucket/metadata/propeller/flytesnacks-development-f0123456789abcdef/{node}/data"
+    base = prefix_of(one)
     texts = {
         f"{base}/inputs.pb": inputs,
         base: f"s3://{BUCKET}/metadata/{name}/n0/data",

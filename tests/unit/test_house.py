@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,20 @@ def test_state_is_where_it_is_written_down() -> None:
 
 def test_the_environment_is_written_where_the_design_says() -> None:
     assert {dotted(path) for path in MODULES if writes_environment(path.read_text())} == ENVIRONMENT.keys()
+
+
+def test_every_private_module_is_one_that_lint_keeps_black_box_tests_from() -> None:
+    public = {"checkpoint", "checkpoint.lightning", "checkpoint.transformers", "errors", "fs", "run"}
+    below = [SOURCE, SOURCE / "fs", SOURCE / "checkpoint"]
+    there = {dotted(path) for parent in below for path in [*parent.glob("*.py"), *parent.iterdir()] if is_module(path)}
+    listed = re.findall(
+        r'^"flytekitplugins_safedist\.([\w.]+)"\.msg', (SOURCE.parent / "pyproject.toml").read_text(), re.M
+    )
+    assert set(listed) == there - public
+
+
+def is_module(path: Path) -> bool:
+    return path.stem != "__init__" and (path.suffix == ".py" or (path / "__init__.py").is_file())
 
 
 def test_a_function_fits_a_screen() -> None:

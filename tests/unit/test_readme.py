@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from flytekit.image_spec.default_builder import create_docker_context
 from packaging.requirements import Requirement
 
-from flytekitplugins_safedist import SafeTorch
 from tests.harness.procs import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -76,10 +74,3 @@ def test_the_image_of_the_readme_has_the_torch_that_is_named_in_one_place() -> N
     assert re.findall(r"torch==([\d.]+)", README) == newest[:1]
     for place in ("Makefile", "Dockerfile", "noxfile.py", "scripts/build_image.py"):
         assert not re.findall(r"\b2\.1[45]\.\d", (ROOT / place).read_text()), place
-
-
-def test_the_tables_of_the_configuration_have_every_field() -> None:
-    fields = {field.name for field in dataclasses.fields(SafeTorch)}
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    for text in (README.partition("\n## Configuration")[2].partition("\n## ")[0], page.partition("\n## ")[0]):
-        assert {name for row in cells(text) for name in re.findall(r"`(\w+)`", row[0])} == fields

@@ -6,6 +6,7 @@ import pytest
 
 from flytekitplugins_safedist.flyte.storage_errors import one_line
 from flytekitplugins_safedist.scrub import scrubber
+from flytekitplugins_safedist.texts import public
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -23,6 +24,11 @@ ENVIRONMENT = {
     ("text", "shown"),
     [
         ("it is correct horse.", "it is [$PLANTED]."),
+        ("/site-packages/correct horse_lightning/x", "/site-packages/correct horse_lightning/x"),
+        ("num_tokens=4097 exceeds max_tokens=4096 (pad_token_id: 0)",) * 2,
+        ("eos_token=None, token=12345678901234, token: 0f0f", "eos_token=None, token=[secret], token: [secret]"),
+        ("password=1234", "password=[secret]"),
+        ("glpat-0123456789ABCDEFGHIJ, eyJhbGciOiJI.eyJzdWIiOiIx.sig-1", "[secret], [secret]"),
         ("it is correct horse battery.", "it is [$LONGER]."),
         ("abcd", "[$MY_TOKEN]"),
         ("of-ours-but-a-key", "[$SAFEDIST_KEY]"),
@@ -64,3 +70,15 @@ def test_a_long_text_takes_no_longer_than_its_length(repeated: str) -> None:
 
 def test_without_variables_nothing_of_a_text_is_a_value() -> None:
     assert scrubber({})("any text at all") == "any text at all"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3://me:pass@host/a?X-Signature=0f", "s3://host/a?..."),
+        ("http://me:pass@[::1/x?sig=0f", "http://[::1/x?..."),
+        ("/a", "/a"),
+    ],
+)
+def test_an_address_shows_neither_password_nor_signature_whatever_is_wrong_with_it(uri: str, shown: str) -> None:
+    assert public(uri) == shown

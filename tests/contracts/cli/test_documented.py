@@ -28,10 +28,7 @@ HERE = {
     ),
     "pyflyte run examples/failures/bad_data.py train": (1, "ValueError: sample 13 is cut short"),
     "safedist render workflow.py train": (0, "kind: PyTorchJob"),
-    "safedist render workflow.py train --pods": (0, "kind: Pod\n"),
     "safedist render train.py train": (0, "kind: PyTorchJob"),
-    "safedist render train.py train --pods": (0, "kind: Pod\n"),
-    "safedist render train.py train --pod-template gpu-template.yaml": (0, "dedicated: gpu"),
     "safedist doctor": (None, "ok       torch: "),
     "safedist doctor --store s3://bucket/prefix/": (None, "s3://code/prefix/"),
     "safedist doctor --path /mnt/shared --store s3://bucket/prefix/": (None, "/shared"),
@@ -98,7 +95,7 @@ from flytekitplugins_safedist import SafeTorch, current_rank
 @task(
     task_config=SafeTorch(nnodes=NNODES, nproc_per_node=2, max_restarts=1),
     requests=Resources(cpu="8", mem="16Gi"), limits=Resources(cpu="8", mem="16Gi"),
-    container_image="registry.example/train:1", pod_template_name=TEMPLATE,
+    container_image="registry.example/train:1",
 )
 def train(epochs: int) -> float:
     return float(epochs * current_rank().world_size)
@@ -113,15 +110,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=1.0)
     print("trained with", parser.parse_args().lr)
-"""
-TEMPLATE = """
-apiVersion: v1
-kind: PodTemplate
-metadata: {name: gpu-template}
-template:
-  spec:
-    nodeSelector: {dedicated: gpu}
-    containers: [{name: default, image: none}]
 """
 
 
@@ -206,12 +194,12 @@ def test_a_command_of_the_pages_does_what_they_say(command: str, tmp_path: Path,
     "line", sorted({line.strip() for page in PAGES for line in lines(page) if "> job.yaml" in line})
 )
 def test_what_the_pages_send_to_a_file_is_yaml_and_nothing_else(line: str, tmp_path: Path) -> None:
-    """Whatever the user's module prints as it is imported, and with the warning that most tasks have: of the image."""
+    """Whatever the user's module prints as it is imported, and with the warning that most tasks have, as a comment."""
     here("safedist", tmp_path)
     for name in ("workflow.py", "train.py"):
         said = 'import os, sys\nprint("- [loading", file=sys.__stdout__)\nos.system("echo - [from a child")\n'
         text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(said + text.replace('container_image="registry.example/train:1", ', ""))
+        (tmp_path / name).write_text(said + text.replace('container_image="registry.example/train:1",', ""))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "kubectl").write_text(KUBECTL)
     (tmp_path / "bin" / "kubectl").chmod(0o755)
@@ -219,15 +207,14 @@ def test_what_the_pages_send_to_a_file_is_yaml_and_nothing_else(line: str, tmp_p
     assert (done.returncode, done.stdout) == (0, "kubeflow.org/v1 PyTorchJob dry run\n"), done.stderr
     assert "- [loading" in done.stderr
     assert "- [from a child" in done.stderr
-    assert "flytekit's default" in done.stderr
+    assert "# WARNING the image" in (tmp_path / "job.yaml").read_text()
 
 
 def here(command: str, place: Path) -> list[str]:
     """The command's words, with places of the test's own, in a directory with the files that the pages name."""
     nnodes = "1" if command.startswith("pyflyte") else "2"
-    template = repr("gpu-template" if "--pod-template" in command else None)
-    for name, text in {"workflow.py": WORKFLOW, "train.py": WORKFLOW + SCRIPT, "gpu-template.yaml": TEMPLATE}.items():
-        (place / name).write_text(text.replace("NNODES", nnodes).replace("TEMPLATE", template))
+    for name, text in {"workflow.py": WORKFLOW, "train.py": WORKFLOW + SCRIPT}.items():
+        (place / name).write_text(text.replace("NNODES", nnodes))
     (place / "shared").mkdir()
     swapped = {"/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/"}
     swapped |= {"200000": "200", " examples/": f" {ROOT}/examples/"}

@@ -15,7 +15,8 @@ from clis import IMAGE, PACKAGE, pyflyte
 from flyteadmin import Received
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from tests.harness.product import Execution, job_manifest, pods
+from tests.harness.flyte import executed
+from tests.harness.product import job_manifest
 
 
 def test_the_command_of_the_shown_pod_uploads_the_output(
@@ -45,7 +46,7 @@ def test_the_command_of_the_shown_pod_uploads_the_output(
         "/root": str(home),
     }
 
-    (pod,) = pods(job_manifest(template, Execution(files=files)))
+    pod = executed(job_manifest(template), files)
     container = pod["spec"]["containers"][0]
     program = (
         "from flytekitplugins_safedist.container.entrypoint import main; main()"  # the console script, by its module

@@ -16,7 +16,8 @@ from golden_cases import BAKED, CASES, SafeHorovod, make, sidecar_template, temp
 from google.protobuf.json_format import MessageToDict
 
 from flytekitplugins_safedist import Timeouts
-from tests.harness.product import job_manifest, pods
+from tests.harness.flyte import pods
+from tests.harness.product import job_manifest
 
 EXPECTED = Path(__file__).parent / "expected"
 WITH_PODS = ("two-nodes-fast", "sidecars-two-nodes", "elastic-cpu-policies")

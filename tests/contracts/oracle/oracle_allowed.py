@@ -20,11 +20,32 @@ NOT_SHOWN = (
         rendered="None",
     ),
     Allowed(r"metadata\.ownerReferences", "who owns the object has an identity only in a cluster", rendered="None"),
-    Allowed(rf"{_TEMPLATE}spec\.affinity", "Flyte writes an empty one", recorded=r"\{\}", rendered="None"),
     Allowed(
-        rf"{_CONTAINER}\.env\[FLYTE_INTERNAL_EXECUTION_WORKFLOW\]",
-        "the workflow's name is known only when there is one",
+        rf"{_TEMPLATE}spec\.affinity(\..*)?",
+        "Flyte writes an empty one, or the platform's accelerators",
         rendered="None",
+    ),
+    Allowed(
+        rf"{_TEMPLATE}spec\.tolerations",
+        "the platform's, for machines with an accelerator",
+        recorded=r".*k8s\.amazonaws\.com/(accelerator|gpu-partition-size).*",
+        rendered="None",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.env\[(FLYTE_\w+|_F_\w+|BATCH_JOB_ARRAY_INDEX_VAR_NAME)\]",
+        "an execution's variables, and those of Flyte's own",
+        rendered="None",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.args\[\d+\]", "an execution's paths, in the place of {{.input}}", rendered=r".*{{.*}}.*|\[\]"
+    ),
+    Allowed(
+        rf"{_TEMPLATE}metadata\.(labels\.inject-flyte-secrets|annotations\.flyte\.secrets/s\d)",
+        "what makes the webhook bring secrets",
+        rendered="None",
+    ),
+    Allowed(
+        r"metadata\.annotations\.primary_container_name", "Flyte's own, for a pod of one container", rendered="None"
     ),
     Allowed(r"metadata\.creationTimestamp", "of a living object", recorded="None", rendered="None"),
     Allowed(r"status", "of a living object", recorded=r"\{\}", rendered="None"),
@@ -32,6 +53,20 @@ NOT_SHOWN = (
     Allowed(r"spec\.ports\[\d*\]\.targetPort", "Go writes the zero of a number or name", recorded="0", rendered="None"),
 )
 """What the backend and the operator always add, and a preview leaves out."""
+
+NOT_SENT_TODAY = (
+    Allowed(
+        rf"{_CONTAINER}\.resources\.limits\.(cpu|memory)",
+        "registration names the limit of a sidecar, where the backend writes zero and the API server refuses the pod",
+        recorded="0",
+    ),
+    Allowed(
+        rf"{_CONTAINER}\.resources\.(requests|limits)\.nvidia\.com/gpu",
+        "registration and a call send a count of GPUs as request and limit, so that the two never differ",
+        override="resources",
+    ),
+)
+"""What the backend makes of templates and calls that are not sent any more, and a preview does not follow."""
 
 MEANT = (
     Allowed(
@@ -138,9 +173,6 @@ REFUSED_TODAY = (
     r"task_config='\w+' never reaches the cluster",
     r"(requests|limits|resources)=.* changes nothing: the job's .* names its own resources",
     r"(requests|limits|resources)=.* changes the GPUs of some nodes only",
-    r"and the task both bring /dev/shm",
+    r"and the pod template both mount /dev/shm",
 )
 """Registrations that were accepted, had no effect, and are refused with a reason."""
-
-CURED_TODAY = (r"/dev/shm is already mounted in container",)
-"""What the backend refused, and is registered so that it does not."""

@@ -14,8 +14,6 @@ import yaml
 from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
 
-from tests.harness.product import Execution
-
 HERE = Path(__file__).parent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NAMES = sorted(path.stem for path in (HERE / "cases").glob("*.yaml"))
@@ -32,21 +30,6 @@ def case(name: str) -> dict[str, Any]:
 def recorded_template(one: dict[str, Any]) -> Any:
     """The ``TaskTemplate`` that the backend was given."""
     return ParseDict(one["template"], tasks_pb2.TaskTemplate())
-
-
-def execution_of(one: dict[str, Any], node: Any = None) -> Execution:
-    """The execution that the recorder made (``recorder/flyte/{case,context}.go``)."""
-    names = {"serviceAccount": "service_account", "rawOutputPrefix": "raw_output", "metadataPrefix": "metadata"}
-    names["arrayIndex"] = "array_index"
-    asked = {key: value for key, value in one["asked"]["execution"].items() if key != "interruptible"}
-    said = {names.get(key, key): value for key, value in asked.items()}
-    prefixes = {"metadata": "s3://bucket/metadata/propeller", "raw_output": "s3://bucket/data"}
-    return Execution(**{**prefixes, "node": one.get("node") if node is None else node, **said})
-
-
-def pod_templates_of(one: dict[str, Any]) -> dict[str, Any]:
-    """The PodTemplates that the recorder's cluster had; but for these it had Flyte's own defaults."""
-    return {each["metadata"]["name"]: each for each in one["asked"].get("podTemplates", ())}
 
 
 def module_of(one: dict[str, Any]) -> types.ModuleType:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.harness.product import value_of
+
 _KEYS = {
     "env": "name",
     "containers": "name",
@@ -78,8 +80,14 @@ def differences(recorded: Any, rendered: Any, path: str = "") -> Iterator[Differ
     elif isinstance(recorded, list) and isinstance(rendered, list) and len(recorded) == len(rendered):
         for index, (one, other) in enumerate(zip(recorded, rendered, strict=True)):
             yield from differences(one, other, f"{path}[{index}]")
-    elif recorded != rendered:
+    elif recorded != rendered and not _are_one_amount(path, recorded, rendered):
         yield Difference(path, recorded, rendered)
+
+
+def _are_one_amount(path: str, recorded: Any, rendered: Any) -> bool:
+    """Go writes ``1024Mi`` as ``1Gi``; what is shown is as the user wrote it."""
+    is_amount = re.search(r"\.(requests|limits)\.[^\[\]]+$|\.sizeLimit$", path) is not None
+    return is_amount and value_of(recorded) is not None and value_of(recorded) == value_of(rendered)
 
 
 def _missing(recorded: Any, rendered: Any, path: str) -> Iterator[Difference]:

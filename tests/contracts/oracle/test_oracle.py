@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,28 +15,32 @@ import pytest
 import yaml
 from flyteidl.core import tasks_pb2
 from google.protobuf.json_format import ParseDict
-from oracle_allowed import CURED_TODAY, MEANT, NOT_SHOWN, REFUSED_TODAY
-from oracle_cases import HERE, NAMES, case, execution_of, pod_templates_of, recorded_template
+from oracle_allowed import MEANT, NOT_SENT_TODAY, NOT_SHOWN, REFUSED_TODAY
+from oracle_cases import HERE, NAMES, case, recorded_template
 from oracle_comparison import Allowed, Difference, differences
 from oracle_registration import registered
 
-from flytekitplugins_safedist.errors import ConfigError, RenderError
-from tests.harness.product import Execution, created, job_manifest, parse
+from flytekitplugins_safedist.errors import ConfigError
+from tests.harness.flyte import called, overrides_of
+from tests.harness.operator import pods_and_services
+from tests.harness.product import job_manifest, parse
 from tests.harness.registered import told_as_recorded
 
 
 def faults(one: dict[str, Any], manifest: dict[str, Any], allowed: tuple[Allowed, ...]) -> list[str]:
     """The differences between what was recorded and *manifest* with all that is created of it, but the allowed ones."""
-    overrides = execution_of(one).overrides
+    overrides = overrides_of(one["node"])
     found = all_differences(one, manifest)
     return [str(each) for each in found if not any(rule.covers(each, overrides) for rule in allowed)]
 
 
 def all_differences(one: dict[str, Any], manifest: dict[str, Any]) -> Iterator[Difference]:
     """Those of the job, and those of everything that the operator creates."""
-    yield from differences(one["job"], manifest)
+    name, shown = one["job"]["metadata"]["name"], manifest["metadata"]["name"]
+    recorded = json.loads(json.dumps([one["job"], one.get("created")], default=str).replace(name, shown))
+    yield from differences(recorded[0], manifest)
     if one["job"]["kind"] != "Pod":
-        yield from of_created(one["created"], created(manifest))
+        yield from of_created(recorded[1], pods_and_services(manifest))
 
 
 def of_created(recorded: list[Any], rendered: list[Any]) -> Iterator[Difference]:
@@ -53,12 +58,8 @@ def of_created(recorded: list[Any], rendered: list[Any]) -> Iterator[Difference]
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_shown_of_a_recorded_template_is_what_go_made_of_it(name: str) -> None:
     one = case(name)
-    if "backend_refuses" in one:
-        with pytest.raises(RenderError, match="the backend refuses"):
-            job_manifest(recorded_template(one), execution_of(one), pod_templates_of(one))
-        return
-    manifest = job_manifest(recorded_template(one), execution_of(one), pod_templates_of(one))
-    assert faults(one, manifest, NOT_SHOWN) == []
+    if "job" in one:
+        assert faults(one, called(recorded_template(one), one["node"]), (*NOT_SHOWN, *NOT_SENT_TODAY)) == []
 
 
 def registered_or_refused(one: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -77,16 +78,9 @@ def test_what_is_shown_of_the_task_is_what_go_made_of_it(name: str) -> None:
     today = registered_or_refused(one)
     if today is None:
         return
-    template, node = today
-    if "backend_refuses" in one:
-        if not any(re.search(pattern, one["backend_refuses"]) for pattern in CURED_TODAY):
-            with pytest.raises(RenderError, match="the backend refuses"):
-                job_manifest(template, execution_of(one, node), pod_templates_of(one))
-        else:
-            assert job_manifest(template, execution_of(one, node), pod_templates_of(one))
-        return
-    manifest = told_as_recorded(job_manifest(template, execution_of(one, node), pod_templates_of(one)))
-    assert faults(one, manifest, (*NOT_SHOWN, *MEANT)) == []
+    manifest = told_as_recorded(called(*today))
+    if "job" in one:
+        assert faults(one, manifest, (*NOT_SHOWN, *MEANT)) == []
 
 
 def test_the_recorder_asks_for_the_versions_that_are_named() -> None:
@@ -99,18 +93,16 @@ def test_the_recorder_asks_for_the_versions_that_are_named() -> None:
 
 
 def test_every_allowed_difference_is_still_there() -> None:
-    unused = {rule.reason for rule in (*NOT_SHOWN, *MEANT)}
+    rules = (*NOT_SHOWN, *NOT_SENT_TODAY, *MEANT)
+    unused = {rule.reason for rule in rules}
     for name in NAMES:
         one = case(name)
         if "job" not in one or not unused:
             continue
-        today = registered_or_refused(one)
-        if today is None:
-            continue
-        manifest = told_as_recorded(job_manifest(today[0], execution_of(one, today[1]), pod_templates_of(one)))
-        found = list(all_differences(one, manifest))
-        overrides = execution_of(one).overrides
-        unused -= {rule.reason for rule in (*NOT_SHOWN, *MEANT) if any(rule.covers(each, overrides) for each in found)}
+        today, overrides = registered_or_refused(one), overrides_of(one["node"])
+        found = [*all_differences(one, called(recorded_template(one), one["node"]))]
+        found += [] if today is None else all_differences(one, told_as_recorded(called(*today)))
+        unused -= {rule.reason for rule in rules if any(rule.covers(each, overrides) for each in found)}
     assert unused == set()
 
 
@@ -134,7 +126,7 @@ def drop(found: dict[str, Any], path: str) -> None:
 )
 def test_a_field_that_is_not_shown_is_a_difference(path: str) -> None:
     one = case("c06-torch-n2-gpu8")
-    manifest = job_manifest(recorded_template(one), execution_of(one), pod_templates_of(one))
+    manifest = called(recorded_template(one), None)
     assert faults(one, manifest, NOT_SHOWN) == []
 
     drop(manifest, path)
@@ -145,12 +137,10 @@ def test_a_field_that_is_not_shown_is_a_difference(path: str) -> None:
 @pytest.mark.parametrize("path", sorted((HERE / "flytectl").glob("*.yaml")), ids=lambda path: path.stem)
 def test_tasks_as_flytectl_registers_them_can_be_shown_and_started(path: Path) -> None:
     template = ParseDict(yaml.safe_load(path.read_text(encoding="utf-8"))["template"], tasks_pb2.TaskTemplate())
-    manifest = job_manifest(template, Execution(metadata="s3://b/m", raw_output="s3://b/r"))
+    manifest = job_manifest(template)
     roles = manifest["spec"].get("pytorchReplicaSpecs")
     spec = next(iter(roles.values()))["template"]["spec"] if roles else manifest["spec"]
-    args = spec["containers"][0]["args"]
 
-    invocation = parse(args[1:])
+    invocation = parse(spec["containers"][0]["args"][1:])
 
     assert (invocation.distribution or "").startswith("s3://")
-    assert not any("{{" in each for each in invocation.command)

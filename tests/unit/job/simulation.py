@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from flytekitplugins_safedist.checks.judge import NodeReport, Trouble
 from flytekitplugins_safedist.config.options import Preflight
 from flytekitplugins_safedist.job.coordinator import Coordinator, Disconnected, Said, Tick
 from flytekitplugins_safedist.job.facts import Cause, End, Rules, Spent, replacements
@@ -47,6 +46,7 @@ from flytekitplugins_safedist.job.messages import (
     Welcome,
 )
 from flytekitplugins_safedist.job.preflight_messages import Checked, Cleared
+from flytekitplugins_safedist.preflight.judge import NodeReport, Trouble
 
 GRACE, HEARTBEAT, TICK, LOOK = 3.0, 6.0, 0.5, 0.3
 LATEST_FAULT = 25.0

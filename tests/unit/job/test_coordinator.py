@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.checks.judge import NodeReport, Trouble
 from flytekitplugins_safedist.config.options import Preflight
 from flytekitplugins_safedist.job.ending import verdict_of
 from flytekitplugins_safedist.job.facts import Cause, End, History, Spent
@@ -30,6 +29,7 @@ from flytekitplugins_safedist.job.messages import (
     Welcome,
 )
 from flytekitplugins_safedist.job.preflight_messages import Checked, Cleared
+from flytekitplugins_safedist.preflight.judge import NodeReport, Trouble
 from tests.unit.job.coordination import FIXED, RANGE, STEP, Job, begun, cause, stopped
 
 ENDED = "ended"

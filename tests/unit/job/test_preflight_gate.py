@@ -65,7 +65,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, start: Callable[..., object]) -> N
 
 
 def text_of(checked: Checked) -> str:
-    (trouble,) = checked.report.told
+    (trouble,) = checked.report.troubles
     assert (trouble.subject, trouble.is_broken) == ("Checks", True)
     return trouble.text
 

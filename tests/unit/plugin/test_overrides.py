@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
     "two mounts of shared memory": (
         make(SafeTorch()),
         {"pod_template": shm_template()},
-        "and the task both bring /dev/shm",
+        "shared_memory=True and the pod template both mount /dev/shm",
     ),
     "shared memory beside a mount": (
         make(SafeTorch(), pod_template=shm_template()),
@@ -347,7 +347,7 @@ def test_a_role_that_keeps_what_is_its_own_is_named(
     from flytekit.loggers import logger
 
     texts: list[str] = []
-    monkeypatch.setattr(logger, "warning", lambda text, *_: texts.append(text))
+    monkeypatch.setattr(logger, "warning", lambda text, *facts: texts.append(text % facts))
     role = kfpytorch.Worker(image="w:1", requests=Resources(cpu="2"))
 
     overrides_of(make(SafeTorch(nnodes=2, worker=role)), **said)

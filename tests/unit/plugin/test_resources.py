@@ -20,12 +20,13 @@ from kubernetes.client import V1Container, V1EnvVar, V1PodSpec, V1ResourceRequir
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.config.arguments import TaskArguments
-from flytekitplugins_safedist.config.plan import Call, plan
+from flytekitplugins_safedist.config.effective import by_part
+from flytekitplugins_safedist.config.plan import plan
 from flytekitplugins_safedist.config.quantities import value_of
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
-from flytekitplugins_safedist.tools.render import Execution, job_manifest
 from tests.fs.ranks import AT_LENGTH
+from tests.harness.flyte import called
 
 SETTINGS = SerializationSettings(
     image_config=ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1")),
@@ -44,15 +45,15 @@ def pods_of(
 ) -> dict[str, Any]:
     """The training container of each role, as the backend makes it of the registered task, called with overrides."""
 
-    def called(x: int) -> None:
+    def one_call(x: int) -> None:
         node = task(x=x)
         if call:
             node.with_overrides(**call)
 
     known: Any = OrderedDict()
-    node = get_serializable(known, settings, workflow(called)).template.nodes[0].to_flyte_idl()
+    node = get_serializable(known, settings, workflow(one_call)).template.nodes[0].to_flyte_idl()
     template = get_serializable(known, settings, task).template.to_flyte_idl()
-    manifest = job_manifest(template, Execution(node=MessageToDict(node)))
+    manifest = called(template, MessageToDict(node))
     if manifest["kind"] == "Pod":
         return {"pod": manifest["spec"]["containers"][0]}
     roles = manifest["spec"]["pytorchReplicaSpecs"]
@@ -149,13 +150,13 @@ def test_every_pod_asks_for_what_the_one_function_says(
     except ConfigError:
         return
     arguments = TaskArguments(pod_template=others or own, **asks)
-    planned, problems = plan(config, arguments, Call(task.plan, TaskArguments(**call)))
+    planned, problems = plan(config, arguments, task.plan, TaskArguments(**call))
 
     assert planned is not None, problems
     for role, container in pods.items():
         parts = container["resources"]
         taken = {"limits": parts["limits"], "requests": {**parts["limits"], **parts["requests"]}}  # as the API server
-        for part, listed in planned.resources[role].items():
+        for part, listed in by_part(planned.resources[role]).items():
             found = {name: value_of(value) for name, value in taken[part].items()}
             assert {name: value_of(amount.value) for name, amount in listed.items()}.items() <= found.items()
             assert {name for name in found if found[name]} <= {*listed, "cpu", "memory"}

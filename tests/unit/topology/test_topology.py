@@ -298,6 +298,15 @@ def test_gpus_that_an_override_adds_get_a_rank_each() -> None:
     assert from_env(env, asked(2, 2, 1)).nproc_per_node == 1
 
 
+@pytest.mark.parametrize(("listed", "ranks"), [("void", 2), ("/var/run/nvidia-container-devices", 2), ("all", 1)])
+def test_gpus_that_are_added_as_files_get_a_rank_each_and_files_of_the_whole_machine_none(
+    listed: str, ranks: int
+) -> None:
+    env = pytorchjob(1, 2, 1) | {"NVIDIA_VISIBLE_DEVICES": listed}
+
+    assert from_env(env, leaves_open(2, 2, 1), ("nvidia0", "nvidia1", "null")).nproc_per_node == ranks
+
+
 def test_device_files_say_nothing_where_no_gpus_were_asked_for() -> None:
     assert from_env(pinned(1, 1), leaves_open(1, 1, 1), ("nvidia0", "nvidia1")).nproc_per_node == 1
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.checks.judge import Judged, NodeReport, Trouble, judge
-from flytekitplugins_safedist.checks.probe import Peers
+from flytekitplugins_safedist.preflight.judge import Judged, NodeReport, Trouble, judge
+from flytekitplugins_safedist.preflight.probe import Peers
 
 NAMES = {node: f"node {node}" for node in range(5)}
 
@@ -18,7 +18,7 @@ def judged(*reports: NodeReport) -> Judged:
 
 
 def disk(speed: float, **facts: Any) -> NodeReport:
-    return NodeReport(measured={"disk, MB/s:": {"": speed}}, **facts)
+    return NodeReport(measured={"disk, MB/s:": {"": speed}, "x, TFLOP/s:": {"": 9}}, **facts)
 
 
 WELL = disk(900.0)
@@ -26,7 +26,7 @@ WELL = disk(900.0)
 
 def test_all_is_well() -> None:
     found = judged(WELL, disk(700.0, ahead=-1.4, slack=0.5))
-    assert found == Judged("all is well. 2 node(s): disk, MB/s: 700 to 900", "")
+    assert found == Judged("all is well. 2 node(s): disk, MB/s: 700 to 900, x, TFLOP/s: 9 to 9", "")
 
 
 @pytest.mark.end("a [check of the nodes](preflight.md) before the first rank fails", "SYSTEM:PreflightSpeed")
@@ -38,13 +38,18 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("report", "code", "says"),
     [
-        (disk(300.0), "Speed", "node 2: disk, MB/s: 300, where most have 900"),
+        (disk(300.0), "", "node 2: disk, MB/s: 300, where most have 900"),
+        (
+            NodeReport(measured={"disk, MB/s:": {"": 900}, "x, TFLOP/s:": {"": 1}}),
+            "Speed",
+            "node 2: x, TFLOP/s: 1, where",
+        ),
         (disk(900, unreached={0: "10.0.0.1:4000: timed out"}), "Network", "node 2 cannot connect to node 0 (10.0.0.1:"),
-        (disk(900, told=(Trouble("Gpu", True, "2 GPUs are asked for"),)), "Gpu", "node 2: 2 GPUs are asked for"),
-        (disk(900, told=(Trouble("Disk", True, "cannot be written"),)), "Disk", "node 2: cannot be written"),
-        (disk(900, told=(Trouble("SharedMemory", True, "none"),)), "SharedMemory", "node 2: none"),
+        (disk(900, troubles=(Trouble("Gpu", True, "2 GPUs are asked for"),)), "Gpu", "node 2: 2 GPUs are asked for"),
+        (disk(900, troubles=(Trouble("Disk", True, "cannot be written"),)), "Disk", "node 2: cannot be written"),
+        (disk(900, troubles=(Trouble("SharedMemory", True, "none"),)), "SharedMemory", "node 2: none"),
         (NodeReport((Trouble("Checks", True, "found nothing in 9 s"),)), "Checks", "node 2: found nothing in 9 s"),
-        (disk(900, told=(Trouble("Dns", False, "no PTR record"),)), "", "node 2: no PTR record"),
+        (disk(900, troubles=(Trouble("Dns", False, "no PTR record"),)), "", "node 2: no PTR record"),
         (disk(900, ahead=7.26, slack=0.01), "", "node 2: its clock is +7.3 s off node 0's"),
         (disk(900, ahead=-1.2, slack=0.1), "", "node 2: its clock is -1.2 s off node 0's"),
     ],
@@ -57,13 +62,13 @@ def test_a_node_that_is_not_fit_is_named(report: NodeReport, code: str, says: st
 
 def test_what_is_broken_comes_before_what_may_be_meant_so() -> None:
     warning, broken = Trouble("Dns", False, "no PTR record"), Trouble("Gpu", True, "no GPU")
-    found = judged(WELL, disk(900, told=(warning,)), disk(900, told=(broken,)))
+    found = judged(WELL, disk(900, troubles=(warning,)), disk(900, troubles=(broken,)))
     assert found.code == "SYSTEM:PreflightGpu"
     assert found.text.startswith("node 2: no GPU; node 1: no PTR record. 3 node(s)")
 
 
 def test_what_several_nodes_have_is_told_once() -> None:
-    same = disk(900, told=(Trouble("Dns", False, "no PTR record"),))
+    same = disk(900, troubles=(Trouble("Dns", False, "no PTR record"),))
     assert judged(same, WELL, same).text.startswith("node 0, node 2: no PTR record. 3 node(s)")
 
 

@@ -7,7 +7,7 @@ from flytekit.core.pod_template import PodTemplate
 from kubernetes.client import V1Container, V1PodSpec
 
 from flytekitplugins_safedist import SafeTorch
-from flytekitplugins_safedist.plugin.pod_template import merged_template
+from flytekitplugins_safedist.plugin.pod import merged_template
 from tests.unit.config.plans import planned
 
 

@@ -4,6 +4,8 @@ a GPU that fails, of which there is none here."""
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -14,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.checks import probe
-from flytekitplugins_safedist.checks.probe import Peers, examined
 from flytekitplugins_safedist.job.corner import Corner
 from flytekitplugins_safedist.meeting import Meeting
+from flytekitplugins_safedist.preflight import probe
+from flytekitplugins_safedist.preflight.probe import Peers, examined
 
 LONG = 300.0
 
@@ -100,9 +102,31 @@ def test_a_gpu_that_cannot_compute_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
     facts = {"version": "2", "cuda_build": "12.8", "hip_build": None, "gpus": 1, "nccl": True, "gloo": True}
     monkeypatch.setattr(probe, "torch_facts", lambda: facts)
     monkeypatch.setattr(probe, "_computing", fails)
-    report = examined(tmp_path, time.monotonic(), {"RANK": "0", "WORLD_SIZE": "1"}, lambda _: None)
-    (told,) = [each for each in report.told if each.subject == "Gpu"]
+    (report,) = examined(tmp_path, time.monotonic(), {"RANK": "0", "WORLD_SIZE": "1"})
+    (told,) = [each for each in report.troubles if each.subject == "Gpu"]
     assert told.is_broken
     assert told.text.startswith(
         "a matrix product fails: RuntimeError: CUDA error: uncorrectable ECC error encountered;"
     )
+
+
+def test_dialling_ends_when_the_time_does(corner: Here) -> None:
+    """Hundreds of nodes of whom none answers: they listen, and say nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=300) as silent:
+        place = f"127.0.0.1 {silent.getsockname()[1]}"
+        corner.set("safedist/preflight/at", json.dumps([place] * 300).encode())
+        unreached = Peers(corner, 1, 300, time.monotonic() + 1).unreached
+
+    assert len(unreached) == 299
+    assert {why.rpartition(": ")[2] for why in unreached.values()} == {"timed out", "no time was left"}
+
+
+def test_a_disk_is_measured_at_its_best(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another pod may write there at that moment."""
+    seconds = iter([0.0, 9.0, 10.0, 10.5, 20.0, 27.0])
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(seconds))
+    assert probe._disk(tmp_path) == pytest.approx(64 * 2**20 / 1e6 / 0.5)
+
+
+def test_a_disk_that_cannot_be_written_has_no_speed(tmp_path: Path) -> None:
+    assert probe._disk(tmp_path / "none") == 0.0

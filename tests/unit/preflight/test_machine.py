@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.checks.machine import check_directory, check_network, check_shared_memory, check_torch
+from flytekitplugins_safedist.preflight.machine import check_directory, check_network, check_shared_memory, check_torch
 from tests.harness import needs
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.registered import registered
@@ -30,7 +30,7 @@ def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dic
 
 @pytest.fixture
 def much_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flytekitplugins_safedist.checks.machine._LITTLE_SPACE", 0)
+    monkeypatch.setattr("flytekitplugins_safedist.preflight.machine._LITTLE_SPACE", 0)
 
 
 @pytest.mark.usefixtures("much_room")
@@ -100,7 +100,8 @@ def test_a_hostname_that_dns_could_not_have_is_a_warning(monkeypatch: pytest.Mon
 def test_no_directory_is_broken(tmp_path: Path) -> None:
     ((name, status, what, remedy, _),) = check_directory(tmp_path / "none")
 
-    assert (name, status, what) == (str(tmp_path / "none"), "broken", "is not a directory")
+    assert (name, status) == (str(tmp_path / "none"), "broken")
+    assert what.endswith("No such file or directory")
     assert remedy
 
 
@@ -134,22 +135,47 @@ def test_the_address_that_others_use_is_named(monkeypatch: pytest.MonkeyPatch) -
     ((_, status, what, _, facts),) = check_network()
 
     assert (status, facts["addresses"]) == ("ok", ["10.1.2.3"])
-    assert "is 10.1.2.3, default interface" in what
+    assert what.endswith("is 10.1.2.3")
+
+
+FACTS = {"version": "2.13.0", "cuda_build": None, "hip_build": None, "gpus": 0, "nccl": False, "gloo": True}
 
 
 @pytest.mark.parametrize(
     ("env", "statuses"),
     [
         ({}, ["broken"]),  # by hand
-        (registered(gpus=1), ["broken", "broken"]),
+        (registered(gpus=1), ["broken"]),
         (registered(), ["warning"]),
         ({"SAFEDIST_ROUND": "0"}, ["warning"]),  # a local run
     ],
 )
 def test_a_driver_of_the_machine_is_broken_only_where_gpus_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], statuses: list[str]
+    env: dict[str, str], statuses: list[str]
 ) -> None:
-    """The driver is a stand-in: /proc is the machine's."""
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/proc/driver/nvidia/version")
-    facts = {"version": "2.13.0", "cuda_build": None, "hip_build": None, "gpus": 0, "nccl": False, "gloo": True}
-    assert [each.status for each in check_torch(facts, env) if each.check == "gpu"] == statuses
+    assert [each.status for each in check_torch(FACTS, env, ["nvidia0"]) if each.check == "gpu"] == statuses
+
+
+FOUR = "GPU-a,GPU-b,GPU-c,GPU-d"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables", "visible", "what"),
+    [
+        (8, {"NVIDIA_VISIBLE_DEVICES": FOUR}, 4, None),  # a platform's limit, or an override
+        (8, {"NVIDIA_VISIBLE_DEVICES": FOUR}, 3, "this pod has 4 GPUs, and torch sees 3"),
+        (8, {"NVIDIA_VISIBLE_DEVICES": FOUR, "CUDA_VISIBLE_DEVICES": "0"}, 1, None),
+        (2, {"NVIDIA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, None),  # a process sees one slice
+        (8, {"NVIDIA_VISIBLE_DEVICES": "void"}, 2, None),  # two device files
+        (8, {}, 1, "this pod has 2 GPUs, and torch sees 1"),
+        (None, {"NVIDIA_VISIBLE_DEVICES": FOUR}, 0, None),
+    ],
+)
+def test_torch_must_see_the_gpus_that_the_pod_has_in_the_end(
+    gpus: int | None, variables: dict[str, str], visible: int, what: str | None
+) -> None:
+    facts = {**FACTS, "cuda_build": "12.8", "gpus": visible, "nccl": True}
+    env = registered(gpus=gpus, nproc_per_node=gpus or 1, nproc_is_open=True) | variables
+    devices = ["nvidia0", "nvidia1", "nvidiactl"] if gpus else []
+    broken = [each.what for each in check_torch(facts, env, devices) if each.status == "broken"]
+    assert broken == ([] if what is None else [what])

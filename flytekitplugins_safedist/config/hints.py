@@ -1,0 +1,77 @@
+"""What works, and gives something up: told when a task is registered, called or shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .. import envvars
+from . import grace_period
+from .arguments import TaskArguments
+from .effective import gpus_of
+from .plan import Plan
+from .validate import QUEUE_LABEL, has_slices
+
+_DEFAULT_IMAGE = re.compile(r"(?:.+/)?flyteorg/flytekit(?:[:@].*)?")
+"""``DefaultImages`` of flytekit, whichever registry a platform mirrors it in."""
+_POLICIES = {
+    "NEVER": "when that pod is lost (drained, preempted, out of memory) the operator fails the whole job, a retry of "
+    "the task's is spent, and Flyte shows no cause. Left out, the pod is replaced and the job goes on",
+    "ALWAYS": "a pod that is done is started again, for ever, and the operator never sees it succeed. Left out, a pod "
+    "comes back only where it failed",
+}
+
+
+def hints(plan: Plan, arguments: TaskArguments, image: str | None) -> Iterator[str]:
+    """One sentence each.
+
+    Args:
+        plan: of the task.
+        arguments: of the task, as it is registered.
+        image: of the container that trains.
+    """
+    for role in plan.roles:
+        if role.restart_policy in _POLICIES:
+            yield f"{role.name}.restart_policy is {role.restart_policy}: {_POLICIES[role.restart_policy]}"
+    for name, amounts in plan.resources.items():
+        gpus, _ = gpus_of(amounts)
+        if gpus > plan.nproc_per_node:
+            idle = f"{gpus - plan.nproc_per_node} GPUs stay idle unless ranks take several"
+            yield f"{gpus} GPUs per {name}, but {plan.nproc_per_node} ranks: {idle}"
+    if plan.nproc_per_node > 1 and has_slices(plan.resources, arguments.accelerator):
+        yield "each rank sees one MIG slice, and NCCL joins no two slices of one GPU: use Gloo, or whole GPUs"
+    yield from hints_of_template(plan, arguments)
+    needs_image = not plan.roles or not all(getattr(role.written, "image", None) for role in plan.roles)
+    if needs_image and (not image or _DEFAULT_IMAGE.fullmatch(image)):
+        what = f"the image {image} is flytekit's default one" if image else "no image is named: flytekit's is taken"
+        yield (
+            f"{what}. It has no safedist-execute, the command of every pod: none would start. Build one with this "
+            "package and the training's own, and name it with container_image= of @task, or --image: the README's "
+            '"Install" shows an ImageSpec'
+        )
+
+
+def hints_of_template(plan: Plan, arguments: TaskArguments) -> Iterator[str]:
+    """The same, of the pod template alone."""
+    template: Any = arguments.pod_template
+    spec = getattr(template, "pod_spec", None)
+    if spec is None:
+        return
+    grace, needed = spec.termination_grace_period_seconds, grace_period.needed(plan.timeouts)
+    if grace is not None and grace < needed:
+        yield (
+            f"the pod template's terminationGracePeriodSeconds={grace} is less than the {needed} s that "
+            f"timeouts.preemption={plan.timeouts.preemption:g}, timeouts.stop={plan.timeouts.stop:g}, leaving and an "
+            "upload take: what is not done by then is lost. Raise it, lower those, or leave it out"
+        )
+    sidecars = [each.name for each in spec.containers or () if each.name != template.primary_container_name]
+    if sidecars:
+        yield f"a pod ends only when every container of it does: {', '.join(sidecars)} must end by themselves"
+    if spec.host_network and plan.max_nodes > 1:
+        yield f"hostNetwork: two jobs on one machine meet at the same port (set {envvars.ENDPOINT})"
+    if plan.max_nodes > 1 and QUEUE_LABEL in (template.labels or {}) and plan.config.queue is None:
+        yield (
+            f"a pod template's {QUEUE_LABEL} is put on the pods, not on the PyTorchJob, where Kueue looks for it: use "
+            "queue= of the task's config, which Flyte puts on the PyTorchJob"
+        )
