@@ -74,7 +74,8 @@ def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_pat
     error = uploaded_error(first)
     assert error.code == "SYSTEM:PreflightGpu"
     assert re.match(
-        r"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\), node 1 \(.*\): gpu: this pod has 1 GPUs, and torch sees 0",
+        r"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\), node 1 \(.*\): "
+        "gpu: this pod has 1 GPUs, and torch sees 0",
         error.message,
     )
     assert "Fix: keep the next attempt off that machine" in error.message
