@@ -49,7 +49,7 @@ def rank_server(agent: int) -> int | None:
         return None
     for child in map(int, children):
         try:
-            if "forkserver" in Path(f"/proc/{child}/cmdline").read_text():
+            if "rank_server" in Path(f"/proc/{child}/cmdline").read_text():
                 return child
         except OSError:
             continue

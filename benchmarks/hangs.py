@@ -30,13 +30,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flytekitplugins_safedist.hangs import recorders, snapshot
+from flytekitplugins_safedist.hangs.evidence import text_of
 from flytekitplugins_safedist.hangs.judge import judge
 from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.recorders import RankRecord
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.hangs.waits import Wait
-from flytekitplugins_safedist.rank.evidence import text_of
 from tests.harness.procs import Warm, gate, listening_for_workers
 
 PROJECT = Path(__file__).parent / "hangs_project"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .config.options import Timeouts as Timeouts
     from .errors import *  # noqa: F403
     from .plugin.task import RecoverableRankFailedError as RecoverableRankFailedError
-    from .ranks.context import RankContext as RankContext
-    from .ranks.context import current_rank as current_rank
+    from .rank.context import RankContext as RankContext
+    from .rank.context import current_rank as current_rank
     from .record.writer import stage as stage
 
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
@@ -36,13 +36,13 @@ _PUBLIC = {
     "Preflight": "config.options",
     "Problem": "errors",
     "Profile": "config.options",
-    "RankContext": "ranks.context",
+    "RankContext": "rank.context",
     "RecoverableRankFailedError": "plugin.task",
     "SafeHorovod": "plugin.task",
     "SafeTorch": "plugin.task",
     "Scratch": "config.options",
     "Timeouts": "config.options",
-    "current_rank": "ranks.context",
+    "current_rank": "rank.context",
     "stage": "record.writer",
     **dict.fromkeys(errors.PUBLIC, "errors"),
 }

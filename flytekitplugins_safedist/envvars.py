@@ -38,6 +38,9 @@ ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"
 TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+TORCH_NCCL_ASYNC_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 TORCH_FR_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 TORCH_NCCL_TRACE_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many operations torch's flight recorders remember (pytorch: torch/csrc/distributed/c10d/FlightRecorder.hpp)."""
@@ -73,6 +76,7 @@ IDENTITY: frozenset[str] = frozenset(
         TORCHELASTIC_RUN_ID,
         TORCHELASTIC_RESTART_COUNT,
         TORCHELASTIC_USE_AGENT_STORE,
+        TORCHELASTIC_MAX_RESTARTS,
         HOROVOD_RANK,
         HOROVOD_SIZE,
         HOROVOD_LOCAL_RANK,
@@ -127,14 +131,10 @@ FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
 CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
 CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
-"""Limits on a code archive (:class:`~flytekitplugins_safedist.container.staging.Limits`). Set by users."""
+"""Limits on a code archive (:class:`~flytekitplugins_safedist.pod.staging.Limits`). Set by users."""
 CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
 """Seconds that staging may wait for the store and for another process of the node, in all, where it is not the task's
 ``Timeouts(code=...)``. Set by users."""
-CODE_TREE = "SAFEDIST_CODE_TREE"
-CODE_DEST = "SAFEDIST_CODE_DEST"
-"""Set by the entrypoint for processes of ours that start as fresh interpreters: this pod's own copy of the archive's
-modules, and the destination directory that they say they are in."""
 NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """GPUs of this container, by NVIDIA's device plugin (a list, or "all", "none", "void"), and those a user narrows to."""

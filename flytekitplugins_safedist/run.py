@@ -3,6 +3,7 @@
 On this machine, with no change to the script::
 
     python -m flytekitplugins_safedist.run --nproc-per-node 4 train.py --lr 3
+    python -m flytekitplugins_safedist.run --nproc-per-node 4 -m package.train --lr 3
 
 On a cluster, in a task of two lines::
 
@@ -15,12 +16,29 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from .errors import PayloadError, SafedistError
+from .errors import PayloadError, RankFailedError, SafedistError
+
+
+class ScriptStatusError(SystemExit):
+    """A script has ended with another status than 0.
+
+    Attributes:
+        error_code: what Flyte's console shows: ``USER:ScriptStatus2``.
+    """
+
+    def __init__(self, leaving: SystemExit) -> None:
+        super().__init__(leaving.code)
+        # As an interpreter has it: a text is printed, and the status is 1.
+        self.error_code = f"USER:ScriptStatus{leaving.code & 0xFF if isinstance(leaving.code, int) else 1}"
 
 
 def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> None:
@@ -47,49 +65,108 @@ def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) ->
             hint="give its path from the working directory, or make it absolute: Path(__file__).with_name(...)",
         )
     argv, search = sys.argv, sys.path[:]
-    sys.argv = [str(path), *arguments]
+    sys.argv = [os.fspath(script), *arguments]
     sys.path.insert(0, str(path.parent))
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            raise
+            raise ScriptStatusError(leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search
 
 
-def script(path: str, arguments: list[str]) -> None:
-    """The function of the task that the command line makes."""
-    run_script(path, arguments)
+def run_module(module: str, arguments: Sequence[str] = ()) -> None:
+    """Run a module in this process, as ``python -m MODULE ARGUMENTS`` would; see :func:`run_script`.
+
+    Args:
+        module: its name; it is looked for in the working directory, too.
+        arguments: its command line, without its own name.
+
+    Raises:
+        ImportError: there is no such module.
+        SystemExit: it has ended with another status than 0; that is the task's failure.
+        Exception: whatever the module raises.
+    """
+    argv, search = sys.argv, sys.path[:]
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise ScriptStatusError(leaving) from None
+    finally:
+        sys.argv, sys.path[:] = argv, search
 
 
-def main() -> None:
-    """``python -m flytekitplugins_safedist.run``; exits with 1 where a rank has failed, and with 2 at wrong usage."""
+def _run_program(program: str, arguments: Sequence[str]) -> None:
+    """Run any program in a process of its own, which gets the SIGTERM that this one gets."""
+    child = subprocess.Popen([program, *arguments])
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    status = child.wait()
+    if status:
+        raise ScriptStatusError(SystemExit(status if status > 0 else 128 - status))
+
+
+def script(path: str, arguments: list[str], kind: str) -> None:
+    """The function of the task that the command line makes; *kind*: "script", "module" or "program"."""
+    if kind == "module":
+        run_module(path, arguments)
+    elif kind == "program":
+        _run_program(path, arguments)
+    else:
+        run_script(path, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flytekitplugins_safedist.run",
         description="Run a script on several ranks of this machine, as a task with SafeTorch or SafeHorovod would.",
     )
-    parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="ranks (default: 1)")
-    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts in place (default: 0)")
+
+    def option(name: str, **more: object) -> None:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **more)  # type: ignore[arg-type]
+
+    option("nproc-per-node", type=int, default=1, metavar="N", help="ranks (default: 1)")
+    option("max-restarts", type=int, default=0, metavar="N", help="restarts in place (default: 0)")
     parser.add_argument("--horovod", action="store_true", help="ranks meet by Horovod, not by torch.distributed")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("-m", "--module", action="store_true", help="the script is a module, as for python -m")
+    how.add_argument("--no-python", "--no_python", action="store_true", help="the script is any program")
     parser.add_argument("script", help="a Python file")
     others = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own")
     others.required = False  # before Python 3.12 argparse names them as missing where there is no script
+    return parser
+
+
+def main() -> None:
+    """``python -m flytekitplugins_safedist.run``; exits with the script's own status where that is not 0, with 1 where
+    a rank has failed otherwise, and with 2 at wrong usage."""
+    parser = _parser()
     options = parser.parse_args()
-    path = Path(options.script).absolute()
-    if not path.is_file():
-        parser.error(f"there is no such file: {path}")
+    kind = "module" if options.module else "program" if options.no_python else "script"
+    if kind == "script" and not Path(options.script).is_file():
+        parser.error(f"there is no such file: {Path(options.script).absolute()}")
     from flytekit import task
 
     from . import SafeHorovod, SafeTorch
     from . import run as here  # noqa: PLW0406  (ranks import the function by its module; this one is __main__)
 
-    kind = SafeHorovod if options.horovod else SafeTorch
+    config = SafeHorovod if options.horovod else SafeTorch
     try:
-        config = kind(nproc_per_node=options.nproc_per_node, max_restarts=options.max_restarts)
-        task(task_config=config)(here.script)(path=str(path), arguments=options.arguments)
+        job = config(nproc_per_node=options.nproc_per_node, max_restarts=options.max_restarts)
+        task(task_config=job)(here.script)(path=options.script, arguments=options.arguments, kind=kind)
+    except RankFailedError as error:
+        _leave(error)
     except SafedistError as error:
         sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _leave(error: RankFailedError) -> NoReturn:
+    status = re.fullmatch(r"USER:ScriptStatus(\d+)", error.error_code)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201  (as an interpreter's end)
+    sys.exit(int(status[1]) if status else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """When all ranks save together: because a pod is told to stop, or by rank 0's clock.
 
-In a task their agents bring them to one step (:mod:`..ranks.shared_page`). Elsewhere all ask rank 0, at steps that they
+In a task their agents bring them to one step (:mod:`..rank.shared_page`). Elsewhere all ask rank 0, at steps that they
 know.
 
 A lone pod leaves a mark at its place when it is told to stop, until what it saves then is committed: Flyte starts the
@@ -19,8 +19,8 @@ import time
 
 from ..errors import NotInTaskError
 from ..handoff import Slot
-from ..ranks import context
-from ..ranks.shared_page import AgreedSave, RankPage
+from ..rank import context
+from ..rank.shared_page import AgreedSave, RankPage
 from .store import Store
 
 logger = logging.getLogger(__name__)

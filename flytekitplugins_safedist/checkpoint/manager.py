@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..compat import before_threads_end
 from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
 from ..fs.identity import known_identity
-from ..ranks import context
+from ..rank import context
 from ..record.writer import RECORDER
 from . import agreement, places, saves
 from .group import JobRanks, failure_of

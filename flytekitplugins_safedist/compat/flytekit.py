@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from string import Template
@@ -16,60 +14,7 @@ from typing import Any
 
 from . import gone, lookup
 
-_PATIENCE_SECONDS = 5.0
 FAST_EXECUTE = "pyflyte-fast-execute"
-
-
-def stop_event_loops() -> None:
-    """End the threads in which flytekit runs its event loops, where they are idle; flytekit makes new ones when asked.
-
-    flytekit keeps one per thread that ever converted a value (``flytekit.utils.asyn``, ``loop_manager``): a launch plan
-    with ``default_inputs`` at module level is enough. They hold nothing between two calls, and are never used in a
-    forked process (their key holds the process id), so that ending them loses nothing. One that is busy is left alone.
-
-    Raises:
-        IncompatibleVersionError: flytekit keeps them in another way.
-    """
-    runners = _runners()
-    for name, runner in list(runners.items()):
-        # The names as Python mangles them: they are private to the class.
-        loop = lookup(runner, "_TaskRunner__loop", of="flytekit")
-        thread = lookup(runner, "_TaskRunner__runner_thread", of="flytekit")
-        if thread is not None and thread.is_alive():
-            if asyncio.all_tasks(loop):
-                continue
-            # Its helpers first: the loop does not end them when it is merely stopped.
-            ending = asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop)
-            with contextlib.suppress(TimeoutError):
-                ending.result(_PATIENCE_SECONDS)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(_PATIENCE_SECONDS)
-        del runners[name]
-
-
-def _runners() -> dict[str, Any]:
-    asyn = sys.modules.get("flytekit.utils.asyn")
-    if asyn is None:
-        return {}
-    runners: dict[str, Any] = lookup(lookup(asyn, "loop_manager", of="flytekit"), "_runner_map", of="flytekit")
-    return runners
-
-
-def forget_dead_loops() -> None:
-    """Have flytekit make new event loops in the place of those that do not answer any more."""
-    runners = _runners()
-    for name, runner in list(runners.items()):
-        if not answers(lookup(runner, "_TaskRunner__loop", of="flytekit")):
-            del runners[name]
-
-
-def answers(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether an event loop, in a thread of its own, does what it is asked."""
-    answered = threading.Event()
-    with contextlib.suppress(RuntimeError):  # it is closed
-        loop.call_soon_threadsafe(answered.set)
-        return answered.wait(_PATIENCE_SECONDS)
-    return False
 
 
 def knows_labels() -> bool:
@@ -113,34 +58,6 @@ def require_hooks(task_class: type[Any]) -> None:
         lookup(task_class, name, of="flytekit")
 
 
-def leave_inputs_of_elements(task_class: type[Any]) -> None:
-    """In a pod, have a map task hand its element's literals to a task of ``task_class`` as a plain dispatch does. As
-    Python values they would be converted here, and uploaded again on their way to the ranks.
-
-    Raises:
-        IncompatibleVersionError: map tasks convert their inputs in another way.
-    """
-    from flytekit.core.array_node_map_task import ArrayNodeMapTask
-    from flytekit.core.context_manager import ExecutionState
-    from flytekit.core.type_engine import TypeEngine
-
-    own, convert = lookup(ArrayNodeMapTask, _INPUT_HOOK, of="flytekit"), TypeEngine.literal_map_to_kwargs
-
-    def inputs(mapped: Any, literals: Any, ctx: Any) -> Any:
-        task, state = mapped.python_function_task, ctx.execution_state
-        is_in_pod = state is not None and state.mode == ExecutionState.Mode.TASK_EXECUTION
-        if not is_in_pod or not isinstance(task, task_class):
-            return own(mapped, literals, ctx)
-        # flytekit's own method finds the element, and calls this with its literals.
-        TypeEngine.literal_map_to_kwargs = lambda ctx, of_element, _: getattr(task, _INPUT_HOOK)(of_element, ctx)
-        try:
-            return own(mapped, literals, ctx)
-        finally:
-            TypeEngine.literal_map_to_kwargs = convert
-
-    setattr(ArrayNodeMapTask, _INPUT_HOOK, inputs)
-
-
 @contextlib.contextmanager
 def one_order_of_keys(mended: Callable[[Any], Any]) -> Iterator[None]:
     """While literals are converted to values: the keys of what flytekit reads anew come in one order, too. That is what
@@ -173,9 +90,22 @@ def to_literals(task: Any, returned: Any, ctx: Any) -> tuple[Any, Any]:
     return literals, native
 
 
+def inputs_of_element(mapped: Any, literals: Any, ctx: Any) -> dict[str, Any]:
+    """The inputs of a mapped task as Python values: those of the element that Flyte's variables name."""
+    values: dict[str, Any] = lookup(mapped, _INPUT_HOOK, of="flytekit")(literals, ctx)
+    return values
+
+
 def write_decks(task: Any, inputs: Any, outputs: Any, ctx: Any) -> None:
     """Render a task's decks of inputs and outputs."""
     lookup(task, "_write_decks", of="flytekit")(inputs, outputs, ctx, ctx.user_space_params)
+
+
+def timed(name: str) -> Any:
+    """A context whose time is told in the task's timeline, if it has one."""
+    from flytekit.core.utils import timeit
+
+    return timeit(name)
 
 
 def deck_page(decks: Mapping[str, str]) -> str:

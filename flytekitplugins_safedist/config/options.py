@@ -153,8 +153,8 @@ class Timeouts:
 
     Attributes:
         code: for the code archive: for the store, and for another process of the node that fetches it.
-        start: for all ranks of a node to begin the task's function, with the imports of the user's module that they
-            wait for; and before that for the import in a pod's first process.
+        start: for the libraries to be imported for all ranks of a node, and then for all of them to begin the task's
+            function, with the imports of the user's module that they wait for.
         rendezvous: for all nodes of the job to arrive.
         stop: between SIGTERM and SIGKILL when ranks are torn down.
         exit: for a rank that has reported its outcome to end, and for the pod's process that has its verdict: threads
@@ -302,9 +302,9 @@ class SafeDistributed:
         max_replacements: how often nodes of a job may be lost (drained, preempted, out of memory, their machine gone)
             and come back within one Flyte attempt; a budget beside ``max_restarts``. The default is one less than
             ``run_policy.backoff_limit`` where that is lower: the operator counts some of the same losses.
-        start_method: ``"preload"`` forks ranks from a process that imported torch, the backend, flytekit and the
-            task's module once, falling back to ``"spawn"`` with a warning when that is not safe; ``"spawn"`` starts
-            a fresh interpreter per rank.
+        start_method: ``"preload"`` forks ranks from a process that has imported libraries once for all of them, and
+            none of the task's code, which each rank imports itself; it falls back to ``"spawn"`` with a warning when
+            that is not safe. ``"spawn"`` starts a fresh interpreter per rank.
         scratch: see :class:`Scratch`.
         timeouts: see :class:`Timeouts`.
         logs: see :class:`Logs`.

@@ -13,8 +13,7 @@ from typing import Any
 from ..errors import Problem
 from .arguments import TaskArguments
 from .effective import POD, Amounts, Layers, countable, effective, fewest_gpus, of_container, of_resources, sendable
-from .options import Hangs, Logs, Metrics, Preflight, Profile, SafeDistributed, SafeHorovod, Scratch, parse_nodes
-from .quantities import size_in_bytes
+from .options import SafeDistributed, SafeHorovod, parse_nodes
 from .registered import Registered
 from .roles import Role, roles
 from .typed import well_typed
@@ -28,29 +27,22 @@ class Plan(Registered):
     Attributes:
         config, arguments: what the user wrote.
         roles: of the job's pods; none for one node.
-        resources: what the container that trains asks for, by role (``POD`` for one node).
-        max_restarts, scratch, logs, hangs, metrics, preflight, profile: as configured.
-        size_limit: scratch limit in bytes, or None.
-        environment: the task's variables; they win over safedist's own defaults (``OMP_NUM_THREADS``).
+        resources: what the container that trains asks for, by role; ``POD`` for one node.
     """
 
     config: SafeDistributed
     arguments: TaskArguments
     roles: tuple[Role, ...]
     resources: Mapping[str, Amounts] = field(hash=False)
-    max_restarts: int
-    scratch: Scratch
-    size_limit: int | None
-    logs: Logs
-    hangs: Hangs
-    metrics: Metrics
-    preflight: Preflight | None
-    profile: Profile | None
-    environment: tuple[tuple[str, str], ...]
 
 
 def plan(
-    config: SafeDistributed, arguments: TaskArguments, task: Plan | None = None, call: TaskArguments | None = None
+    config: SafeDistributed,
+    arguments: TaskArguments,
+    task: Plan | None = None,
+    call: TaskArguments | None = None,
+    *,
+    decks: tuple[str, ...] | None = None,
 ) -> tuple[Plan | None, list[Problem]]:
     """Decide the job; or say everything that is wrong, and decide nothing.
 
@@ -59,6 +51,7 @@ def plan(
         arguments: of ``@task``; in a call with ``with_overrides`` also what it says of anything but resources.
         task: that is called, as it is registered; None: this is the task itself.
         call: the resources of the call.
+        decks: that the task shows of flytekit's own, by name; None: no deck at all.
     """
     problems: list[Problem] = []
     readable, typed = well_typed(config, problems), well_typed(arguments, problems)
@@ -82,12 +75,11 @@ def plan(
         "nproc_is_open": config.nproc_per_node is None,
         "gpus": gpus,
         "max_replacements": _replacements(config),
-        "shared_caches": tuple(config.scratch.shared_caches),
         "backend": "horovod" if isinstance(config, SafeHorovod) else "torch",
         "roles": members,
         "resources": resources,
-        "size_limit": size_in_bytes(config.scratch.size_limit),
-        "environment": tuple(sorted((arguments.environment or {}).items())),
+        "variables": tuple(sorted(arguments.environment or ())),
+        "decks": decks,
     }
     return Plan(**{**copied, **decided}), []
 

@@ -1,5 +1,7 @@
-"""What registration pins into a pod, and reads there: all that a node needs to meet the others without the task's own
-code. One variable, ``SAFEDIST_JOB``, written and read here alone."""
+"""What registration pins into a pod, and reads there: all that a node goes by. An agent needs none of the task's code.
+
+One variable, ``SAFEDIST_JOB``, written and read here alone.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,29 @@ from typing import Any
 
 from .. import envvars, stopping
 from ..errors import Problem, TopologyError
-from .options import Backend, StartMethod, Timeouts, nodes_text
+from .options import (
+    Backend,
+    Hangs,
+    Logs,
+    Metrics,
+    Preflight,
+    Profile,
+    Scratch,
+    StartMethod,
+    Timeouts,
+    nodes_text,
+)
+from .quantities import size_in_bytes
 from .typed import well_typed
 
-VERSION = 1
+VERSION = 2
 """Of what the variable holds: a version of this package reads its own only."""
+
+_PARTS = {
+    **{"timeouts": Timeouts, "scratch": Scratch, "logs": Logs, "hangs": Hangs, "metrics": Metrics},
+    **{"preflight": Preflight, "profile": Profile},
+}
+"""Fields that are options of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +48,12 @@ class Registered:
         nproc_per_node: ranks per node.
         nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
         gpus: of each pod, or None where nothing asks for any.
-        start_method: "preload", or "spawn": then nothing is imported and forked early.
+        start_method: "preload", or "spawn": then ranks are fresh interpreters.
+        max_restarts: how often all ranks may be started again, in the whole job.
         max_replacements: how often nodes may be lost, in the whole job.
-        shared_caches: compile caches that stay where the environment has them.
-        timeouts: the task's.
+        timeouts, scratch, logs, hangs, metrics, preflight, profile: as configured.
+        variables: names of the task's own variables. They win over safedist's defaults; the container has the values.
+        decks: that the task shows of flytekit's own, by name; None: no deck at all.
     """
 
     backend: Backend
@@ -41,9 +63,17 @@ class Registered:
     nproc_is_open: bool
     gpus: int | None
     start_method: StartMethod
+    max_restarts: int
     max_replacements: int
-    shared_caches: tuple[str, ...]
     timeouts: Timeouts
+    scratch: Scratch
+    logs: Logs
+    hangs: Hangs
+    metrics: Metrics
+    preflight: Preflight | None
+    profile: Profile | None
+    variables: tuple[str, ...]
+    decks: tuple[str, ...] | None
 
     @property
     def nnodes(self) -> str:
@@ -55,10 +85,16 @@ class Registered:
         """Ranks of the job when every node is there."""
         return self.max_nodes * self.nproc_per_node
 
-    def variables(self) -> dict[str, str]:
+    @property
+    def size_limit(self) -> int | None:
+        """Of the scratch of one node, in bytes; None: none of the user's."""
+        return size_in_bytes(self.scratch.size_limit)
+
+    def pinned(self) -> dict[str, str]:
         """What is pinned into the container."""
         told = {field.name: getattr(self, field.name) for field in fields(Registered)}
-        return {envvars.JOB: json.dumps({"version": VERSION, **told, "timeouts": asdict(self.timeouts)})}
+        parts = {name: asdict(told[name]) for name in _PARTS if told[name] is not None}
+        return {envvars.JOB: json.dumps({"version": VERSION, **told, **parts}, default=sorted)}
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Registered | None:
@@ -75,9 +111,7 @@ class Registered:
             said: dict[str, Any] = json.loads(text)
             version = said.pop("version")
             if version == VERSION:
-                values = {"timeouts": Timeouts(**said["timeouts"]), "shared_caches": tuple(said["shared_caches"])}
-                made = Registered(**{**said, **values})
-                made = well_typed(made, problems)
+                made = well_typed(Registered(**_values(said)), problems)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(text, f"{type(error).__name__}: {error}") from error
         if version != VERSION:
@@ -90,6 +124,17 @@ class Registered:
         if problems:
             raise _unreadable(text, "; ".join(map(str, problems)))
         return made
+
+
+def _values(said: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists for tuples, and tables for options."""
+
+    def value(name: str, given: Any) -> Any:
+        if isinstance(given, dict):
+            return _PARTS[name](**{inner: value(inner, each) for inner, each in given.items()})
+        return tuple(given) if isinstance(given, list) else given
+
+    return {name: value(name, given) for name, given in said.items()}
 
 
 def _unreadable(text: str, why: str) -> TopologyError:

@@ -24,29 +24,36 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
-from ..errors import ConfigError, Problem, SafedistError
-from ..ranks.prefork import PREFORK, import_and_fork, import_libraries, libraries
+from ..errors import ConfigError, LaunchError, Problem, SafedistError
+from ..rank import backends
+from ..rank_server.client import RankServer
 from ..record.node import EARLIER
 from ..texts import public
-from . import child, early, readonly
-from .invocation import Invocation, command_line, module_of, parse
+from . import early, readonly
+from .invocation import Invocation, command_line, parse
 from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
 
 if TYPE_CHECKING:
     from ..pod.staging import Options
+    from ..rank_server.launch import Launched
 
-logger = logging.getLogger(f"{log.NAME}.container.entrypoint")  # also as ``python -m``
+logger = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, *, launched: Launched | LaunchError | None = None) -> NoReturn:
     """The console script. Exit codes: upstream's contract (0 also for a task that failed and has said so by an
     uploaded ``error.pb``), 137 for what is not the user's (``stopping.EXIT_UNDECIDED``), else what the user's own error
-    asks for, with one message on standard error."""
+    asks for, with one message on standard error.
+
+    Args:
+        arguments: the command line's.
+        launched: the rank server that was started for this pod, or why it could not be.
+    """
     stopping.listen()
     _have_stderr()
     log.install()
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        code = _run(list(sys.argv[1:] if arguments is None else arguments), launched)
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except SafedistError as error:
@@ -98,59 +105,37 @@ def _say_last_words() -> None:
         print(f"{log.PREFIX}{line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _run(arguments: list[str]) -> int:
-    invocation = parse(arguments)
-    stopping.reckon_with(grace_pinned(os.environ))
-    registered = Registered.from_env(os.environ)
-    if registered is not None:
-        stopping.leave_within(registered.timeouts.exit)  # until the task says more
-    options = options_from(os.environ, registered)
+def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
     with ExitStack() as own:
+        if isinstance(launched, LaunchError):
+            raise launched
+        server = None if launched is None else own.enter_context(RankServer(launched))
+        invocation = parse(arguments)
+        stopping.reckon_with(grace_pinned(os.environ))
+        registered = Registered.from_env(os.environ)
+        options = options_from(os.environ, registered)
         made = readonly.temporary_directory(os.environ, own)
         if made is not None:  # flytekit and every rank ask for it
             os.environ[envvars.TMPDIR] = str(made)
             tempfile.tempdir = None  # asked for again
-        return _staged_and_run(invocation, options, registered, own)
-
-
-def _staged_and_run(invocation: Invocation, options: Options, registered: Registered | None, own: ExitStack) -> int:
-    placed, is_task = invocation, is_flytekits(invocation.command)
-    if invocation.distribution is not None:
-        placed = with_place(invocation, own)
-        if is_task:  # no other command of ours looks there
-            options = replace(options, modules=readonly.private(Path(tempfile.gettempdir()), own))
-    preloads = is_task and registered is not None and registered.start_method == "preload"
-    began, earlier = time.monotonic(), {}
-    forks = registered if preloads and _may_fork(["flytekit"]) else None
-    if forks is not None:
-        with child.working(lambda: arrive(placed, options)) as arriving:
-            forks = forks if _may_fork(libraries(forks)) else None
-            arrival = arriving.result()
-    else:
+        if registered is not None:
+            stopping.leave_within(registered.timeouts.exit)
+        is_task = is_flytekits(invocation.command)
+        if server is not None and not (is_task and registered is not None):
+            server.close()
+        elif server is not None and registered is not None and registered.start_method == "preload":
+            libraries = backends.create(registered.backend).libraries
+            server.take_needed(libraries, backends.inherited(registered, os.environ))
+        placed = with_place(invocation, own) if invocation.distribution is not None else invocation
         with stopping.unwinding():
             arrival = arrive(placed, options)
-    if arrival.is_over:
-        stopping.decided(0)
-        return 0
-    if arrival.staged is not None:
-        earlier["staging"], began = arrival.staged, sum(arrival.staged)
-        make_importable(placed.dest, invocation.dest, options.modules)
-    if forks is not None:
-        caches = readonly.private(Path(tempfile.gettempdir()), own)
-        PREFORK.value = import_and_fork(forks, module_of(invocation.command), os.environ, caches)
-        earlier["import"] = began, time.monotonic() - began
-        stopping.listen_again()
-    EARLIER.value = earlier
-    # ---- from here on there may be threads and clients --------------------------------------------------------------
-    return execute_and_leave(command_line(invocation))
-
-
-def _may_fork(names: Sequence[str]) -> bool:
-    """Import what ranks need, while this process has one thread and no clients; whether it may be forked then."""
-    unsafe = import_libraries(names, os.environ)
-    if unsafe is not None:
-        logger.info(f"ranks are not forked from this process: {unsafe}")
-    return unsafe is None
+        if arrival.is_over:
+            stopping.decided(0)
+            return 0
+        if arrival.staged is not None:
+            EARLIER.value = {"staging": arrival.staged}
+            make_importable(placed.dest, invocation.dest)
+        return execute_and_leave(command_line(invocation), registered, server)
 
 
 def with_place(invocation: Invocation, own: ExitStack) -> Invocation:
@@ -226,24 +211,18 @@ def arrive(invocation: Invocation, options: Options) -> Arrival:
     return Arrival(staged=(started, seconds))
 
 
-def make_importable(dest: Path, of_image: Path, modules: Path | None) -> None:
+def make_importable(dest: Path, of_image: Path) -> None:
     """As the stock command: the destination directory behind what PYTHONPATH names, for this process and those it
-    starts; and the archive's modules as this process got them, whatever becomes of that directory.
+    starts.
 
     Args:
         of_image: the destination as it was asked for: where *dest* is another one, modules of the image are there.
-        modules: see :class:`.staging.Options`.
     """
-    from ..ranks import importer
-
     places = list(dict.fromkeys([str(dest), str(of_image)]))
     named = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([named, *places] if named else places)
     at = _behind_pythonpath()
     sys.path[at:at] = [place for place in places if place not in sys.path]
-    if modules is not None:
-        importer.export(modules, dest, os.environ)
-        importer.install(modules, dest)
 
 
 def _behind_pythonpath() -> int:
@@ -254,7 +233,3 @@ def _behind_pythonpath() -> int:
         if os.path.realpath(entry) in own or entry.endswith(zipped):
             return at
     return len(sys.path)
-
-
-if __name__ == "__main__":
-    main()

@@ -96,19 +96,35 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments, []
 
 
-def module_of(command: Sequence[str]) -> str | None:
-    """The module that flytekit's usual resolver will import the task from (``-- task-module M task-name N``, a mapped
-    task's, too); None where another one is to find it."""
-    names = list(command)[:-1]
-    return command[names.index("task-module") + 1] if "task-module" in names else None
+def resolver_of(command: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """flytekit's resolver that a command names, with its arguments; None where it names none."""
+    given = list(command)
+    if _RESOLVER not in given[:-1]:
+        return None
+    at = given.index(_RESOLVER)
+    rest = given[at + 2 :]
+    return given[at + 1], tuple(rest[rest.index("--") + 1 :] if "--" in rest else rest)
+
+
+def without_users_resolver(command: Sequence[str]) -> list[str]:
+    """The command with flytekit's own resolver in the place of one of the user's, whose module is the ranks' to
+    import."""
+    given, found = list(command), resolver_of(command)
+    if found is not None and not found[0].startswith("flytekit."):
+        given[given.index(_RESOLVER) + 1] = _FLYTEKITS
+    return given
+
+
+_RESOLVER = "--resolver"
+_FLYTEKITS = "flytekit.core.python_auto_container.default_task_resolver"
 
 
 def command_line(invocation: Invocation) -> list[str]:
     """The command with what ``@dynamic`` tasks need to start others with the same code, as the stock command adds it:
     before ``--resolver``, because everything behind the resolver's name is the resolver's."""
     command = list(invocation.command)
-    if invocation.distribution is None or "--resolver" not in command:
+    if invocation.distribution is None or _RESOLVER not in command:
         return command
-    at = command.index("--resolver")
+    at = command.index(_RESOLVER)
     further = ["--dynamic-addl-distro", invocation.distribution, "--dynamic-dest-dir", invocation.dest_argument]
     return [*command[:at], *further, *command[at:]]

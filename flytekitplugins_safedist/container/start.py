@@ -1,15 +1,23 @@
-"""Where ``safedist-execute`` begins: SIGTERM first, then everything that takes time to import."""
+"""Where ``safedist-execute`` begins: SIGTERM first, then the rank server, which imports most, then the rest."""
 
 from __future__ import annotations
 
+import os
 from typing import NoReturn
 
-from .. import stopping
+from .. import envvars, stopping
+from ..errors import LaunchError
+from ..rank_server.launch import Launched, launch
 
 
 def main() -> NoReturn:
     """The console script; see :func:`.entrypoint.main`."""
     stopping.listen()
+    launched: Launched | LaunchError | None = None
+    try:
+        launched = launch(os.environ) if envvars.JOB in os.environ else None
+    except LaunchError as error:
+        launched = error  # told where all errors are
     from . import entrypoint
 
-    entrypoint.main()
+    entrypoint.main(launched=launched)

@@ -18,10 +18,17 @@ from ..config.registered import Registered
 from ..errors import RankFailedError, SafedistError
 from ..flyte.patience import Patience, Request, in_thread
 from ..flyte.storage_errors import decisive, one_line
-from ..job.verdict import Code, Kind, Origin
+from ..job.verdict import Code
 from ..pod.store import error_document
+from ..rank.task import source_by
 from ..texts import public
 from . import other_command
+from .invocation import resolver_of, without_users_resolver
+
+if TYPE_CHECKING:
+    from ..config.registered import Registered
+    from ..rank.order import TaskSource
+    from ..rank_server.client import RankServer
 
 if TYPE_CHECKING:
     from ..pod.store.verdict import Verdicts
@@ -41,13 +48,19 @@ def is_flytekits(command: Sequence[str]) -> bool:
     return os.path.basename(command[0]) in IN_PROCESS  # noqa: PTH119
 
 
-def execute_and_leave(command: list[str]) -> int:
-    """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come."""
+def execute_and_leave(command: list[str], registered: Registered | None, server: RankServer | None) -> int:
+    """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come.
+
+    Args:
+        command: whose click command of flytekit runs in this process; another one takes this process's place.
+        registered: the job that the task is; None for a task that is none of ours.
+        server: of the job.
+    """
     from ..job import ending
 
     uploaded = False
     try:
-        code = execute(command)
+        code = execute(command, registered, server)
         uploaded = code == 0
         if uploaded:
             stopping.decided(code)
@@ -56,8 +69,8 @@ def execute_and_leave(command: list[str]) -> int:
         ending.leave(uploaded=uploaded)
 
 
-def execute(command: list[str]) -> int:
-    """Run the task in this process; another command than flytekit's takes this process's place.
+def execute(command: list[str], registered: Registered | None = None, server: RankServer | None = None) -> int:
+    """Run the task; see :func:`execute_and_leave`.
 
     Returns:
         The exit code. After the upload: flytekit returns only then.
@@ -77,13 +90,16 @@ def execute(command: list[str]) -> int:
     from ..flyte.transfers import LONGEST_SECONDS, patience_of  # and fsspec, for which no fork waits
     from ..pod.store.verdict import Verdicts
 
-    registered = Registered.from_env(os.environ)
     verdicts = Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
-    flytekit_inside.adapt_entrypoint(
-        access=verdicts.access(), traceback=cause_first, dispatch=partial(_stoppable, verdicts)
-    )
+    dispatch, given = partial(_stoppable, verdicts), command
+    resolver = resolver_of(command)
+    if registered is not None and server is not None and resolver is not None:
+        source = source_by(*resolver, mapped=function == "map_execute_task_cmd")
+        dispatch = partial(_stoppable, verdicts, job=partial(_job_task, source, registered, server))
+        given = without_users_resolver(command)
+    flytekit_inside.adapt_entrypoint(access=verdicts.access(), traceback=cause_first, dispatch=dispatch)
     try:
-        getattr(flytekit_entrypoint, function).main(args=command[1:], prog_name=command[0], standalone_mode=False)
+        getattr(flytekit_entrypoint, function).main(args=given[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -114,19 +130,34 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
     return told
 
 
-def _stoppable(verdicts: Verdicts, dispatch: Callable[..., None]) -> Callable[..., None]:
-    """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while the task is loaded, and unwinds the task
-    itself. Where the platform has ended the attempt, that is what is uploaded."""
+def _job_task(source: TaskSource, registered: Registered, server: RankServer, ctx: Any) -> Any:
+    """What flytekit runs for a task that is a job."""
+    from .job_task import JobTask
+
+    return JobTask(ctx, source, registered, server)
+
+
+def _stoppable(
+    verdicts: Verdicts, dispatch: Callable[..., None], job: Callable[[Any], Any] | None = None
+) -> Callable[..., None]:
+    """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while a task is loaded, and unwinds the task
+    itself. Where the platform has ended the attempt, that is what is uploaded.
+
+    Args:
+        verdicts: are uploaded by it.
+        dispatch: flytekit's own.
+        job: makes what stands for the task, from flytekit's context; None: the task itself is loaded here.
+    """
 
     def dispatch_execute(
-        ctx: Any, load_task: Callable[[], Any], inputs_path: str, output_prefix: str, *args: Any, **kwargs: Any
+        ctx: Any, load_task: Callable[[], Any], inputs_path: str, output_prefix: str, **options: Any
     ) -> None:
         verdicts.prefix, verdicts.is_shared = output_prefix, not topology.is_alone(os.environ)
         with ExitStack() as running:
 
             def load() -> Any:
                 stopping.listen_again()
-                task = _loaded(load_task)
+                task = load_task() if job is None else job(ctx)
                 flytekit_inside.no_warning_is_an_error()  # what follows is flytekit's and ours: ranks have the user's
                 running.enter_context(stopping.unwinding())
                 return task
@@ -134,7 +165,8 @@ def _stoppable(verdicts: Verdicts, dispatch: Callable[..., None]) -> Callable[..
             try:
                 with stopping.unwinding():
                     inputs = _fetched(inputs_path, ctx)
-                dispatch(ctx, load, inputs, output_prefix, *args, **kwargs)
+                # flytekit would look for a mapped task's types in another place than ours has them.
+                dispatch(ctx, load, inputs, output_prefix, **(options if job is None else {}))
             except error_document.Decided as ended:
                 failure = ended.failure
             except stopping.StopRequested:
@@ -179,30 +211,6 @@ def _fetched(inputs_path: str, ctx: Any) -> str:
         failure = error_document.SystemFailure(Code.STORAGE.value, text, time.time_ns())
         arrival.of_no_task(FlyteDownloadDataException(text), os.environ)
         raise error_document.Decided(failure) from error
-
-
-def _loaded(load_task: Callable[[], Any]) -> Any:
-    """The task; where it cannot be loaded, the other nodes of its job are told, and the job ends."""
-    from ..ranks import users_code
-    from ..ranks.prefork import PREFORK
-
-    registered = Registered.from_env(os.environ)
-    seconds = registered.timeouts.start if registered is not None else None
-    try:
-        with users_code.importing(), users_code.in_time(seconds):
-            if PREFORK.value is not None:
-                PREFORK.value.raise_error()
-            return load_task()
-    except Exception as error:
-        from ..job import arrival
-
-        verdict = arrival.of_no_task(error, os.environ)
-        if verdict is None or (verdict.kind is Kind.RECOVERABLE and verdict.origin is Origin.USER):
-            raise  # flytekit knows what that is
-        if verdict.origin is Origin.SYSTEM:
-            failure = error_document.SystemFailure(verdict.code, str(verdict.error), verdict.time_ns)
-            raise error_document.Decided(failure) from error
-        raise verdict.error from error
 
 
 def _replace_process(command: list[str]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.options import Hangs
-from ..rank.evidence import ranks_of
+from .evidence import ranks_of
 from .picture import listed
 from .snapshot import Snapshot
 from .waits import CALL, HOROVOD, STEP, Wait

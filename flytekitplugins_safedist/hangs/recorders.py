@@ -2,7 +2,7 @@
 
 torch has a recorder for gloo, one for NCCL, and since 2.15 one for each other backend; a thread of its own in C++
 answers on a socket, without Python's lock, also where Python stands still. Of groups it tells names only: who their
-members are is in a file beside the socket (:mod:`..rank.evidence`).
+members are is in a file beside the socket (:mod:`.evidence`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..rank.evidence import groups_file, ranks_of, text_of
 from . import stacks
+from .evidence import groups_file, ranks_of, text_of
 from .stacks import Stack
 from .waits import HOROVOD, Wait
 
@@ -112,7 +112,7 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
 
     Args:
         rank: whose.
-        noted: see :func:`..rank.evidence.groups_file`; {} where it is not there yet.
+        noted: see :func:`.evidence.groups_file`; {} where it is not there yet.
         dumps: what recorders have said (torch's JSON); {} of one that has not answered.
         names: of its groups, as far as they are known; added to.
     """

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..rank.evidence import SIGNAL
 from . import processes, stacks
+from .evidence import SIGNAL
 from .gpus import GpuFault, GpuUse
 from .processes import Process
 from .recorders import RankRecord
@@ -128,7 +128,7 @@ def take(ranks: Places, send: Callable[[int], object], *, is_chatty: bool = Fals
 
     Args:
         ranks: to be looked at.
-        send: sends :data:`~..rank.evidence.SIGNAL` to a process.
+        send: sends :data:`~.evidence.SIGNAL` to a process.
         is_chatty: a library of theirs exchanges messages all the time: the network's bytes say nothing.
     """
     began, first = time.monotonic(), _looks(ranks)

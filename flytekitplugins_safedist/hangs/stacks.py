@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from ..rank.evidence import SIGNAL, START
 from . import processes
+from .evidence import SIGNAL, START
 
 WRITE_SECONDS = 1.0
 """For a rank to write its stacks. It takes milliseconds; a process that is stopped never does."""
@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 20
 _MOST_THREADS = 100
 """That faulthandler shows, the newest first."""
 
-_START = f'  File "{START}"'
+_START = re.compile(rf'  File "{re.escape(str(START))}/(?:main|task)\.py"')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
 
@@ -126,7 +126,7 @@ def parse(text: str) -> tuple[Stack, ...]:
     threads: list[Stack] = []
     main = None
     for part in reversed(_THREAD.split(text)[1:]):  # the oldest thread comes last
-        own, start, _ = part.partition(_START)
+        own, *start = _START.split(part, maxsplit=1)
         if start and main is not None:
             break
         frames = _FRAME.findall(own)

@@ -34,7 +34,7 @@ class Wait:
     Attributes:
         rank: which.
         group: name of those who take part; "" where nobody knows.
-        members: their ranks, as :func:`..rank.evidence.text_of`; "" where nobody knows.
+        members: their ranks, as :func:`.evidence.text_of`; "" where nobody knows.
         operation: with what it is about: ``all_reduce of Float[3]``.
         number: counts what the group does, the same on each member; 0 where nothing counts it.
         since: seconds since the epoch, of the clock of the rank's machine; 0.0 where only looks can tell.

@@ -13,8 +13,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from ..config.options import Hangs
-from ..rank.evidence import text_of
 from . import recorders, snapshot, stacks
+from .evidence import text_of
 from .recorders import Names, RankRecord
 from .snapshot import Snapshot
 from .stacks import Stack
@@ -102,7 +102,7 @@ class Watch:
 
         Args:
             ranks: that run here.
-            send: sends :data:`~..rank.evidence.SIGNAL` to a process.
+            send: sends :data:`~.evidence.SIGNAL` to a process.
         """
         places = {each.rank: (each.pid, each.stacks) for each in ranks}
         taken = snapshot.take(places, send, is_chatty=any(each.is_horovods for each in ranks))

@@ -14,15 +14,16 @@ from functools import partial
 from typing import Any
 
 from .. import stopping
+from ..agent import scratch
+from ..agent.disk import DiskWatch
+from ..agent.rank_set import Ranks
 from ..config.grace_period import END_SECONDS
 from ..errors import JobInterruptedError, SafedistError
 from ..hangs import picture
-from ..ranks import scratch
-from ..ranks.disk import DiskWatch
-from ..ranks.outcome import RankOutcome, root_cause
-from ..ranks.rank_set import Ranks
+from ..rank.outcome import RankOutcome, root_cause
 from . import messages as m
 from . import reports, signals
+from .arrival import NOT_STARTED, cannot_do_its_part
 from .ending import Finish, refusal, verdict_of
 from .hang_messages import Hung, Look
 from .hang_watch import HangWatch
@@ -36,6 +37,7 @@ from .round_start import orders
 from .saving import RoundSaving
 from .seen import RunSeen
 from .signals import Signalled, StacksWanted
+from .verdict import judge
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class NodeAgent:
         self._cut_since: float | None = None
         self._leaves: tuple[int, float] | None = None
         self._finish: Finish | None = None
+        self._forks = plan.unsafe is None
         timeouts = plan.settings.timeouts
         self._stays = stopping.within_grace(timeouts.preemption, then=timeouts.stop)
         self._gate = PreflightGate(plan, job.tell, self._go)
@@ -206,10 +209,10 @@ class NodeAgent:
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
         self.seen.begins(go, checked)
-        settings, output = plan.settings, {"show": self._show, "warn": logger.warning}
-        ranks = Ranks(plan.server, orders(go, plan), settings, gpus=plan.gpus, **output)
+        output = {"show": self._show, "say": self._say, "warn": logger.warning}
+        ranks = Ranks(plan.server, plan.order, orders(go, plan), plan.settings, gpus=plan.gpus, **output)
         self._ranks = ranks
-        ranks.start(fork=plan.fork)
+        ranks.start(fork=self._forks)
         self._saving = RoundSaving(go.round, list(ranks.pages.values()), self._job.tell, self._say)
         fail = partial(self._ended, ranks)
         self._hangs = HangWatch(
@@ -287,6 +290,9 @@ class NodeAgent:
             raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
         if cause is not None:
             self.report.decks = ranks.decks()
+        if found is not None and self._joins_in_vain(found):
+            error = judge(found, NOT_STARTED, disk="", limit=None).error
+            raise cannot_do_its_part(error, self.plan.job.attempt.topology)
         round_no, returned = self._job.me.round, tuple(ranks.returned())
         if found is not None:
             self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
@@ -297,16 +303,22 @@ class NodeAgent:
         if self._leaves is not None:
             self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for
 
+    def _joins_in_vain(self, found: RankOutcome) -> bool:
+        """Whether this node has come to a job that ran before, and cannot import the task's module: the job goes on,
+        for another to take this place."""
+        return self._job.me.round > 0 and self.report.rounds == 1 and found.raised is not None and not found.seconds
+
     def _becomes(self, state: str, said: m.Returned | m.Ended) -> None:
         self._become = said
         self._job.now(state=state)
         self._job.tell(said)
 
-    def _end_round(self, number: int) -> None:
+    def _end_round(self, number: int, *, patience: float = 0.0) -> None:
         ranks, self._ranks, self._saving, self._hangs = self._ranks, None, None, None
         try:
             if ranks is not None:
-                ranks.stop(number)
+                self._forks = self._forks and not ranks.to_be_fresh
+                ranks.stop(number, patience=patience)
                 self.seen.over(ranks)
         finally:
             self._gate.close()
@@ -339,8 +351,9 @@ class NodeAgent:
         name = signal.Signals(number).name
         # Ending the ranks may take a while; the others need not learn it from their echo.
         self._job.tell(m.Leaves(f"told to stop by {name}"))
+        left = self._leaves[1] - time.monotonic() if self._leaves is not None else self._stays
         self._leaves = None
-        self._end_round(number)
+        self._end_round(number, patience=left if number == signal.SIGTERM else 0.0)
         raise JobInterruptedError(
             f"told to stop by {name}; every rank has been ended",
             where={"node_rank": self.report.node_rank},

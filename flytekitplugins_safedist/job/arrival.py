@@ -1,4 +1,4 @@
-"""A node that cannot begin (no code that loads, no inputs, no scratch) comes to the others with its error.
+"""A node that cannot begin (no inputs, no scratch, no libraries) comes to the others with its error.
 
 It is that error which ends the job, at once, on every node, and is uploaded once. What is needed to meet the others is
 known without the task's own code: registration has pinned it into the pod.
@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import envvars, lastwords, topology
+from ..agent import memory
 from ..config.options import Preflight, Timeouts
-from ..config.plan import Plan
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
-from ..ranks import memory, recording
-from ..ranks.outcome import NO_RANK, Fault, RankOutcome, Status
+from ..rank import recording
+from ..rank.outcome import NO_RANK, Fault, RankOutcome, Status
 from ..texts import ask, human, named
 from ..topology import Topology
 from . import ending, reports
@@ -107,13 +107,12 @@ def job_name(flyte: task_context.FlyteSnapshot) -> str:
     return f"{execution}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
 
 
-def of_no_task(error: Exception, environment: Mapping[str, str], settings: Plan | None = None) -> Verdict | None:
-    """Deal with a task that cannot be loaded here, or has no inputs, or that is not as this pod was registered.
+def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | None:
+    """Deal with a task that has no inputs here, or with a pod that is not as it was registered.
 
     Args:
         error: why this node cannot begin.
         environment: its variables.
-        settings: the task's, where it is loaded.
 
     Returns:
         What this node is to upload, the same whether one node cannot begin or all; None for a task that is none of
@@ -122,7 +121,7 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Plan 
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
-    attempt = _attempt(environment, settings)
+    attempt = _attempt(environment)
     if attempt is None:
         return None
     verdict = judge(_outcome(error, attempt.topology), NOT_STARTED, disk="", limit=None)
@@ -141,16 +140,14 @@ def of_no_task(error: Exception, environment: Mapping[str, str], settings: Plan 
     return verdict
 
 
-def _attempt(environment: Mapping[str, str], settings: Plan | None) -> Attempt | None:
-    """Where this node belongs, as it was registered; or, where its operator contradicts that, as the code says."""
-    as_coded = {} if settings is None else settings.variables()
+def _attempt(environment: Mapping[str, str]) -> Attempt | None:
+    """Where this node belongs; None where it is no node of ours, or nobody can tell."""
     flyte = task_context.take()
-    for variables in (environment, {**environment, **as_coded}):
-        with suppress(TopologyError):
-            job = Registered.from_env(variables)
-            if job is not None:
-                place = topology.from_env(variables, job)
-                return Attempt(place, job.timeouts, 0, job.max_replacements, None, flyte, run_id(flyte, environment))
+    with suppress(TopologyError):
+        job = Registered.from_env(environment)
+        if job is not None:
+            place = topology.from_env(environment, job)
+            return Attempt(place, job.timeouts, 0, job.max_replacements, None, flyte, run_id(flyte, environment))
     return None
 
 

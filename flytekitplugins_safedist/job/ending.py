@@ -27,14 +27,14 @@ from ..errors import (
 )
 from ..flyte.storage_errors import one_line
 from ..handoff import Slot
-from ..ranks.outcome import RankOutcome
+from ..rank.outcome import RankOutcome
 from .facts import End
 from .link import GivenUp, LinkLost
 from .messages import Go, Hello, Leave, Refused, TheEnd, Uploaded, Welcome
 from .verdict import Verdict, is_infrastructure, judge, of_error
 
 if TYPE_CHECKING:
-    from ..ranks.disk import DiskLimit
+    from ..agent.disk import DiskLimit
     from ..topology import Topology
     from .membership import Membership
 
@@ -182,7 +182,7 @@ def is_reported_by_another(turn: int, exists: Callable[[], bool]) -> bool:
     """Where nobody could end the job for all: wait for this node's turn, and look meanwhile whether the verdict is in
     the store; False: it is to upload it.
 
-    Two nodes may upload all the same, when the store is slow: what the first one left stays (:mod:`..flyte.uploads`).
+    Two nodes may upload all the same, when the store is slow: what the first one left stays.
 
     Args:
         turn: 0 for the first.

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import envvars
+from ..agent.rank_set import Ranks
 from ..config.options import Hangs
 from ..errors import HangError
 from ..hangs.judge import KINDS, Hang
 from ..hangs.processes import Process
 from ..hangs.snapshot import Snapshot
 from ..hangs.watch import LocalRank, Watch
-from ..ranks.forkserver_client import RankServer
-from ..ranks.outcome import Fault, RankOutcome
-from ..ranks.rank_set import Ranks
+from ..rank.outcome import Fault, RankOutcome
+from ..rank_server.client import RankServer
 from .hang_messages import Hung, Look, Seen, Stalled
 from .messages import Message
 
@@ -84,8 +84,8 @@ class HangWatch:
                 rank=order.context.rank,
                 world_size=order.context.world_size,
                 pid=pid,
-                stacks=order.stacks,
-                socket=order.records,
+                stacks=order.files.stacks,
+                socket=order.files.records,
                 steps=page.steps,
                 horovod=page.waits,
                 is_horovods=envvars.HOROVOD_CONTROLLER in order.environment,

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
+from ..agent import memory
+from ..agent.rank_set import Ranks
 from ..live import exporters, instruments
 from ..live.instruments import Instrument, Readings
 from ..live.line import Line, on_terminal
 from ..live.pace import Pace, status
 from ..log import PREFIX
-from ..ranks import memory
-from ..ranks.rank_set import Ranks
 from ..record.node import EARLIER
 from .membership import Membership
 from .prepare import Job, NodePlan
@@ -48,7 +48,7 @@ class RunLive:
         if self._measures:
             about = {name: scrub(value) for name, value in _about(plan.job).items()}
             exporters.begin(metrics, self._read, about, self._held, logger.warning)
-        if plan.job.is_local and on_terminal(plan.job.environment):
+        if plan.job.is_local and on_terminal(plan.job.call.environment):
             self._line = Line(self._debugged)
             self._held.enter_context(self._line.shown())
 
@@ -128,10 +128,10 @@ class RunLive:
 def _about(job: Job) -> dict[str, str]:
     flyte, node = job.attempt.flyte, job.attempt.topology.node_rank
     about = {
-        "service.name": job.task.name,
+        "service.name": job.call.name,
         "host.name": socket.gethostname(),
         "safedist.execution": flyte.execution_id[2],
-        "safedist.task": job.task.name,
+        "safedist.task": job.call.name,
         "safedist.attempt": str(job.number),
     }
     return about if node is None else {**about, "safedist.node": str(node)}

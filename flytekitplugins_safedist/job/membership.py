@@ -16,7 +16,7 @@ from typing import Literal
 from .. import envvars
 from ..errors import RendezvousError, TopologyError
 from ..meeting import own_address
-from ..ranks.backends.torch import LOOPBACK
+from ..rank.backends.torch import LOOPBACK
 from ..record.clocks import Offset
 from ..topology import Topology
 from . import ports

@@ -16,7 +16,7 @@ from .. import envvars
 from ..fs.identity import Identity
 from ..preflight import probe
 from ..preflight.judge import NodeReport, Trouble
-from ..ranks.backends.torch import TorchBackend
+from ..rank.backends.torch import TorchBackend
 from .messages import Ended, Go, Message, Stop
 from .preflight_messages import Checked, Cleared
 from .prepare import NodePlan
@@ -116,7 +116,7 @@ class PreflightGate:
         environment = {**plan.job.ranks_environment, **named, **meeting, envvars.ROUND: str(go.round)}
         process = subprocess.Popen(
             [sys.executable, "-m", probe.__name__, str(plan.scratch.path), str(file), str(until)],
-            env={**environment, **dict(settings.environment)},
+            env={**environment, **plan.job.call.variables},
             cwd=plan.scratch.path,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -5,35 +5,66 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import envvars, topology
+from ..agent import disk, memory, scratch
+from ..agent.disk import DiskLimit
 from ..config.options import SCRATCH_MOUNT, Scratch
-from ..config.plan import Plan
+from ..config.registered import Registered
 from ..errors import ScratchError, TopologyError
 from ..flyte import task_context
 from ..hangs.gpus import GpuWatch
-from ..ranks import backends, disk, literals, memory, prefork, scratch
-from ..ranks.disk import DiskLimit
-from ..ranks.forkserver_client import RankServer
-from ..ranks.order import JobOrder
-from ..ranks.prefork import Prefork
-from ..ranks.scratch import JobScratch
+from ..rank import backends, literals
+from ..rank.order import JobOrder, TaskSource
+from ..rank.places import JobScratch
+from ..rank_server.cleanup import remove
+from ..rank_server.client import RankServer
+from ..rank_server.launch import launch
+from ..rank_server.scan import Scan, scan
 from ..texts import human
 from . import arrival
 
 if TYPE_CHECKING:
-    from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
 
 
 logger = logging.getLogger(__name__)
+
+_SLOW_SECONDS = 5.0
+"""An import that takes longer is told."""
+
+
+@dataclass(frozen=True)
+class TaskCall:
+    """A task that is called on this node.
+
+    Attributes:
+        name: of the task.
+        source: where ranks get it from.
+        settings: as it is configured; in a pod as it was registered.
+        variables: the task's own. They win over safedist's defaults.
+        inputs: as literals.
+        environment: this process's variables.
+        sys_path: the module search path of its ranks.
+        server: that was started before, and has begun to import the libraries.
+    """
+
+    name: str
+    source: TaskSource
+    settings: Registered
+    variables: Mapping[str, str]
+    inputs: LiteralMap
+    environment: Mapping[str, str]
+    sys_path: Sequence[str]
+    server: RankServer | None = None
 
 
 @dataclass(frozen=True)
@@ -41,49 +72,44 @@ class Job:
     """One job as this node is called for it.
 
     Attributes:
-        task: the task to run.
+        call: the task, and how it is called.
         settings: its configuration, with the number of ranks that this pod has room for.
-        environment: this process's variables.
         backend: how its ranks meet.
         attempt: Flyte's, and this node's place in it.
         name: see :func:`.arrival.job_name`.
     """
 
-    task: PythonFunctionTask[Any]
-    settings: Plan
-    environment: Mapping[str, str]
+    call: TaskCall
+    settings: Registered
     backend: backends.TorchBackend
     attempt: arrival.Attempt
     name: str
 
     @classmethod
-    def of(cls, task: PythonFunctionTask[Any], settings: Plan, environment: Mapping[str, str]) -> Job:
+    def of(cls, call: TaskCall) -> Job:
         """What this process's variables, devices and flytekit say.
 
         Raises:
             TopologyError: nobody says which node this is, or two contradict each other.
         """
-        backend = backends.create(settings.backend)
+        settings = call.settings
+        devices = [device.name for device in Path("/dev").iterdir()]
         try:
-            place = topology.from_env(environment, settings, devices=[device.name for device in Path("/dev").iterdir()])
+            place = topology.from_env(call.environment, settings, devices=devices)
         except TopologyError as error:
             # Uploaded by this node alone it would end, for Flyte, a job that goes on.
-            arrival.of_no_task(error, environment, settings)
+            arrival.of_no_task(error, call.environment)
             raise
         flyte = task_context.take()
         budgets = settings.max_restarts, settings.max_replacements, settings.preflight
-        attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, environment))
-        given = dict(settings.environment)
-        if flyte.mode == task_context.IN_POD:
-            # The container has them, unless the execution says otherwise (``--env``).
-            given |= {name: environment[name] for name in given if name in environment}
-        settings = replace(settings, nproc_per_node=place.nproc_per_node, environment=tuple(sorted(given.items())))
-        return cls(task, settings, environment, backend, attempt, arrival.job_name(flyte))
+        attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, call.environment))
+        settings = replace(settings, nproc_per_node=place.nproc_per_node)
+        return cls(call, settings, backends.create(settings.backend), attempt, arrival.job_name(flyte))
 
     @property
     def ranks_environment(self) -> dict[str, str]:
         """What ranks inherit."""
-        return {**prefork.inherited(self.settings, self.environment), **dict(self.settings.environment)}
+        return {**backends.inherited(self.settings, self.call.environment), **self.call.variables}
 
     @property
     def is_local(self) -> bool:
@@ -93,7 +119,7 @@ class Job:
     @property
     def number(self) -> int:
         """Of Flyte's attempt, from 0."""
-        return int(self.environment.get(envvars.FLYTE_ATTEMPT, "0"))
+        return int(self.call.environment.get(envvars.FLYTE_ATTEMPT, "0"))
 
     @property
     def version(self) -> str:
@@ -117,8 +143,10 @@ class NodePlan:
     Attributes:
         job: what it is to run.
         server: starts ranks.
+        order: what all ranks are told.
         scratched: the job's directory on this node.
-        fork: whether ranks may be forked from the server.
+        unsafe: why ranks are not forked from the server; None: they are.
+        size: bytes that a rank's imports take.
         limit: how much they may write to disk.
         gpus: of this node.
         seconds: that preparing took.
@@ -126,14 +154,16 @@ class NodePlan:
 
     job: Job
     server: RankServer
+    order: JobOrder
     scratched: Scratched
-    fork: bool
+    unsafe: str | None
+    size: int
     limit: DiskLimit | None
     gpus: GpuWatch
     seconds: float
 
     @property
-    def settings(self) -> Plan:
+    def settings(self) -> Registered:
         """The job's."""
         return self.job.settings
 
@@ -144,58 +174,75 @@ class NodePlan:
 
     def shortage(self) -> str | None:
         """What to warn of where the container's memory is less than its ranks will most likely need."""
-        imported = max(self.server.imported(), 0 if self.fork else memory.anonymous())
-        return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=imported)
+        return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=self.size)
 
 
-def prepare(job: Job, inputs: LiteralMap, held: ExitStack, early: Prefork) -> NodePlan:
+def prepare(job: Job, held: ExitStack) -> NodePlan:
     """Start what the ranks need; *held* ends it all, in the right order.
 
     Args:
         job: the job.
-        inputs: of the task.
         held: takes over what is started.
-        early: what a pod has done before.
     """
-    settings = job.settings
+    settings, call = job.settings, job.call
     job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
-    running = early.server or RankServer.spawn(job.ranks_environment)
-    root = _scratch_root(settings.scratch, job.environment)
-    held.enter_context(running)
+    server = call.server or RankServer(launch(job.ranks_environment))
+    held.enter_context(server)
+    root = _scratch_root(settings.scratch, call.environment)
     scratched = held.enter_context(_scratch(root, settings))
-    # Orders hold every rank's environment, and with it the task's secrets: they never stay. Nor does a link.
+    # What travels there is the task's: its inputs may be secrets, so they never stay. Nor does a link.
     made = scratched.job
     goes = [made.path if settings.scratch.keep == "never" else made.orders]
-    running.guard(goes if made.short == made.path else [made.short, *goes])
-    told = JobOrder.of(job.task, made.orders / "inputs.pb", job.attempt.flyte, settings.timeouts.upload)
+    server.guard(goes if made.short == made.path else [made.short, *goes])
+    order = _order(job, made)
     started = time.monotonic()
-    held.enter_context(running)  # again: it ends before scratch goes
-    preloads = settings.start_method == "preload"
-    if not running.prepared:
-        caches = scratch.make_caches(made.preload, settings.shared_caches)
-        _prepare(running, job, told, imports=preloads and early.unsafe is None, caches=caches)
-    literals.write_literals(inputs, told.inputs)
-    (made.orders / JobOrder.FILE).write_text(told.to_json())
-    answer = running.ready(settings.timeouts.start)
-    unsafe = early.unsafe or answer
-    if preloads and unsafe is not None:
+    held.enter_context(server)  # again: it ends before scratch goes
+    forks = settings.start_method == "preload"
+    if forks:
+        if call.server is None:
+            server.take_needed(job.backend.libraries, job.ranks_environment)
+        caches = scratch.make_caches(made.preload, settings.scratch.shared_caches)
+        found = _scanned(call)
+        server.take(found.steps, environment={**job.ranks_environment, **caches, **call.variables}, own=found.own)
+    literals.write_literals(call.inputs, order.inputs)
+    if not server.is_ready(_SLOW_SECONDS):
+        logger.info(f"libraries are imported for all ranks: {_SLOW_SECONDS:g} s so far")
+    imported = server.ready(settings.timeouts.start)
+    job.backend.check(imported.failed)
+    unsafe = imported.unsafe if forks else "start_method='spawn'"
+    if forks and unsafe is not None:
         logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
-    fork = preloads and unsafe is None
-    if not fork:
-        job.backend.check()  # nobody has imported it yet: one error here, instead of one from every rank
-    limit = disk.limit_of(settings, job.environment)
+    for each in imported.left:
+        logger.info(each)
+    limit = disk.limit_of(settings, call.environment)
     gpus = held.enter_context(GpuWatch(logger.warning))
-    return NodePlan(job, running, scratched, fork, limit, gpus, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return NodePlan(job, server, order, scratched, unsafe, imported.size, limit, gpus, seconds)
 
 
-def _prepare(server: RankServer, job: Job, told: JobOrder, *, imports: bool, caches: Mapping[str, str]) -> None:
-    """Have a server that knows nothing yet import what all ranks need, or only be where they are started."""
-    backend = job.backend
-    names = {"libraries": backend.libraries, "modules": told.imports, "late": backend.late} if imports else {}
-    environment = {**job.ranks_environment, **caches, **dict(job.settings.environment)}
-    server.prepare(cwd=Path.cwd(), environment=environment, sys_path=told.sys_path, mode=told.flyte.mode, **names)
+def _order(job: Job, made: JobScratch) -> JobOrder:
+    return JobOrder(
+        source=job.call.source,
+        cwd=Path.cwd(),
+        sys_path=tuple(job.call.sys_path),
+        argv=tuple(sys.argv),
+        inputs=made.orders / "inputs.pb",
+        flyte=job.attempt.flyte,
+        upload_timeout=job.settings.timeouts.upload,
+    )
+
+
+def _scanned(call: TaskCall) -> Scan:
+    """What the task's files import from installed packages."""
+    source = call.source
+    modules = [name for name in (source.module, source.run_as, *source.imports) if name]
+    files = [source.script] if source.script is not None and source.run_as is None else []
+    found = scan(modules, files, call.sys_path)
+    if found.stopped:
+        logger.debug(f"what is imported after {found.stopped} is imported by each rank")
+    return found
 
 
 def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
@@ -217,7 +264,7 @@ def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def _scratch(root: Path, settings: Plan) -> Iterator[Scratched]:
+def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root)
     scratched = Scratched(job)
@@ -226,12 +273,12 @@ def _scratch(root: Path, settings: Plan) -> Iterator[Scratched]:
     finally:
         mode = settings.scratch.keep
         if job.short != job.path:
-            scratch.remove(job.short)
+            remove(job.short)
         if mode == "always" or (mode == "on_failure" and not scratched.succeeded):
-            scratch.remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
+            remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
             logger.info(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")
         else:
-            left = scratch.remove(job.path)
+            left = remove(job.path)
             if left is not None:
                 logger.warning(f"scratch could not be removed completely: {left}")
 

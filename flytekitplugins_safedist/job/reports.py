@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..errors import HangError
-from ..ranks.outcome import Fault, RankOutcome, echo, is_consequence, speaks_of_gpu_hardware
+from ..rank.outcome import Fault, RankOutcome, echo, is_consequence, speaks_of_gpu_hardware
+from ..rank.places import RankFiles
 from ..texts import encodable
 from .facts import Cause
 from .messages import Told
@@ -32,7 +32,7 @@ class Report:
     node_rank: int = -1
     """In the latest round; -1 before the first."""
     seconds: dict[str, float] = field(default_factory=dict)
-    result: Path | None = None
+    result: RankFiles | None = None
     verdict: Verdict | None = None
     decks: tuple[dict[str, str], ...] = ()
     """Of a rank that failed."""

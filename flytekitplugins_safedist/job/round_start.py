@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .. import envvars
-from ..ranks import debugger, scratch
-from ..ranks.context import RankContext
-from ..ranks.order import RankOrder
+from ..agent import scratch
+from ..rank import debugger
+from ..rank.context import RankContext
+from ..rank.order import RankOrder
 from .messages import Go
 from .prepare import NodePlan
 
@@ -20,12 +21,13 @@ def orders(go: Go, plan: NodePlan) -> list[RankOrder]:
     terminal = debugger.terminal()
     look = plan.settings.profile
     return [
-        RankOrder.of(
-            context,
-            _environment(go, plan, context),
-            plan.scratch,
-            terminal,
-            look.steps if look is not None and (look.ranks is None or context.rank in look.ranks) else None,
+        RankOrder(
+            context=context,
+            environment=_environment(go, plan, context),
+            files=plan.scratch.files(context.round, context.rank),
+            log=plan.scratch.log(context.round, context.rank),
+            terminal=terminal,
+            profile=look.steps if look is not None and (look.ranks is None or context.rank in look.ranks) else None,
         )
         for context in contexts
     ]
@@ -50,7 +52,7 @@ def _context(go: Go, plan: NodePlan, local_rank: int) -> RankContext:
 
 def _environment(go: Go, plan: NodePlan, context: RankContext) -> dict[str, str]:
     settings, attempt = plan.settings, plan.job.attempt
-    own = plan.scratch.rank(context.round, context.rank).environment(settings.shared_caches)
+    own = plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
     place = plan.job.backend.environment(
         context, go.values, run_id=attempt.run_id, timeout=settings.timeouts.rendezvous
     )
@@ -58,4 +60,4 @@ def _environment(go: Go, plan: NodePlan, context: RankContext) -> dict[str, str]
     if envvars.MEETING in go.values:
         place[envvars.MEETING] = go.values[envvars.MEETING]
     # The user's word beats everything but a rank's identity, which config has refused already.
-    return {**plan.job.ranks_environment, **own, **place, **dict(settings.environment)}
+    return {**plan.job.ranks_environment, **own, **place, **plan.job.call.variables}

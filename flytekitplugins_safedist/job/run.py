@@ -6,17 +6,13 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
-from ..config.plan import Plan
 from ..errors import JobInterruptedError, SafedistError
 from ..flyte import run_page
-from ..ranks import literals
-from ..ranks.prefork import Prefork
-from ..record.node import EARLIER
+from ..rank import literals
 from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent
 from .arrival import Attempt
@@ -24,12 +20,11 @@ from .ending import Finish
 from .link import GivenUp
 from .membership import Membership
 from .messages import TheEnd
-from .prepare import Job, NodePlan
+from .prepare import Job, NodePlan, TaskCall
 from .reports import Report
 from .verdict import Verdict, is_infrastructure, of_error
 
 if TYPE_CHECKING:
-    from flytekit.core.python_function_task import PythonFunctionTask
     from flytekit.models.literals import LiteralMap
 
 logger = logging.getLogger(__name__)
@@ -42,10 +37,11 @@ INTERRUPTED = "interrupted (Ctrl-C): every rank has been ended"
 
 @dataclass(frozen=True)
 class Done:
-    """A job that succeeded: rank 0's outputs and decks, the page of the run first."""
+    """A job that succeeded: rank 0's outputs and decks, the page of the run first; and the outputs' declared types."""
 
     outputs: LiteralMap
     decks: tuple[dict[str, str], ...]
+    types: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,43 +49,33 @@ class Elsewhere:
     """The job has ended, and node 0 has uploaded how."""
 
 
-def run(
-    task: PythonFunctionTask[Any],
-    settings: Plan,
-    inputs: LiteralMap,
-    environment: Mapping[str, str],
-    early: Prefork,
-) -> Done | Elsewhere | Verdict:
+def run(call: TaskCall) -> Done | Elsewhere | Verdict:
     """Run one job on this node.
 
     Args:
-        task: the task to run.
-        settings: its configuration, resolved.
-        inputs: its inputs, as literals.
-        environment: this process's variables.
-        early: what a pod has imported, and forked, before.
+        call: the task, and how it is called.
 
     Returns:
         What rank 0 made; ``Elsewhere`` on every other node; or the verdict on why the job failed.
 
     Raises:
-        SafedistError: the job could not be started (scratch, a missing package, an unpicklable task), or was told to
-            stop. Nothing of it is left running.
+        SafedistError: the job could not be started (scratch, a missing package), or was told to stop. Nothing of it is
+            left running.
         Undecided: the same, where the job goes on without this process; its pod is to be replaced.
     """
     log.install()
-    job = Job.of(task, settings, environment)
+    job = Job.of(call)
     place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
     if not place.alone and comeback.is_decided(job.attempt.verdict_is_there, say):
-        with early.server or contextlib.nullcontext():
+        with call.server or contextlib.nullcontext():
             say(comeback.LEAVES)
         return Elsewhere()
     for note in place.notes:
         logger.warning(note)
     with ending.replaced_when_undecided(place, say), contextlib.ExitStack() as held:
         try:
-            plan = prepare.prepare(job, inputs, held, early)
+            plan = prepare.prepare(job, held)
         except SafedistError as error:
             held.close()  # nothing of it is left when the others hear of it
             if arrival.is_told(error, job.attempt):
@@ -181,7 +167,12 @@ def _result(report: Report) -> Done | Verdict:
         return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:
         raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
-    return Done(literals.read_literals(report.result), (*first, *literals.read_decks(report.result)))
+    left = report.result
+    return Done(
+        literals.read_literals(left.result),
+        (*first, *literals.read_decks(left.decks)),
+        literals.read_types(left.types),
+    )
 
 
 def _start_line(plan: NodePlan) -> str:
@@ -189,18 +180,15 @@ def _start_line(plan: NodePlan) -> str:
     return (
         f"start: {settings.backend}, node {place.node_rank if place.node_rank is not None else '?'} of {place.nnodes} "
         f"({place.source}), {settings.nproc_per_node} rank(s) per node, world_size {place.world_size}, "
-        f"start_method {'preload' if plan.fork else 'spawn'}, max_restarts {settings.max_restarts}, "
+        f"start_method {'preload' if plan.unsafe is None else 'spawn'}, max_restarts {settings.max_restarts}, "
         f"attempt {job.number}, code {job.version or 'local'}, scratch {plan.scratch.path}"
     )
 
 
 def _end_line(report: Report, preparing: float) -> str:
     how = "failed" if report.verdict is not None else "succeeded"
-    imported = (EARLIER.value or {}).get("import", (0.0, 0.0))[1]
     phases = {"prepare": preparing, **report.seconds}
-    total = phases.pop("total") + preparing + imported
-    if imported:
-        phases["import"] = phases.get("import", 0.0) + imported
+    total = phases.pop("total") + preparing
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
     told = f"{how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}"
     return f"end: {told}{_where(report)}"

@@ -2,7 +2,7 @@
 
 The coordinator calls all nodes; each answers with its floor, the first step that none of its ranks has passed; the
 highest floor is the step at which all save. Nobody waits for a rank to get anywhere, so ranks may be in native code
-(:mod:`..ranks.shared_page`). Both sides are here: the coordinator's, which is pure, and a node's.
+(:mod:`..rank.shared_page`). Both sides are here: the coordinator's, which is pure, and a node's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .messages import AllSaved, Answer, Asks, Floor, Gather, Listens, Message, Preempted, Saved
 
 if TYPE_CHECKING:
-    from ..ranks.shared_page import AgentPage
+    from ..rank.shared_page import AgentPage
 
 Tell = Callable[[Message], None]
 _STORES_DRAIN = 0.005

@@ -12,16 +12,15 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
+from ..agent.rank_set import Ranks
 from ..errors import FsTimeoutError
 from ..flyte import run_page
 from ..flyte.run_page import ConsoleDeck, Kept
 from ..flyte.storage_errors import one_line
 from ..fs.store import bounded
 from ..hangs.gpus import LOOK_SECONDS as GPU_SECONDS
-from ..ranks.order import EVENTS, order_file
-from ..ranks.outcome import RankOutcome
-from ..ranks.outcome_text import how
-from ..ranks.rank_set import Ranks
+from ..rank.outcome import RankOutcome
+from ..rank.outcome_text import how
 from ..record import findings, node, page, trace
 from ..record.events import GpuPart
 from ..record.node import EARLIER, NodeRecorder, RankEnd, text_of
@@ -68,7 +67,7 @@ class RunSeen:
         self._begun, self._noting = 0, threading.Lock()
         self._next = self._next_gpus = 0.0
         flyte = plan.job.attempt.flyte
-        if not plan.job.is_local and plan.job.task.enable_deck and flyte.output_metadata_prefix is not None:
+        if not plan.job.is_local and plan.job.settings.decks is not None and flyte.output_metadata_prefix is not None:
             self._deck = ConsoleDeck(flyte.output_metadata_prefix, flyte.raw_output_prefix)
 
     def begins(self, go: Go, checked: float) -> None:
@@ -99,7 +98,7 @@ class RunSeen:
         self.live.look(ranks, now=True)
 
     def _events(self, rank: int) -> Path:
-        return order_file(self._plan.scratch, self._job.me.round, rank).with_suffix(EVENTS)
+        return self._plan.scratch.files(self._job.me.round, rank).events
 
     # --- while it runs -----------------------------------------------------------------------------------------------
     def look(self, ranks: Ranks | None) -> None:
@@ -172,13 +171,13 @@ class RunSeen:
             if found.held:
                 say(findings.held_line(found.held).rstrip("."))
             is_local = self._plan.job.is_local
-            if not is_local and not job.task.enable_deck:
+            if not is_local and job.settings.decks is None:
                 return
             kept = Kept.of(is_local=is_local)
             _put(kept, "trace.json.gz", trace.trace(parts))
             report.page = page.fragment(found, self._told(report.verdict, kept.address))
             if is_local:
-                kept.put("run.html", page.whole(report.page, job.task.name).encode())
+                kept.put("run.html", page.whole(report.page, job.call.name).encode())
                 report.page_file = f"{kept.address}/run.html"
         except Exception as error:  # a full disk, a store that is down: what the job has made counts
             logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
@@ -188,7 +187,7 @@ class RunSeen:
         budgets = [f"restart: {spent.why}" for spent in history.restarts]
         budgets += [f"loss: {spent.why}" for spent in history.losses]
         return page.JobEnd(
-            task=self._plan.job.task.name,
+            task=self._plan.job.call.name,
             code=verdict.code if verdict is not None else "",
             cause=self._scrub(str(verdict.error)) if verdict is not None else "",
             budgets=[self._scrub(each) for each in budgets],

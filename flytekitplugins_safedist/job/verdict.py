@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..agent.disk import DiskLimit
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..ranks.disk import DiskLimit
-from ..ranks.outcome import (
+from ..rank.outcome import (
+    FULL_ERRNOS,
     Fault,
     Raised,
     RankOutcome,
@@ -28,8 +29,7 @@ from ..ranks.outcome import (
     speaks_of_full_shared_memory,
     speaks_of_gpu_hardware,
 )
-from ..ranks.outcome_text import describe, error_code
-from ..ranks.scratch import FULL_ERRNOS
+from ..rank.outcome_text import describe, error_code
 
 
 class Kind(str, Enum):

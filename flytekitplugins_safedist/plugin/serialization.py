@@ -13,6 +13,7 @@ from typing import Any
 
 from flytekit.configuration import SerializationSettings
 from flytekit.core.python_function_task import PythonFunctionTask
+from flytekit.deck import DeckField
 from flytekit.loggers import logger
 
 from ..compat import flytekit as flytekit_inside
@@ -37,7 +38,7 @@ def plan_task(config: SafeDistributed, function: Callable[..., Any], kwargs: Map
     Raises:
         ConfigError: everything that is wrong, at once.
     """
-    planned, problems = plan(config, TaskArguments.from_kwargs(kwargs))
+    planned, problems = plan(config, TaskArguments.from_kwargs(kwargs), decks=_decks(kwargs))
     problems += problems_of_function(function)
     if kwargs.get("execution_mode") == PythonFunctionTask.ExecutionBehavior.DYNAMIC:
         reason = "is on a @dynamic workflow, which has no ranks"
@@ -48,6 +49,14 @@ def plan_task(config: SafeDistributed, function: Callable[..., Any], kwargs: Map
     if planned is None or problems:
         raise ConfigError(problems, where={"task": f"{function.__module__}.{function.__name__}"})
     return planned
+
+
+def _decks(kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """As flytekit reads its three arguments for it."""
+    enable, disable = kwargs.get("enable_deck"), kwargs.get("disable_deck")
+    if not enable and (enable is not None or disable is not False):
+        return None
+    return tuple(str(getattr(each, "value", each)) for each in kwargs.get("deck_fields", DeckField))
 
 
 class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy
@@ -89,7 +98,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         if defaults is None or of_resources("", self.plan.arguments):
             return self.plan
         arguments = replace(self.arguments, requests=defaults.requests, limits=defaults.limits, resources=None)
-        planned, problems = plan(self.plan.config, arguments)
+        planned, problems = plan(self.plan.config, arguments, decks=self.plan.decks)
         if planned is None:
             raise ConfigError(problems, where={"task": self.name, "resources": "of the registration"})
         return planned
@@ -126,7 +135,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         if problems:
             raise ConfigError(problems)
         container = flytekit_inside.stock_container(super(), settings)
-        return _with_environment(container, {**(container.env or {}), **self._registered_plan(settings).variables()})
+        return _with_environment(container, {**(container.env or {}), **self._registered_plan(settings).pinned()})
 
 
 def _with_environment(container: Any, environment: Mapping[str, str]) -> Any:

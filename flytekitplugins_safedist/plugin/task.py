@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
 from flytekit import FlyteContext, FlyteContextManager
 from flytekit.core.base_task import IgnoreOutputs
 from flytekit.core.context_manager import ExecutionState
@@ -22,23 +22,19 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import Literal, LiteralMap
 
-from .. import lastwords, stopping
+from .. import lastwords
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
-from ..errors import RankFailedError, SafedistError
+from ..errors import RankFailedError, SafedistError, TopologyError
 from ..flyte import run_page
-from ..flyte.storage_errors import one_line
 from ..job import run
 from ..job.ending import Undecided
-from ..job.verdict import Kind, Origin, Verdict, of_error
-from ..pod.store import error_document
-from ..ranks import literals
-from ..ranks.prefork import PREFORK, Prefork
+from ..job.prepare import TaskCall
+from ..job.verdict import Kind, Origin, Verdict
+from ..rank import literals, task
 from . import overrides
 from .jobspec import registered_as
 from .serialization import SerializesToKubeflow, plan_task
-
-logger = logging.getLogger(__name__)
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -108,6 +104,15 @@ class SafeTask(SerializesToKubeflow):
         Returns:
             The outputs as they came: as a ``LiteralMap``, or as Python values.
         """
+        task.is_called()
+        state = FlyteContextManager.current_context().execution_state
+        if state is not None and state.mode == ExecutionState.Mode.TASK_EXECUTION:
+            raise TopologyError(
+                "this task is run by another command than its own",
+                where={"task": self.name},
+                expected="safedist-execute, as registration writes it",
+                hint="leave the command of the pod's primary container to registration",
+            )
         with warnings.catch_warnings():
             flytekit_inside.no_warning_is_an_error()
             return self._execute(kwargs)
@@ -115,48 +120,36 @@ class SafeTask(SerializesToKubeflow):
     def _execute(self, kwargs: dict[str, Any]) -> Any:
         ctx = FlyteContextManager.current_context()
         if all(isinstance(value, RankInput) for value in kwargs.values()):
-            result = self._run(ctx, LiteralMap({name: value.literal for name, value in kwargs.items()}))
+            result = self._run(LiteralMap({name: value.literal for name, value in kwargs.items()}))
             self._take_decks(ctx, result.decks)
             return result.outputs
-        result = self._run(ctx, self._to_literals(ctx, kwargs))
+        result = self._run(self._to_literals(ctx, kwargs))
         self._take_decks(ctx, result.decks)
         return self._to_native(ctx, result.outputs)
 
-    def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> run.Done:
-        stopping.leave_within(self.plan.timeouts.exit)
-        remote = ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
+    def _run(self, inputs: LiteralMap) -> run.Done:
+        source = task.source_of(self, sys.modules)
+        path = task.search_path(self.task_function.__module__, sys.modules, sys.path)
+        environment = dict(os.environ)
+        call = TaskCall(self.name, source, self.plan, dict(self.environment), inputs, environment, path)
         try:
-            result = run.run(self, self.plan, inputs, dict(os.environ), PREFORK.take() or Prefork())
+            result = run.run(call)
         except (KeyboardInterrupt, SystemExit) as interrupt:  # flytekit's handler makes exit(1) of SIGINT
-            if remote or isinstance(interrupt, Undecided):
+            if isinstance(interrupt, Undecided):
                 raise
             run.say(run.INTERRUPTED)
             raise _ended_by_ctrl_c() from None
         except SafedistError as error:
             lastwords.keep(error)
-            verdict = of_error(error)
-            if remote and verdict is not None:
-                raise _leave_for_retry(verdict) from error
             raise
         if isinstance(result, run.Done):
             return result
         if isinstance(result, run.Elsewhere):
-            if remote:
-                stopping.decided(0)
-                # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
-                # nothing uploaded, and without a word.
-                raise SystemExit(0)
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
-        self._take_decks(ctx, result.decks)
-        if run.is_ctrl_c(result.error) and not remote:
+        self._take_decks(FlyteContextManager.current_context(), result.decks)
+        if run.is_ctrl_c(result.error):
             raise _ended_by_ctrl_c()
-        if result.origin is Origin.SYSTEM:
-            if remote and self.enable_deck:  # this leaves flytekit before it writes the page
-                _upload_decks(ctx)
-            raise _leave_for_retry(result) if remote else result.error
-        if result.kind is Kind.RECOVERABLE:
-            raise RecoverableRankFailedError.of(result.error, time_ns=result.time_ns)
-        raise result.error
+        raise raised_by(result)
 
     def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
         return TypeEngine.dict_to_literal_map(ctx, values, self.python_interface.inputs)
@@ -181,30 +174,26 @@ class SafeTask(SerializesToKubeflow):
             flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
 
 
-def _upload_decks(ctx: FlyteContext) -> None:
-    params = ctx.user_space_params
-    try:
-        deck = run_page.ConsoleDeck(params.output_metadata_prefix, ctx.file_access.raw_output_prefix)
-        deck.put({each.name: each.html for each in params.decks})
-    except Exception as error:  # whatever the store's client raises: the verdict counts
-        logger.warning(f"the task's deck could not be uploaded: {one_line(error)}")
+def raised_by(verdict: Verdict) -> SafedistError:
+    """The exception of a job that has failed, in the class that flytekit knows."""
+    if verdict.kind is Kind.RECOVERABLE and verdict.origin is Origin.USER:
+        return RecoverableRankFailedError.of(verdict.error, time_ns=verdict.time_ns)
+    return verdict.error
 
 
 def _ended_by_ctrl_c() -> BaseException:
-    """What ends a local run that a person has interrupted: a shell's exit code for it.
-
-    KeyboardInterrupt itself would show flytekit's stack, and become 1 in ``pyflyte``; but SystemExit would end a Python
-    prompt or a notebook.
-    """
-    return KeyboardInterrupt() if hasattr(sys, "ps1") else SystemExit(128 + signal.SIGINT)
-
-
-def _leave_for_retry(verdict: Verdict) -> error_document.Decided:
-    """The platform's doing: uploaded as such, so that another attempt costs none of the task's retries."""
-    run.say(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
-    return error_document.Decided(error_document.SystemFailure(verdict.code, str(verdict.error), verdict.time_ns))
+    """What ends a local run that a person has interrupted: a KeyboardInterrupt, which a script may catch; it ends the
+    script without a traceback, and with a shell's exit code for it. Of a command line of click's (``pyflyte``) the code
+    alone: there a KeyboardInterrupt becomes 1."""
+    if hasattr(sys, "ps1"):
+        return KeyboardInterrupt()
+    code = 128 + signal.SIGINT
+    return SystemExit(code) if click.get_current_context(silent=True) is not None else _Interrupt(code)
 
 
-flytekit_inside.leave_inputs_of_elements(SafeTask)
+class _Interrupt(SystemExit, KeyboardInterrupt):
+    """Both, to an interpreter."""
+
+
 TaskPlugins.register_pythontask_plugin(SafeHorovod, SafeTask)
 TaskPlugins.register_pythontask_plugin(SafeTorch, SafeTask)

@@ -1,1 +1,1 @@
-"""What runs in a rank, beside the user's code."""
+"""What runs in a rank: its identity, the user's code, inputs and outputs, how it ended."""

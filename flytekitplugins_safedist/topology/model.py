@@ -1,31 +1,11 @@
-"""The values: a node's place in its job, and whether its code is what was registered."""
+"""The values: a node's place in its job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import envvars
 from ..config.options import nodes_text
-from ..config.registered import Registered
 from ..errors import TopologyError
-
-
-def check_registered(registered: Registered, asked: Registered) -> None:
-    """Compare what was pinned into the pod with what the code *asked* for now.
-
-    Raises:
-        TopologyError: they differ.
-    """
-    for field in ("nnodes", "nproc_per_node", "backend"):
-        pinned, now = getattr(registered, field), getattr(asked, field)
-        if pinned != now:
-            raise TopologyError(
-                "the code in this pod is configured differently from what was registered",
-                where={envvars.JOB: f"{field}={pinned}"},
-                seen=f"{field}={now} in the code, {pinned} at registration",
-                hint="register the task again; and let the config depend on nothing that differs in the pod, "
-                "such as the GPUs of the machine it is imported on",
-            )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ waits out ``Timeouts.rendezvous`` (90 s): an error that is lost makes these test
 
 from __future__ import annotations
 
-import re
 import socket
 from pathlib import Path
 
@@ -34,64 +33,16 @@ class Unloadable(Job):
         self.nodes = {"fixed": "2", "ranged": "2:3"}[task]
 
 
-def cannot_import(ended: Ended, *nodes: int) -> bool:
-    """Whether what is uploaded is the one text: the cause, and the user's frames only."""
-    error = uploaded_error(ended)
-    first, blank, *others = error.message.splitlines()
-    assert (error.code, error.kind) == ("USER:ModuleNotFoundError", 0)  # NON_RECOVERABLE: it would repeat
-    assert first in [f"node {node} ({socket.gethostname()}) cannot begin: it raised {MISSING}" for node in nodes]
-    assert (blank, others[0]) == ("", "Traceback (most recent call last):")
-    assert others[-3:] == [MISSING, "", "Not restarted in place: no rank was started."]
-    files = [line.split('"')[1] for line in others if line.startswith('  File "')]
-    return set(files) == {str(ROOT / "tests" / "jobs" / "job_unloadable.py")}
-
-
-def test_what_node_1_alone_cannot_import_ends_the_job_and_node_0_uploads_it(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed")
-    first, second = ended(job.start(0), job.start(1, BROKEN))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert cannot_import(first, 1)
-
-
-def test_an_import_that_does_not_end_on_node_1_alone_is_the_platforms(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed")
-    job.registered["timeouts"] |= {"start": 5}
-    first, second = ended(job.start(0), job.start(1, {"TEST_BROKEN": "never ends"}))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    error = uploaded_error(first)
-    assert (error.code, error.kind, error.origin) == ("SYSTEM:RanksNotStarted", RECOVERABLE, SYSTEM)
-    assert re.match(r"node 1 \(.*\) cannot begin: it raised LaunchTimeoutError: importing the task's", error.message)
-
-
-def test_what_node_0_cannot_import_ends_the_job_for_a_node_that_waits(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed")
-    waiting = job.start(1)
-    first, second = ended(job.start(0, BROKEN), waiting)
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert cannot_import(first, 0)
-
-
-def test_what_a_job_of_one_node_cannot_import_is_told_as_of_several(warm, tmp_path):
-    environment = {**registered(), **BROKEN}
-    only = warm.run("job_unloadable:fixed", tmp_path / "job", kind="execute", environment=environment)
-    assert (only.code, only.uploaded) == (0, ["error.pb"]), only.err
-    assert cannot_import(only, 0)
-
-
-def test_what_no_node_can_import_is_uploaded_once(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed", BROKEN)
-    first, second = ended(job.start(0), job.start(1))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert cannot_import(first, 0, 1)  # whichever came first
+SAID = {
+    "yes": f"raised {MISSING}",
+    "sys.exit": "importing the task's module would have ended this process by SystemExit: 0",
+    "os._exit": "ended with exit code 0 and no result (os._exit, or a native crash)",
+}
 
 
 @pytest.mark.parametrize("nodes", ["node 0", "node 1", "both"])
-@pytest.mark.parametrize(("how", "said"), [("sys.exit", "SystemExit: 0"), ("os._exit", "os._exit(0)")])
-def test_a_module_that_ends_its_process_at_import_ends_the_job(warm, tmp_path, how, said, nodes):
+@pytest.mark.parametrize("how", SAID)
+def test_what_a_rank_cannot_import_ends_the_job_and_node_0_uploads_it(warm, tmp_path, how, nodes):
     job = Unloadable(warm, tmp_path, "fixed")
     broken: list[dict[str, str] | None] = [
         {"TEST_BROKEN": how} if nodes in (f"node {node}", "both") else None for node in range(2)
@@ -99,7 +50,14 @@ def test_a_module_that_ends_its_process_at_import_ends_the_job(warm, tmp_path, h
     first, second = ended(job.start(0, broken[0]), job.start(1, broken[1]))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert f"importing the task's module would have ended this process by {said}" in uploaded_error(first).message
+    error = uploaded_error(first)
+    who, _, said = error.message.partition(f" ({socket.gethostname()}) ")
+    assert who in [f"rank {node} (local_rank 0) on node {node}" for node in range(2) if broken[node]]
+    assert SAID[how] in said
+    if how == "yes":
+        assert (error.code, error.kind) == ("USER:ModuleNotFoundError", 0)  # NON_RECOVERABLE: it would repeat
+        files = [line.split('"')[1] for line in said.splitlines() if line.startswith('  File "')]
+        assert set(files) == {str(ROOT / "tests" / "jobs" / "job_unloadable.py")}, "the user's frames only"
 
 
 def test_a_task_that_node_1_does_not_have_ends_the_job(warm, tmp_path):
@@ -179,65 +137,17 @@ def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tm
     assert uploaded_output(done[0]) == "ran"
 
 
-def test_in_a_range_a_node_that_cannot_import_ends_the_job_and_the_one_that_leads_it_uploads_that(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "ranged")
-    host = job.start(0)
-    until(job.listening, "the first node leads the job")
-    first, second = ended(host, job.start(1, BROKEN))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
-    assert MISSING in uploaded_error(first).message
-
-
-def test_in_a_range_that_runs_a_further_node_that_cannot_import_ends_nothing(warm, tmp_path, ranks_gate):
+def test_in_a_range_that_runs_a_further_node_that_cannot_import_leaves_and_the_others_go_on(warm, tmp_path, ranks_gate):
     job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)
     until(job.listening, "the first node leads the job")
     other = job.start(1)
     ranks_gate.heard(2)
     [further] = ended(job.start(2, BROKEN))
-    assert (further.code, further.uploaded) == (1, []), further.err
+    assert further.code not in {0, -KILL}, further.err
+    assert further.uploaded == []
     assert MISSING in further.err
-    ranks_gate.let_go(2)
+    ranks_gate.let_go(6)
     done = ended(host, other)
     assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
     assert sorted(node.uploaded for node in done) == [[], ["outputs.pb"]]
-
-
-def test_without_node_0_a_node_that_cannot_import_fails_with_its_error_in_its_log(warm, tmp_path):
-    job = Unloadable(warm, tmp_path, "fixed", registered(nodes="2", timeouts={"rendezvous": 1}))
-    [alone] = ended(job.start(1, BROKEN))
-    assert alone.code == 1
-    assert alone.uploaded == []
-    assert MISSING in alone.err
-    assert "node 0 is missing" in alone.err
-
-
-MISREGISTERED = registered(nodes="3")
-DIFFERENT = "the code in this pod is configured differently from what was registered"
-
-
-def test_in_a_range_that_runs_a_further_pod_that_is_registered_otherwise_ends_nothing(warm, tmp_path, ranks_gate):
-    job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
-    host = job.start(0)
-    until(job.listening, "the first node leads the job")
-    other = job.start(1)
-    ranks_gate.heard(2)
-    [further] = ended(job.start(2, MISREGISTERED))
-    assert (further.code, further.uploaded) == (1, []), further.err
-    assert DIFFERENT in further.err
-    ranks_gate.let_go(2)
-    done = ended(host, other)
-    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
-    assert sorted(node.uploaded for node in done) == [[], ["outputs.pb"]]
-
-
-@pytest.mark.parametrize("task", ["fixed", "ranged"])
-def test_a_pod_that_is_registered_otherwise_ends_a_job_that_has_not_begun_with_one_error(warm, tmp_path, task):
-    job = Unloadable(warm, tmp_path, task)
-    first = job.start(0)
-    until(job.listening, "the first node leads the job")
-    done = ended(first, job.start(1, MISREGISTERED))
-    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
-    assert sorted(node.uploaded for node in done) == [[], ["error.pb"]]
-    assert DIFFERENT in uploaded_error(next(node for node in done if node.uploaded)).message

@@ -17,9 +17,9 @@ def told(warm, tmp_path, ranks_gate, monkeypatch):
     for name in ("OMP_NUM_THREADS", "TRITON_CACHE_DIR", *SAFE_IMPORT_ENVIRONMENT):
         monkeypatch.delenv(name, raising=False)
 
-    def run(task: str, *, kind: str = "call", prefork: bool = False, **given: str) -> dict[str, str]:
+    def run(task: str, *, kind: str = "call", **given: str) -> dict[str, str]:
         environment, call = {**ranks_gate.environment, **given}, f"job_environment:{task}"
-        ended = warm.run(call, tmp_path / "job", kind=kind, environment=environment, prefork=prefork)
+        ended = warm.run(call, tmp_path / "job", kind=kind, environment=environment)
         assert ended.code == 0, ended.err
         (line,) = ranks_gate.heard(1)
         return json.loads(line)
@@ -27,9 +27,8 @@ def told(warm, tmp_path, ranks_gate, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("prefork", [True, False])
-def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_somebody_says_otherwise(told, prefork):
-    found = told("two_ranks", prefork=prefork)
+def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_somebody_says_otherwise(told):
+    found = told("two_ranks")
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("1", "1")
 
 
@@ -44,10 +43,9 @@ def test_the_pods_word_beats_the_default(told):
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("2", "2")
 
 
-@pytest.mark.parametrize("prefork", [True, False])
-def test_the_tasks_word_beats_the_pods_and_safedists(told, prefork):
+def test_the_tasks_word_beats_the_pods_and_safedists(told):
     pod = {"OMP_NUM_THREADS": "2", "TRITON_CACHE_DIR": "/pods", "TEST_POD": "the pod's"}
-    found = told("with_variables_of_its_own", prefork=prefork, **pod)
+    found = told("with_variables_of_its_own", **pod)
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("3", "3")
     assert found["TRITON_CACHE_DIR"] == "/mine"
     assert found["TEST_POD"] == "the task's"
@@ -59,9 +57,8 @@ def test_in_a_pod_the_container_has_the_tasks_word_or_that_of_the_execution_whic
     assert found["TEST_POD"] == "the execution's"
 
 
-@pytest.mark.parametrize("prefork", [True, False])
-def test_variables_that_make_importing_safe_do_not_reach_the_ranks(told, prefork):
-    assert not SAFE_IMPORT_ENVIRONMENT.keys() & told("two_ranks", prefork=prefork).keys()
+def test_variables_that_make_importing_safe_do_not_reach_the_ranks(told):
+    assert not SAFE_IMPORT_ENVIRONMENT.keys() & told("one_rank").keys()
 
 
 @pytest.mark.parametrize("kind", ["call", "execute"])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
 from tests.harness.job import Job
-from tests.harness.procs import Ended, Gate, Warm, alive, until, uploaded_output
+from tests.harness.procs import TERM, Ended, Gate, Running, Warm, alive, until, uploaded_output
 
 
 def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options: object) -> Ended:
@@ -329,6 +330,29 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_its_time(warm, tmp_path, ra
     assert "no learning rate" in str(ended.error)
 
 
+def told_to_stop(warm: Warm, files: Path, gate: Gate, preemption: str) -> Running:
+    environment = {**gate.environment, "TEST_PREEMPTION": preemption, "SAFEDIST_GRACE_SECONDS": "300"}
+    running = warm.start("job_failing:saves_in_its_handler", files, environment=environment, kind="execute")
+    assert gate.heard(1) == ["listens"]
+    running.signal(TERM)
+    assert gate.heard(1) == ["saves"]
+    return running
+
+
+def test_a_handler_of_the_ranks_own_has_the_time_of_a_preemption_to_save(warm, tmp_path, ranks_gate):
+    running = told_to_stop(warm, tmp_path / "job", ranks_gate, "120")
+    time.sleep(1)  # ten times Timeouts.stop
+    ranks_gate.let_go(1)
+    ended = running.wait()
+    assert "[rank 0] all is saved" in ended.out
+    assert "did not end within" not in ended.err
+
+
+def test_a_rank_that_is_killed_in_its_handler_is_named(warm, tmp_path, ranks_gate):
+    ended = told_to_stop(warm, tmp_path / "job", ranks_gate, "0.2").wait()
+    assert re.search(r"rank\(s\) 0 did not end within 0\.\d+ s of SIGTERM, and are killed", ended.err), ended.err
+
+
 def test_a_rank_that_reports_success_but_does_not_end_is_ended_and_the_job_succeeds(warm, tmp_path):
     ended = warm.run("job_failing:lingering", tmp_path / "job")
     assert ended.value == 7
@@ -371,16 +395,10 @@ def test_a_killed_rank_server_takes_its_ranks_with_it_and_is_reported(warm, tmp_
     assert "SIGKILL" in str(ended.error)
 
 
-@pytest.mark.end("ranks cannot be started, or what starts them dies", "SYSTEM:RanksNotStarted")
-def test_a_rank_server_that_cannot_be_started_is_infrastructure_and_on_a_laptop_an_error(warm, tmp_path):
-    cannot = "the rank server cannot be started"
-    pod = warm.run("job_no_server:never", tmp_path / "pod", kind="execute", prefork=False)
-    error = error_document(pod).error
-    assert (pod.code, pod.uploaded, error.code) == (0, ["error.pb"], "SYSTEM:RanksNotStarted")
-    assert cannot in error.message
-    by_hand = warm.run("job_no_server:never", tmp_path / "laptop", prefork=False)
-    assert isinstance(by_hand.error, LaunchError)
-    assert cannot in str(by_hand.error)
+def test_a_rank_server_that_cannot_be_started_is_told_on_a_laptop(warm, tmp_path):
+    ended = warm.run("job_no_server:never", tmp_path, libraries=False)
+    assert isinstance(ended.error, LaunchError)
+    assert "the rank server cannot be started" in str(ended.error)
 
 
 @pytest.mark.end("ranks cannot be started, or what starts them dies", "SYSTEM:RanksNotStarted")

@@ -15,6 +15,7 @@ from flyteidl.core import literals_pb2
 
 from tests.harness.job import Job, ended
 from tests.harness.procs import ROOT, Running, uploaded_output
+from tests.harness.registered import registered
 
 KEYS = ["stem", "body", "head", "layer.10", "layer.9", "Zeta", "alpha", "ü"]
 """Eight keys have 40,320 orders: that four processes agree on one by chance is no worry."""
@@ -46,7 +47,7 @@ class KeysJob(Job):
     module = "job_keys"
 
 
-def pod(job: Job, number: int) -> Running:
+def pod(job: Job, number: int, start_method: str) -> Running:
     """``safedist-execute`` in an interpreter of its own."""
     files = job.directory / f"node-{number}"
     command = [str(Path(sys.executable).with_name("safedist-execute")), "--", "pyflyte-execute"]
@@ -55,16 +56,16 @@ def pod(job: Job, number: int) -> Running:
     command += ["flytekit.core.python_auto_container.default_task_resolver", "--"]
     command += ["task-module", job.module, "task-name", job.task]
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
-    return job.warm.command(command, files, {**job.variables(number), **job.environment, **path})
+    told = registered(nodes="2", nproc_per_node=2, start_method=start_method)
+    return job.warm.command(command, files, {**job.variables(number), **told, **job.environment, **path})
 
 
 @pytest.mark.parametrize("start_method", ["preload", "spawn"])
 def test_a_dict_has_one_order_of_keys_in_all_ranks_of_two_nodes(warm, tmp_path, start_method):
     inputs(tmp_path)
     job = KeysJob(warm, tmp_path, "keys", start_method)
-    job.registered = {"start_method": start_method}
-    waiting = pod(job, 1)
-    first, _ = ended(pod(job, 0), waiting)
+    waiting = pod(job, 1, start_method)
+    first, _ = ended(pod(job, 0, start_method), waiting)
     assert first.uploaded == ["outputs.pb"], first.err
     assert f"start_method {start_method}" in first.err
     orders = json.loads(uploaded_output(first))

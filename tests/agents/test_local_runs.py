@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.procs import Ended, Running, Warm, until
+from tests.harness.procs import ROOT, Ended, Running, Warm, until
 from tests.harness.terminal import COLUMNS, screen
 
 PYFLYTE = str(Path(sys.executable).parent / "pyflyte")
@@ -61,11 +62,23 @@ def test_ctrl_c_at_a_python_prompt_comes_back_to_it(warm, tmp_path):
     assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.out
 
 
+SLOW_LIBRARY = """
+import sys, time
+if sys.orig_argv[1] == "-c":
+    print("slow library", flush=True)
+    time.sleep(600)
+"""
+
+
 def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
-    typed = [(["imported again"], CTRL_C)]
+    typed = [(["slow library"], CTRL_C)]
     command = [PYFLYTE, "run", JOB, "waits"]
-    ended = on_a_terminal(warm, tmp_path / "job", typed, command, TEST_HOW="import").wait()
-    assert after("imported again", ended) == ENDED
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "slow_library.py").write_text(SLOW_LIBRARY)
+    path = os.pathsep.join([str(ROOT), str(installed)])
+    ended = on_a_terminal(warm, tmp_path / "job", typed, command, PYTHONPATH=path).wait()
+    assert after("slow library", ended) == ENDED
     assert ended.code == 130
     assert ended.left == ended.scratch == []
 

@@ -13,6 +13,7 @@ from flytekit import map_task
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 
 from tests.harness.procs import ROOT
+from tests.harness.registered import registered
 from tests.jobs.job_mapped import parted
 
 SETTINGS = SerializationSettings(image_config=ImageConfig(default_image=Image("default", "registry/image", "v1")))
@@ -44,7 +45,7 @@ def test_an_element_keeps_the_partitions_of_its_artifact_and_uploads_no_input_ag
     command = [places.get(each, each) for each in mapped.get_command(SETTINGS)]
     element = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "ELEMENT", "ELEMENT": "1"}
     program = str(Path(sys.executable).with_name("safedist-execute"))
-    environment = {**element, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
+    environment = {**registered(nproc_per_node=2), **element, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
     ended = warm.command([program, "--", *command], files, environment).wait()
     assert (ended.code, ended.uploaded) == (0, ["outputs.pb"]), ended.err
     output = literals_pb2.LiteralMap.FromString((files / "outputs" / "outputs.pb").read_bytes()).literals["o0"]

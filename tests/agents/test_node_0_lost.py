@@ -186,7 +186,7 @@ class Three(OnePrefix):
 
 
 def test_two_survivors_that_both_take_themselves_for_the_lowest_upload_one_verdict(warm, tmp_path, ranks_gate: Gate):
-    job = Three(warm, tmp_path, "not_replaced", "gate", ranks_gate.environment)
+    job = Three(warm, tmp_path, "not_replaced", "gate", {**ranks_gate.environment, "TEST_PUTS_WAIT": "1"})
     lost, *others = [job.start(node) for node in range(3)]
     ranks_gate.heard(3)
     end(lost, KILL)

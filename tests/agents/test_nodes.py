@@ -166,10 +166,9 @@ def test_a_node_that_never_comes_is_named_in_the_verdict_of_node_0(warm, tmp_pat
 
 def test_a_node_that_is_started_by_hand_and_told_to_stop_says_that_and_not_ctrl_c(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
+    by_hand = {**job.environment, "PET_NPROC_PER_NODE": "2"}
     first, second = (
-        warm.start(
-            "job_nodes:torch_patient", tmp_path / str(pod), environment={**job.variables(pod), **job.environment}
-        )
+        warm.start("job_nodes:torch_patient", tmp_path / str(pod), environment={**job.variables(pod), **by_hand})
         for pod in (0, 1)
     )
     ranks_gate.heard(4)

@@ -14,6 +14,7 @@ from flytekit.models.literals import LiteralMap
 
 from tests.harness.procs import ROOT, until, uploaded_error, uploaded_output
 from tests.harness.proxy import Proxy
+from tests.harness.registered import registered
 from tests.jobs.job_large import losses
 
 
@@ -132,5 +133,6 @@ def test_nor_is_it_where_the_pods_variable_says_so(warm, tmp_path):
     command += ["--output-prefix", str(outputs), "--raw-output-data-prefix", str(tmp_path / "raw"), "--resolver"]
     command += ["flytekit.core.python_auto_container.default_task_resolver", "--", "task-module", "job_warnings"]
     environment = {"PYTHONWARNINGS": "error", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
+    environment |= registered(nproc_per_node=2, decks=["Timeline"])
     ended = warm.command([*command, "task-name", "strict"], tmp_path / "job", environment).wait()
     assert (ended.code, ended.uploaded) == (0, ["deck.html", "outputs.pb"]), ended.err

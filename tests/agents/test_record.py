@@ -19,6 +19,7 @@ from tests.harness.nvml import Gpus
 from tests.harness.pod import Pod
 from tests.harness.procs import KILL, TERM, Ended, Running, gate, until
 from tests.harness.proxy import Proxy
+from tests.harness.registered import registered
 
 SECRET = "s3cr3t-of-the-database"
 
@@ -204,6 +205,7 @@ def nothing() -> None:
     pass
 """
     pod = Pod(tmp_path / "pod", {"workflows.py": code}, warm)
+    pod.environment |= registered(decks=["Timeline"])
     ended = pod.fast("nothing")
     assert pod.uploaded() == ["deck.html", "outputs.pb"], ended.err
     assert re.search(r"<td>staging</td><td>[\d.]+ m?s</td>", (pod.outputs / "deck.html").read_text())

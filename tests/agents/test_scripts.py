@@ -35,14 +35,49 @@ def test_a_failure_is_the_scripts_with_the_scripts_lines_alone(warm, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "seen"),
-    [(["--lr", "3", "--ends", "with 3"], "called sys.exit(3)"), ([], "called sys.exit(2)")],
+    ("arguments", "code", "seen"),
+    [(["--lr", "3", "--ends", "with 3"], 3, "called sys.exit(3)"), ([], 2, "called sys.exit(2)")],
     ids=["exit", "usage"],
 )
-def test_another_status_than_0_is_a_failure(warm, tmp_path, arguments, seen):
+def test_another_status_than_0_is_a_failure_and_the_commands_own(warm, tmp_path, arguments, code, seen):
     ended = on_two_ranks(warm, tmp_path, SCRIPT, *arguments)
-    assert ended.code == 1
+    assert ended.code == code
     assert seen in ended.err
+    assert "Traceback" not in ended.out + ended.err
+
+
+def test_a_module_is_run_by_its_name(warm, tmp_path):
+    (tmp_path / "job" / "package").mkdir(parents=True)
+    (tmp_path / "job" / "package" / "train.py").write_text(
+        "import os, sys\nprint('rank', os.environ['RANK'], 'is', __name__, 'of', __package__, sys.argv[1:])\n"
+    )
+    ended = on_two_ranks(warm, tmp_path, "-m", "package.train", "--lr", "3")
+    assert ended.code == 0, ended.err
+    said = {f"[rank {rank}] rank {rank} is __main__ of package ['--lr', '3']" for rank in range(2)}
+    assert said <= set(ended.out.splitlines())
+
+
+def test_any_program_is_run_with_no_python(warm, tmp_path):
+    program = "echo rank $RANK of $WORLD_SIZE; exit $((RANK * 7))"
+    ended = on_two_ranks(warm, tmp_path, "--no_python", "sh", "-c", program)
+    assert ended.code == 7, ended.err
+    assert {f"[rank {rank}] rank {rank} of 2" for rank in range(2)} <= set(ended.out.splitlines())
+
+
+NAMES = "import os; print(*sorted(os.environ))"
+
+
+def test_a_script_has_all_variables_that_torchrun_sets(warm, tmp_path):
+    (tmp_path / "names.py").write_text(NAMES)
+    program = str(tmp_path / "names.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program]
+    torchruns = warm.command(torchrun, tmp_path / "its").wait()
+    ours = on_two_ranks(warm, tmp_path, program)
+    assert (torchruns.code, ours.code) == (0, 0), torchruns.err + ours.err
+    its = set(torchruns.out.splitlines()[-1].split())
+    assert "TORCHELASTIC_MAX_RESTARTS" in its
+    mine = next(line for line in ours.out.splitlines() if line.startswith("[rank 0]"))
+    assert its - {"LC_CTYPE", "_"} <= set(mine.split())
 
 
 def test_without_a_script_the_script_alone_is_what_is_missing(warm, tmp_path):

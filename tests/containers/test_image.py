@@ -92,7 +92,7 @@ def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
 def test_the_containers_limit_is_read_and_the_kernels_killer_is_counted(run_in_image: Run) -> None:
     code = (
         "import subprocess, sys\n"
-        "from flytekitplugins_safedist.ranks import memory\n"
+        "from flytekitplugins_safedist.agent import memory\n"
         "before = memory.cgroup()\n"
         "greedy = subprocess.run([sys.executable, '-c', 'held = b\"x\" * (1 << 30)'])\n"
         "after = memory.cgroup()\n"

@@ -5,6 +5,7 @@ What is not real here is the network between them; container tests have that.
 
 from __future__ import annotations
 
+import json
 import socket
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ from typing import Any
 
 from tests.harness.procs import Ended, Running, Warm
 from tests.harness.product import ReservedPort
-from tests.harness.registered import registered
 
 
 def operators_variables(pod: int, *, nodes: str, nproc_per_node: int, port: int) -> dict[str, str]:
@@ -85,8 +85,7 @@ class Job:
     def variables(self, pod: int) -> dict[str, str]:
         """What a pod sees, but for ``environment``."""
         size: dict[str, Any] = {"nodes": self.nodes, "nproc_per_node": self.nproc_per_node}
-        backend = "horovod" if self.task.startswith("horovod") else "torch"
-        told = registered(**{"backend": backend, **size, **self.registered})
+        told = {"TEST_REGISTERED": json.dumps(self.registered)}
         operators = operators_variables(pod, port=self.port, **size)
         return {"FLYTE_INTERNAL_EXECUTION_ID": self.directory.name, **told, **operators, "TEST_POD": str(pod)}
 
@@ -116,6 +115,7 @@ class Job:
             environment={**self.variables(pod), **self.environment, **(more or {})},
             kind="execute",
             arguments=[*prefix, *arguments],
+            registered=f"{self.module}:{self.task}",
         )
 
     def run(self) -> tuple[Ended, Ended]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.rank.outcome import Fault, Raised, RankOutcome, Status
 
 
 def outcome(rank: int = 0, status: Status = Status.SUCCEEDED, time_ns: int = 100, **more: Any) -> RankOutcome:

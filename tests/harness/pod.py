@@ -105,7 +105,7 @@ class Pod:
         assert self.warm is not None
         files = self.root / f"case-{len(list(self.root.glob('case-*')))}"
         options: dict[str, Any] = {"arguments": arguments, "cwd": self.cwd, "environment": self.environment}
-        return self.warm.run("", files, kind="entrypoint", prefork=False, **options)
+        return self.warm.run("", files, kind="entrypoint", **options)
 
     def fast(self, task: str, dest: str = ".") -> Ended:
         """Run a task of the archive."""

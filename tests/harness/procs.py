@@ -131,7 +131,7 @@ def listening_for_workers(directory: Path, name: str = "warm", further: Sequence
         subprocess.Popen(
             [sys.executable, "-m", "tests.harness.warm", str(listener.fileno()), *further],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": _python_path()},
+            env={**_without_libraries_own(os.environ), "PYTHONPATH": _python_path()},
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -161,9 +161,11 @@ class Warm:
         inputs: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         kind: str = "call",
-        prefork: bool = True,
+        libraries: bool = True,
         arguments: Sequence[str] = (),
         cwd: Path | None = None,
+        path: Sequence[Path] = (),
+        registered: str = "",
     ) -> Running:
         """Start a case.
 
@@ -174,12 +176,15 @@ class Warm:
             environment: further variables.
             kind: "call"; "execute" for pyflyte-execute; "main" to run the file before the colon as a script;
                 "entrypoint" for safedist-execute, which takes its command from ``arguments``.
-            prefork: fork the rank server from the warm process; else the task starts its own, as on a laptop.
+            libraries: have the rank server's be there already; else it imports them, as everywhere but in tests.
             arguments: further ones for pyflyte-execute.
             cwd: working directory; ``files`` where it is None.
+            path: further directories of modules, before all others.
+            registered: the task that registration has seen, if it was another.
         """
-        path = [] if kind == "entrypoint" else [str(ROOT / "tests" / "jobs"), str(ROOT)]
-        case = {"call": call, "kind": kind, "prefork": prefork, "path": path, "arguments": list(arguments)}
+        known = [] if kind == "entrypoint" else [str(ROOT / "tests" / "jobs"), str(ROOT)]
+        case = {"call": call, "kind": kind, "libraries": libraries, "path": [*map(str, path), *known]}
+        case |= {"arguments": list(arguments), "registered": registered or call}
         return self._start({**case, "cwd": str(cwd or files)}, files, dict(inputs or {}), environment or {})
 
     def run(self, call: str, files: Path, **options: Any) -> Ended:
@@ -197,7 +202,8 @@ class Warm:
     ) -> Running:
         temporary = files / "tmp"
         temporary.mkdir(parents=True)
-        everything = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": _python_path(), **environment}
+        own = {"TMPDIR": str(temporary), "PYTHONPATH": _python_path()}
+        everything = {**_without_libraries_own(os.environ), **own, **environment}
         everything["PATH"] = f"{Path(sys.executable).parent}:{everything['PATH']}"
         everything["FLYTE_LOCAL_CACHE_ENABLED"] = everything.get("FLYTE_LOCAL_CACHE_ENABLED", "false")
         places = {"files": str(files), "cwd": str(files), "out": str(files / "out"), "err": str(files / "err")}
@@ -208,6 +214,12 @@ class Warm:
         socket.send_fds(self._connection, [message.encode()], [theirs])
         os.close(theirs)
         return Running(ours, files)
+
+
+def _without_libraries_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torch has set in this process is not what a pod begins with."""
+    own = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR")
+    return {name: value for name, value in environment.items() if name not in own}
 
 
 def _python_path() -> str:

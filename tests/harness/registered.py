@@ -12,6 +12,21 @@ TIMEOUTS = {
     **{"exit": 60.0, "heartbeat": 60.0, "preemption": 20.0, "upload": 3600.0},
 }
 
+OPTIONS: dict[str, Any] = {
+    "scratch": {
+        "path": None,
+        "keep": "never",
+        "size_limit": None,
+        "shared_caches": [],
+        "volume": "disk",
+        "claim": None,
+    },
+    "logs": {"show": None, "tail_lines": 20, "prefix": "[rank {rank}] "},
+    "hangs": {"action": "restart", "floor": None, "ceiling": 7200.0},
+    "metrics": {"prometheus": None, "otlp": False},
+    **{"preflight": None, "profile": None},
+}
+
 
 def registered(*, nodes: str = "1", nproc_per_node: int = 1, **more: Any) -> dict[str, str]:
     """The pod's variable.
@@ -23,9 +38,10 @@ def registered(*, nodes: str = "1", nproc_per_node: int = 1, **more: Any) -> dic
     """
     low, _, high = nodes.partition(":")
     job = {
-        **{"version": 1, "backend": "torch", "min_nodes": int(low), "max_nodes": int(high or low)},
+        **{"version": 2, "backend": "torch", "min_nodes": int(low), "max_nodes": int(high or low)},
         **{"nproc_per_node": nproc_per_node, "nproc_is_open": False, "gpus": None, "start_method": "preload"},
-        **{"max_replacements": 10, "shared_caches": [], **more, "timeouts": {**TIMEOUTS, **more.get("timeouts", {})}},
+        **{"max_restarts": 0, "max_replacements": 10, "variables": [], "decks": None, **OPTIONS, **more},
+        "timeouts": {**TIMEOUTS, **more.get("timeouts", {})},
     }
     return {"SAFEDIST_JOB": json.dumps(job)}
 

@@ -16,9 +16,7 @@ import signal
 import sys
 from typing import Any
 
-from flytekitplugins_safedist.container import child
-
-OVER = "TEST_WALK_OVER"
+_OURS = "flytekitplugins_safedist"
 _PATIENCE = 60.0
 
 
@@ -33,16 +31,26 @@ class Walker:
 
     def look(self, event: str, _arguments: Any) -> None:
         """An audit hook."""
-        if event != "import" or OVER in os.environ or self.here != (os.getpid(), _thread.get_ident()):
+        if event != "import" or self.is_over or self.here != (os.getpid(), _thread.get_ident()):
             return
         self.seen += 1
         if self.seen % self.every == 0:
             self.try_here()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the task begins: from here on a copy would upload that it was told to stop."""
+        return f"{_OURS}.job.arrival" in sys.modules
+
     def try_here(self) -> None:
         pid = os.fork()
         if pid == 0:
-            child.Child.end = lambda _: None  # the process that fetches the code is another's child
+            client = sys.modules.get(f"{_OURS}.rank_server.client")
+            if hasattr(client, "RankServer"):
+                client.RankServer.close = lambda _: None  # it is another's child
+            place = sys.modules.get(f"{_OURS}.pod.staging.place")
+            if hasattr(place, "Private"):
+                place.Private.close = lambda _: None  # it is another's directory
             os.kill(os.getpid(), signal.SIGTERM)
             return
         ended = os.pidfd_open(pid)

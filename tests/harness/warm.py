@@ -1,7 +1,8 @@
 """A process that imported torch, Horovod and flytekit once, and forks a supervised process for each case it is sent.
 
 What runs in a case is real: a real agent, rank server and ranks, in processes of their own; only the imports are paid
-once for all cases, the way ``safedist-execute`` does it. Each case has a supervisor that every orphan of the case is
+once for all cases: a case's rank server is forked from here, with its libraries, where the product starts an
+interpreter. Each case has a supervisor that every orphan of the case is
 handed to (PR_SET_CHILD_SUBREAPER), so that "nothing is left running" is the kernel's answer, not a guess.
 
 Run by :mod:`tests.harness.procs`: ``python -m tests.harness.warm LISTENING_SOCKET_FD [FURTHER_LIBRARY...]``. Every
@@ -29,10 +30,11 @@ from typing import Any, NoReturn
 from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.container import entrypoint
-from flytekitplugins_safedist.ranks import backends, known, preload
-from flytekitplugins_safedist.ranks.forkserver_client import RankServer
-from flytekitplugins_safedist.ranks.prefork import PREFORK, Prefork, variables
-from tests.harness import hugepages
+from flytekitplugins_safedist.job import prepare
+from flytekitplugins_safedist.rank_server.launch import Launched
+from flytekitplugins_safedist.rank_server.libraries import Libraries
+from flytekitplugins_safedist.rank_server.server import ForkServer
+from tests.harness import hugepages, in_agent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFT_OVER_AFTER_SECONDS = 120.0
@@ -43,10 +45,15 @@ LIBRARIES = (
     "flytekit",
     "flytekit.bin.entrypoint",
     "flytekitplugins_safedist.plugin.task",
-    "flytekitplugins_safedist.job.run",
+    "flytekitplugins_safedist.container.job_task",
+    "torch._dynamo",
 )
 MODULES = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
 """What is imported of a package that may not be installed."""
+
+
+IMPORTED = Libraries()
+"""Of the rank servers of all cases."""
 
 
 def main(arguments: list[str]) -> None:
@@ -54,8 +61,8 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors report by their pipe; nobody waits for them
     further = [one for one in ("horovod", *arguments[1:]) if one not in MODULES or importlib.util.find_spec(one)]
     libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
-    with variables({envvars.OMP_NUM_THREADS: "1", **known.VARIABLES}):
-        unsafe = preload.preload(libraries, [], backends.create("torch").late).unsafe
+    IMPORTED.take([f"import {name}" for name in libraries], needed=True)
+    unsafe = IMPORTED.unsafe or IMPORTED.failed or None
     hugepages.collapse()
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
     connections: list[socket.socket] = []
@@ -161,19 +168,25 @@ def _be_the_case(case: dict[str, Any]) -> NoReturn:
 
 def _call(case: dict[str, Any]) -> int:
     sys.path[:0] = case["path"]
+    in_agent.adapt()
     flytekit_inside.draw_names_anew()  # all cases of this process have one sandbox
-    if case["prefork"]:
-        # As fork_early() does in safedist-execute: before anything here may start a thread.
-        PREFORK.value = Prefork(RankServer.fork(preload.Preloaded(None)))
+    if case["kind"] == "execute" and envvars.JOB not in os.environ:
+        os.environ.update(_registered(case["registered"], json.loads(os.environ.pop("TEST_REGISTERED", "{}"))))
+    launched = (
+        _fork_a_server() if case["libraries"] and (case["kind"] != "entrypoint" or envvars.JOB in os.environ) else None
+    )
     if case["kind"] == "entrypoint":
         sys.argv[1:] = case["arguments"]
-        entrypoint.main()
+        entrypoint.main(launched=launched)
     module, name = case["call"].split(":")
+    if case["kind"] == "execute":
+        _pyflyte_execute(module, name, Path(case["files"]), case["arguments"], launched)
+    if launched is not None:
+        launch, ready = prepare.launch, [launched]
+        prepare.launch = lambda environment: ready.pop() if ready else launch(environment)
     if case["kind"] == "main":
         runpy.run_path(module, run_name=name)
         return 0
-    if case["kind"] == "execute":
-        _pyflyte_execute(module, name, Path(case["files"]), case["arguments"])
     function = getattr(importlib.import_module(module), name)
     try:
         value = function(**case["inputs"])
@@ -185,7 +198,59 @@ def _call(case: dict[str, Any]) -> int:
     return 0
 
 
-def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) -> NoReturn:
+def _fork_a_server() -> Launched:
+    """A rank server that has imported the libraries; under this case's variables, as far as it can be told."""
+    ours, theirs = socket.socketpair()
+    agent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()
+        for name, read in IMPORTED.reads._read.items():
+            read.value = None if name in envvars.IDENTITY else IMPORTED.sets.get(name, os.environ.get(name))
+        try:
+            ForkServer(theirs, agent, IMPORTED).run()
+        finally:
+            os._exit(0)
+    theirs.close()
+    return Launched(ours, pid)
+
+
+def _registered(call: str, otherwise: dict[str, Any]) -> dict[str, str]:
+    """What registration pins into the task's pods: found out in another process, for this one is an agent, and imports
+    nothing of the task's. A module that says something as it is imported is not heard, and what makes it fail is
+    not there: it was registered at another time.
+
+    Args:
+        call: module and task.
+        otherwise: what is told of the job otherwise than the task says.
+    """
+    mute = {**os.environ, "TEST_SAID": os.devnull, "TEST_WORD": "/dev/zero", "TEST_BROKEN": ""}
+    calm = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
+    for environment in (mute, calm):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(1, 2)
+                os.environ.clear()
+                os.environ.update(environment)
+                module, name = call.split(":")
+                os.write(write, json.dumps(getattr(importlib.import_module(module), name).plan.pinned()).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            told = pipe.read()
+        os.wait()
+        if told:
+            job = json.loads(json.loads(told)[envvars.JOB])
+            timeouts = {**job["timeouts"], **otherwise.get("timeouts", {})}
+            return {envvars.JOB: json.dumps({**job, **otherwise, "timeouts": timeouts})}
+    return {}
+
+
+def _pyflyte_execute(module: str, name: str, files: Path, further: list[str], launched: Launched | None) -> NoReturn:
     """``safedist-execute -- pyflyte-execute`` in this process, which Kubernetes lends a file for its last word."""
     termination.PATH = str(files / "termination-log")
     Path(termination.PATH).touch()
@@ -194,7 +259,8 @@ def _pyflyte_execute(module: str, name: str, files: Path, further: list[str]) ->
     resolver = "flytekit.core.python_auto_container.default_task_resolver"
     arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
     arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, *further, "--"]
-    entrypoint.main(["--", "pyflyte-execute", *arguments, "task-module", module, "task-name", name])
+    command = ["--", "pyflyte-execute", *arguments, "task-module", module, "task-name", name]
+    entrypoint.main(command, launched=launched)
 
 
 if __name__ == "__main__":

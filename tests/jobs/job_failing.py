@@ -162,6 +162,24 @@ def stubborn() -> None:
     fail("raise")
 
 
+SAVING = Timeouts(stop=0.1, exit=0.5, preemption=float(os.environ.get("TEST_PREEMPTION", "120")))
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, timeouts=SAVING))
+def saves_in_its_handler() -> None:
+    """The rank has a handler of its own for SIGTERM, which takes longer than ``Timeouts.stop``."""
+
+    def save(*_: object) -> None:
+        say("saves")
+        wait_for_word()
+        print("all is saved")
+        raise SystemExit(3)
+
+    signal.signal(signal.SIGTERM, save)
+    say("listens")
+    threading.Event().wait()
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def lingering() -> int:
     """Rank 1 returns, but a thread of it never does."""

@@ -13,7 +13,6 @@ from flytekit import task
 from flytekitplugins_safedist import Hangs, SafeTorch, Timeouts, current_rank
 from tests.harness import nvml
 
-nvml.load()  # for the agent, which imports this for the task
 QUICK = Timeouts(stop=0.5, exit=0.5)
 
 CUDAS = "CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."

@@ -74,11 +74,3 @@ def fails() -> None:
     if how == "no modules":
         sys.modules.clear()
         raise ValueError("the reason")
-
-
-@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
-def closes_descriptors() -> str:
-    """Rank 0 closes all that it has not opened."""
-    if current_rank().rank == 0:
-        os.closerange(3, 1000)
-    return "closed"

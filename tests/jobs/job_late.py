@@ -10,9 +10,9 @@ from flytekit import task
 from flytekitplugins_safedist import SafeTorch, Timeouts
 
 if "LOCAL_RANK" in os.environ:
-    threading.Event().wait()
+    threading.Event().wait()  # for ever
 
 
-@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn", timeouts=Timeouts(start=6, stop=0.5)))
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=6, stop=0.5)))
 def never_begins() -> None:
     """No rank comes here."""

@@ -8,10 +8,8 @@ import signal
 from flytekit import task
 
 from flytekitplugins_safedist import Metrics, SafeTorch, current_rank
-from tests.harness import nvml
 from tests.harness.procs import say, wait_for_word
 
-nvml.load()
 METRICS = Metrics(
     prometheus=int(os.environ["TEST_PORT"]) if "TEST_PORT" in os.environ else None, otlp="TEST_OTLP" in os.environ
 )

@@ -10,14 +10,9 @@ from dataclasses import replace
 from flytekit import task
 
 from flytekitplugins_safedist import Hangs, Profile, SafeTorch, Timeouts, current_rank, stage
-from tests.harness import nvml, product
 from tests.harness.procs import say, wait_for_word
 
 STEPS = 12
-nvml.load()
-
-if "TEST_PAGE_SECONDS" in os.environ:
-    product.seen.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])
 SLOWLY = int(os.environ.get("TEST_SLOWLY", "1"))
 """How often the 50 ms by which a stage takes longer: what a busy machine adds to others must stay far below."""
 THREE = SafeTorch(nproc_per_node=3)

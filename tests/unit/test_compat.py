@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -51,7 +52,7 @@ def passed_over(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             name = node.args[1]
-            if isinstance(name, ast.Constant) and str(name.value).startswith("_"):
+            if isinstance(name, ast.Constant) and re.match("_(?!_)", str(name.value)):  # two: Python's own
                 found.append(str(name.value))
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in TESTED:
             found += [alias.name for alias in node.names if alias.name.startswith("_")]

@@ -51,13 +51,12 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 STATE = {
     "checkpoint.agreement": "what all of a rank's Checkpoints have to do with its agent's agreements",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
-    "ranks.users_code": "a cache: why a package could not be imported at first",
     "stopping": "the process's signals, and what they have decided: there is one of each",
     # What is left for another part of the process, with flytekit or the user's code in between (handoff.Slot):
     "job.ending": "node 0's coordinator, to be closed after the upload",
     "lastwords": "why the job failed",
-    "ranks.context": "who this rank is, and what is to be done at the end of its function",
-    "ranks.prefork": "what a pod has imported, and the rank server that was forked from that",
+    "rank.context": "who this rank is, and what is to be done at the end of its function",
+    "rank.task": "what is being imported: the task may be called meanwhile",
     "record.node": "how long staging took",
     "record.writer": "what notes this rank's stages",
 }
@@ -66,10 +65,10 @@ STATE = {
 ENVIRONMENT = {
     "container.entrypoint": "where code lies and temporary files go, for the task's command",
     "container.task_command": "takes out what Flyte says to this command alone",
-    "ranks.forkserver": "what modules read when they are imported for all ranks",
-    "ranks.prefork": "what modules read when they are imported; put back",
-    "ranks.known": "hides who this process is from modules that are imported; put back",
-    "ranks.worker": "a rank's whole environment, before anything of the user's runs",
+    "rank.fork": "takes out what a library sets that this package imports",
+    "rank.main": "a rank's whole environment, before anything of the user's runs",
+    "rank_server.libraries": "what libraries read as they are imported for all ranks; put back",
+    "rank_server.server": "what a job has libraries imported under",
 }
 """Modules that write ``os.environ``, and why."""
 

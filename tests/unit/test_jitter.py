@@ -70,11 +70,11 @@ def test_a_rank_that_waits_or_tries_again_draws_the_same_number_next_as_the_othe
     assert random.random() == random.Random(7).random()
 
 
-def test_no_other_module_draws_random_numbers_but_the_one_that_puts_the_users_back_in_ranks():
+def test_no_other_module_draws_random_numbers():
     having = {
         path.name for path in SOURCE.rglob("*.py") if re.search(r"^(import|from) random\b", path.read_text(), re.M)
     }
-    assert having == {"jitter.py", "preload.py", "sampler.py"}  # the last keeps where the user's are, and draws none
+    assert having == {"jitter.py", "sampler.py"}  # the last keeps where the user's are, and draws none
 
 
 def test_what_is_jittered_differs_and_stays_within_its_bounds():

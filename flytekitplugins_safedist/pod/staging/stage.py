@@ -1,6 +1,5 @@
 """From an archive's address to code in a directory: the order of the steps, and nothing else."""
 
-# ruff: noqa: PTH103, PTH118, PTH120
 # text paths: Path costs more than the call
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,12 +41,10 @@ class Options:
     Attributes:
         limits: see :class:`~flytekitplugins_safedist.pod.staging.Limits`.
         deadline: seconds for all waiting: for the store, and for another process.
-        modules: an empty directory, in which this archive's Python modules stay whatever becomes of the destination.
     """
 
     limits: Limits = field(default_factory=Limits)
     deadline: float = 1800.0
-    modules: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,6 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
             points.at("locked")
             tree = private.path / "code"
             code = _unpacked(Source(uri, patience), uri, tree, options.limits)
-            if options.modules is not None:
-                _keep_modules(tree, code.files, options.modules)
             points.at("unpacked")
             placing = Placing(tree, dest)
             with _explained(dest, "put the code into the destination directory"):  # before the tree goes: what is free?
@@ -161,23 +156,6 @@ def _read(download: Download, source: Source, tree: Path, limits: Limits, *, pic
         else:
             unpacking.run()
     return _Contents(digest.hexdigest(), frozenset(unpacking.files), stream.raw)
-
-
-def _keep_modules(tree: Path, files: Iterable[str], into: Path) -> None:
-    """Link (or copy) the Python modules among ``files`` of ``tree`` into the empty directory ``into``."""
-    made = {""}
-    for name in files:
-        if not name.endswith((".py", ".pyc")):
-            continue
-        parent = os.path.dirname(name)
-        if parent not in made:
-            os.makedirs(into / parent, exist_ok=True)
-            made.add(parent)
-        source, target = os.path.join(tree, name), os.path.join(into, name)
-        try:
-            os.link(source, target, follow_symlinks=False)
-        except OSError:  # another disk, or one without links
-            shutil.copy2(source, target, follow_symlinks=False)
 
 
 @contextmanager

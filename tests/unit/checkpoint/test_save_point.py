@@ -13,9 +13,9 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, saves
 from flytekitplugins_safedist.checkpoint.agreement import MARK, wait_for_others
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
-from flytekitplugins_safedist.ranks import context, shared_page
-from flytekitplugins_safedist.ranks.context import RankContext
-from flytekitplugins_safedist.ranks.shared_page import AgentPage, RankPage
+from flytekitplugins_safedist.rank import context, shared_page
+from flytekitplugins_safedist.rank.context import RankContext
+from flytekitplugins_safedist.rank.shared_page import AgentPage, RankPage
 from tests.harness.procs import until
 
 

@@ -24,7 +24,7 @@ def test_defaults_are_one_node_and_one_rank() -> None:
     plan = planned(SafeTorch())
     assert (plan.backend, plan.min_nodes, plan.max_nodes, plan.nproc_per_node) == ("torch", 1, 1, 1)
     assert (plan.max_restarts, plan.start_method, plan.size_limit) == (0, "preload", None)
-    assert (plan.world_size, plan.environment) == (1, ())
+    assert (plan.world_size, plan.variables) == (1, ())
 
 
 def test_every_word_of_the_user_reaches_the_plan() -> None:
@@ -42,7 +42,7 @@ def test_every_word_of_the_user_reaches_the_plan() -> None:
     assert (plan.max_restarts, plan.start_method, plan.backend) == (5, "spawn", "horovod")
     assert (plan.scratch, plan.size_limit) == (config.scratch, 3 * 512 * 1024 * 1024)
     assert (plan.timeouts, plan.logs) == (config.timeouts, config.logs)
-    assert plan.environment == (("A", "1"), ("B", "2"))
+    assert plan.variables == ("A", "B"), "their values are in the container"
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 

@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 from flytekit import Resources
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts
+from flytekitplugins_safedist import (
+    Hangs,
+    Logs,
+    Metrics,
+    Preflight,
+    Profile,
+    SafeHorovod,
+    SafeTorch,
+    Scratch,
+    Timeouts,
+)
 from flytekitplugins_safedist.config.registered import Registered
 from flytekitplugins_safedist.errors import TopologyError
 from tests.harness.registered import registered
 from tests.unit.config.plans import planned
 
-
-@pytest.mark.parametrize(("nodes", "low", "high"), [("1", 1, 1), ("4", 4, 4), ("2:4", 2, 4)])
-def test_the_job_comes_back_as_it_was_pinned(nodes: str, low: int, high: int) -> None:
-    timeouts = Timeouts(rendezvous=7.5, heartbeat=30, upload=86400)
-    config = SafeHorovod(nnodes=nodes, max_replacements=3, start_method="spawn", timeouts=timeouts)
-
-    found = Registered.from_env(planned(config, requests=Resources(gpu="8")).variables())
-
-    assert found == Registered(
-        backend="horovod",
-        min_nodes=low,
-        max_nodes=high,
-        nproc_per_node=8,
-        nproc_is_open=True,
-        gpus=8,
-        start_method="spawn",
+CONFIGS = {
+    "nothing": SafeTorch(),
+    "a range": SafeTorch(nnodes="2:4", nproc_per_node=2, profile=Profile(steps=(2, 3), ranks=None)),
+    "everything": SafeHorovod(
+        nnodes=4,
+        max_restarts=2,
         max_replacements=3,
-        shared_caches=(),
-        timeouts=timeouts,
-    )
-    assert found.nnodes == nodes
+        start_method="spawn",
+        timeouts=Timeouts(rendezvous=7.5, heartbeat=30, upload=86400),
+        scratch=Scratch(path="/s", keep="always", size_limit="2Gi", shared_caches=("triton", "numba"), volume=None),
+        logs=Logs(show=(0, 2), tail_lines=0, prefix="{node_rank} "),
+        hangs=Hangs(action="report", floor=5, ceiling=60.5),
+        metrics=Metrics(prometheus=9400, otlp=True),
+        preflight=Preflight(action="report", slow=0.25),
+        profile=Profile(steps=(10, 12), ranks=(0, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_job_comes_back_as_it_was_pinned(config: str) -> None:
+    made = planned(CONFIGS[config], requests=Resources(gpu="8"), environment={"B": "a secret", "A": "1"})
+    pinned = made.pinned()
+    assert "secret" not in pinned["SAFEDIST_JOB"]
+    found = Registered.from_env(pinned)
+    assert found is not None
+    assert found == Registered(**{field.name: getattr(made, field.name) for field in dataclasses.fields(Registered)})
+    assert (found.variables, found.nnodes) == (("A", "B"), str(CONFIGS[config].nnodes))
+
+
+def test_ranks_of_a_range_and_sets_of_names_are_pinned_as_what_they_mean() -> None:
+    config = SafeTorch(
+        nproc_per_node=4, logs=Logs(show=range(2, 4)), scratch=Scratch(shared_caches={"triton", "numba"})
+    )  # type: ignore[arg-type]
+    found = Registered.from_env(planned(config).pinned())
+    assert found is not None
+    assert (found.logs.show, found.scratch.shared_caches) == ((2, 3), ("numba", "triton"))
 
 
 def test_tests_pin_what_registration_pins() -> None:
     config = SafeTorch(nnodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=1))
     told = registered(nodes="2:3", nproc_per_node=2, timeouts={"stop": 1})
-    assert json.loads(planned(config).variables()["SAFEDIST_JOB"]) == json.loads(told["SAFEDIST_JOB"])
+    assert json.loads(planned(config).pinned()["SAFEDIST_JOB"]) == json.loads(told["SAFEDIST_JOB"])
 
 
 def test_a_pod_that_nothing_was_pinned_into_is_not_ours() -> None:
@@ -68,6 +95,7 @@ def test_nothing_has_a_default(name: str) -> None:
     [
         *("", "2", "[]", "{", "null", changed(more=1), changed(nproc_per_node="2"), changed(backend="jax")),
         *(changed(timeouts=None), changed(timeouts={"stop": -1}), changed(timeouts={"nap": 1}), changed(gpus=True)),
+        *(changed(logs={"shown": 1}), changed(scratch=None), changed(variables="A")),
     ],
 )
 def test_what_cannot_be_read_is_refused_and_nothing_else_is_raised(text: str) -> None:
@@ -77,9 +105,9 @@ def test_what_cannot_be_read_is_refused_and_nothing_else_is_raised(text: str) ->
 
 def test_another_version_is_told_from_nonsense() -> None:
     with pytest.raises(TopologyError) as caught:
-        Registered.from_env({"SAFEDIST_JOB": '{"version": 2, "nodes": "of another kind"}'})
+        Registered.from_env({"SAFEDIST_JOB": '{"version": 1, "nodes": "of another kind"}'})
     assert str(caught.value) == (
         "this pod was registered by another version of flytekitplugins-safedist than its image has [version in "
-        "SAFEDIST_JOB=2] (expected: 1). Fix: register the task with the version that is in its image, or build "
+        "SAFEDIST_JOB=1] (expected: 2). Fix: register the task with the version that is in its image, or build "
         "the image with this one"
     )

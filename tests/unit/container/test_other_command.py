@@ -14,9 +14,9 @@ from tests.harness.procs import ignored_signals
 
 INIT = """
 import sys
-from flytekitplugins_safedist.ranks import process_tree
+from flytekitplugins_safedist.rank_server import cleanup
 from flytekitplugins_safedist.container import other_command
-process_tree.adopt_orphans()  # as the kernel does it for a container's first process
+cleanup.adopt_orphans()  # as the kernel does it for a container's first process
 sys.exit(other_command.run_as_init(sys.argv[1:]))
 """
 # Not an interpreter: Python ignores SIGPIPE by itself.
@@ -86,7 +86,7 @@ def test_a_command_that_does_not_exist_is_an_error_of_the_system():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_containers_first_process_stays_for_the_orphans_and_any_other_becomes_the_command(first):
     needs.root("make a process namespace")
-    program = "from flytekitplugins_safedist.container.entrypoint import main; main()"
+    program = "from flytekitplugins_safedist.container.start import main; main()"
     here = ["unshare", "--pid", "--fork", "--"] if first else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [*here, sys.executable, "-c", program, "--", "sh", "-c", "echo $$ $PPID"]

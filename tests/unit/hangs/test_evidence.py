@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.hangs import recorders, stacks
-from flytekitplugins_safedist.rank.evidence import SIGNAL, groups_file
+from flytekitplugins_safedist.hangs.evidence import SIGNAL, groups_file
 from tests.harness.procs import until
 
 BEGINS = """
 import sys, time
 from pathlib import Path
-from flytekitplugins_safedist.rank.evidence import Evidence
+from flytekitplugins_safedist.hangs.evidence import Evidence
 stacks, socket = Path(sys.argv[1], "stacks"), Path(sys.argv[1], "s.fr")
 evidence = Evidence(stacks)
 """

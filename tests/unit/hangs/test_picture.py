@@ -17,7 +17,7 @@ from flytekitplugins_safedist.hangs import picture, processes, snapshot, stacks
 from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
-from flytekitplugins_safedist.ranks import worker
+from flytekitplugins_safedist.rank import main
 from tests.harness.procs import until
 
 TORCH = "/site-packages/torch/distributed/"
@@ -28,7 +28,7 @@ Current thread 0x00007f02 (most recent call first):
   File "{TORCH}distributed_c10d.py", line 2501 in all_reduce
   File "{TORCH}c10d_logger.py", line 81 in wrapper
   File "/app/a file.py", line 33 in step
-  File "{worker.__file__}", line 123 in _work
+  File "{main.__file__}", line 123 in _work
   File "/app/start.py", line 1 in <module>
 """
 
@@ -154,7 +154,7 @@ def test_what_comes_and_goes_over_a_connection_is_counted() -> None:
 LISTENS = """
 import sys, time
 from pathlib import Path
-from flytekitplugins_safedist.rank.evidence import Evidence
+from flytekitplugins_safedist.hangs.evidence import Evidence
 Evidence(Path(sys.argv[1]))
 print("ready", flush=True)
 def spins():

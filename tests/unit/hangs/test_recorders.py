@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from flytekitplugins_safedist.hangs.evidence import ranks_of, text_of
 from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.recorders import Names, RankRecord, merge, of_horovod
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
-from flytekitplugins_safedist.rank.evidence import ranks_of, text_of
 
 SAID = json.loads(Path(__file__).with_name("nccl_said.json").read_text())
 WAITING = [name for name in SAID if name != "source"]

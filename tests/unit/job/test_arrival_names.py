@@ -11,7 +11,7 @@ import pytest
 from flytekitplugins_safedist import Timeouts, lastwords, texts
 from flytekitplugins_safedist.job import arrival
 from flytekitplugins_safedist.job.arrival import run_id
-from tests.unit.ranks.test_order import SNAPSHOT
+from tests.unit.rank.test_order import SNAPSHOT
 
 
 def test_each_attempt_of_each_execution_has_a_name_of_its_own():

@@ -19,7 +19,7 @@ from flytekitplugins_safedist.errors import (
 )
 from flytekitplugins_safedist.hangs.gpus import GpuUse, fault_of
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
-from flytekitplugins_safedist.ranks.outcome import Fault, RankOutcome, Status
+from flytekitplugins_safedist.rank.outcome import Fault, RankOutcome, Status
 from tests.harness.outcomes import failed, outcome, raised
 
 FAILURES = Path(__file__).parents[3] / "docs" / "failures.md"

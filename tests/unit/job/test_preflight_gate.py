@@ -48,8 +48,9 @@ class Gate(PreflightGate):
     def __init__(self, directory: Path, limit: float = 60.0) -> None:
         self.told: Queue[Any] = Queue()
         self.began: list[Go] = []
-        settings = SimpleNamespace(preflight=Preflight(timeout=limit), timeouts=Timeouts(), environment={})
-        job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={})
+        settings = SimpleNamespace(preflight=Preflight(timeout=limit), timeouts=Timeouts())
+        call = SimpleNamespace(variables={})
+        job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={}, call=call)
         place = SimpleNamespace(path=directory, orders=directory)
         plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place)
         super().__init__(plan, self.told.put, lambda go, _: self.began.append(go))

@@ -18,7 +18,7 @@ from flytekitplugins_safedist.job.messages import (
     Saved,
 )
 from flytekitplugins_safedist.job.saving import RoundSaving
-from flytekitplugins_safedist.ranks import shared_page
+from flytekitplugins_safedist.rank import shared_page
 
 
 class Node:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flytekitplugins_safedist.agent.disk import DiskLimit, Usage
 from flytekitplugins_safedist.errors import (
     ConfigError,
     FencedError,
@@ -31,9 +32,8 @@ from flytekitplugins_safedist.errors import (
 )
 from flytekitplugins_safedist.job.reports import cause_of
 from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, is_infrastructure, judge, of_error
-from flytekitplugins_safedist.ranks.disk import DiskLimit, Usage
-from flytekitplugins_safedist.ranks.outcome import Fault, Raised, RankOutcome, Status
-from flytekitplugins_safedist.ranks.outcome_text import describe
+from flytekitplugins_safedist.rank.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.rank.outcome_text import describe
 from tests.harness.outcomes import failed, outcome, raised
 
 OVER = "max_restarts=0"

@@ -401,15 +401,6 @@ def test_a_rename_that_fails_says_what_has_changed_before_it(node, monkeypatch, 
     assert sorted(os.listdir(node.dest)) == (["a.py", "b"] if failing else [])
 
 
-def test_modules_are_kept_apart_as_they_were_and_nothing_else_is(node):
-    kept = node.root / "kept"
-    kept.mkdir()
-    node.stage(modules=kept)
-    (node.dest / "main.py").unlink()
-    assert {name for name, facts in content(kept).items() if facts[0] == "file"} == {"main.py", "pkg/__init__.py"}
-    assert (kept / "main.py").read_text() == "import pkg"
-
-
 @pytest.mark.parametrize("uri", ["https://user:secret@host/key?signature=secret", "s3://bucket/key?secret"])
 def test_addresses_in_messages_carry_no_secrets(uri):
     from flytekitplugins_safedist.texts import public

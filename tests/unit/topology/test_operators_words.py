@@ -204,25 +204,6 @@ REFUSED = {
             "operator's variables a second time"
         ),
     ),
-    "other code than registered": (
-        FIXED["pytorchjob"](0, 2, 4),
-        asked(2, 2, 8),
-        (
-            "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nproc_per_node=4] "
-            "(seen: nproc_per_node=8 in the code, 4 at registration). Fix: register the task again; and let"
-            " the config depend on nothing that differs in the pod, such as the GPUs of the machine it is "
-            "imported on"
-        ),
-    ),
-    "another range than registered": (
-        elastic("2:4", 4),
-        asked(2, 5, 4),
-        (
-            "the code in this pod is configured differently from what was registered [SAFEDIST_JOB=nnodes=2:4] (seen: "
-            "nnodes=2:5 in the code, 2:4 at registration). Fix: register the task again; and let the config "
-            "depend on nothing that differs in the pod, such as the GPUs of the machine it is imported on"
-        ),
-    ),
     "fewer GPUs": (
         {**pinned(1, 8, gpus=8), "CUDA_VISIBLE_DEVICES": "0"},
         asked(1, 1, 8),

@@ -85,20 +85,6 @@ def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("registered", "now", "said"),
-    [
-        (pinned(2, 4), asked(3, 3, 4), r"SAFEDIST_JOB=nnodes=2\].*nnodes=3 in the code, 2 at registration"),
-        (pinned("2:4", 4), asked(2, 5, 4), r"nnodes=2:5 in the code, 2:4 at registration"),
-        (pinned(2, 4), asked(2, 2, 8), r"nproc_per_node=8 in the code, 4 at registration"),
-        (pinned(2, 4, backend="horovod"), asked(2, 2, 4), r"backend=torch in the code, horovod at"),
-    ],
-)
-def test_a_pod_whose_code_asks_for_something_else_than_was_registered_does_not_start(registered, now, said) -> None:
-    with pytest.raises(TopologyError, match=said):
-        from_env(pytorchjob(0, 2, 4) | registered, now)
-
-
 def test_a_pod_whose_code_asks_for_what_was_registered_starts() -> None:
     env = pytorchjob(0, 2, 4)
     assert from_env(env, asked(2, 2, 4)).world_size == 8
@@ -185,7 +171,6 @@ REFUSED = {
     "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), asked(4, 4, 4), "nnodes=2:4; expected: nnodes=4"),
     "elastic policy of one size": (elastic("4", 4), asked(4, 4, 4), "with a Master"),
     "range unreadable": (elastic("2:", 4) | pinned("2:4", 4), asked(2, 4, 4), "MIN:MAX"),
-    "code changed": (pytorchjob(0, 2, 4), asked(2, 2, 8), "nproc_per_node=8 in the code, 4 at registration"),
     "endpoint alone": (pinned(1, 4) | {"SAFEDIST_ENDPOINT": "a:1"}, asked(1, 1, 4), "no other node to meet"),
     "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, asked(2, 2, 4), "HOST:PORT"),
 }

@@ -1,0 +1,1 @@
+"""One node's ranks as its agent sees them: started, watched, ended, and what they leave behind."""

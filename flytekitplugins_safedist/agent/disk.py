@@ -1,0 +1,172 @@
+"""How much the ranks of a node hold on disk, and may: what the user said, or what their pod is given.
+
+An evicted pod says nothing of who filled the disk, and comes back to fill it again. So the ranks' limit lies below the
+pod's, and is looked at more often than the kubelet looks (every ten seconds).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import envvars
+from ..config.options import SCRATCH_MOUNT
+from ..config.registered import Registered
+from ..errors import ScratchError
+from ..rank.places import JobScratch
+from ..texts import human
+from . import scratch
+
+CALM_SECONDS, CLOSE_SECONDS = 5.0, 1.0
+"""Between two looks: usually, and once half the limit is in use."""
+
+_REST_OF_POD = 128 << 20
+"""Bytes, or a tenth, that the pod's limit leaves to what is not the ranks': the code archive, the container's log."""
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0
+    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else found.st_blocks * 512
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    todo = [str(path)]  # no recursion: a task may leave directories of any depth
+    while todo:
+        try:
+            entries = list(os.scandir(todo.pop()))
+        except OSError:
+            continue
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    yield entry.stat(follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the ranks of this node hold on disk, in bytes, and how much room the file system has left.
+
+    Attributes:
+        path: the job's directory.
+        by_rank: rank and bytes of each, its log included.
+        free: bytes.
+        earlier: bytes that are kept of earlier rounds.
+    """
+
+    path: Path
+    by_rank: tuple[tuple[int, int], ...]
+    free: int
+    earlier: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all ranks together, and of earlier rounds."""
+        return sum(size for _, size in self.by_rank) + self.earlier
+
+    def largest(self) -> int:
+        """The rank that holds most."""
+        return max(self.by_rank, key=lambda item: item[1])[0]
+
+    def __str__(self) -> str:
+        ranked = sorted(self.by_rank, key=lambda item: -item[1])
+        listed = [f"rank {rank}: {human(size)}" for rank, size in ranked]
+        listed += [f"earlier rounds: {human(self.earlier)}"] if self.earlier else []
+        free = f"{human(self.free)} free on its file system"
+        return f"{human(self.total)} in {self.path} ({', '.join(listed)}); {free}"
+
+
+def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
+    """Measure a job in one of its rounds."""
+    own = {rank: (job.rank(round_, rank).path, job.rank(round_, rank).caches, job.log(round_, rank)) for rank in ranks}
+    by_rank = tuple((rank, sum(map(bytes_of, paths))) for rank, paths in own.items())
+    earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
+    return Usage(path=job.path, by_rank=by_rank, free=shutil.disk_usage(job.path).free, earlier=earlier)
+
+
+@dataclass(frozen=True)
+class DiskLimit:
+    """Bytes that the ranks of a node may hold together, and whose word that is."""
+
+    size: int
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{human(self.size)} {self.origin}"
+
+
+def limit_of(settings: Registered, environment: Mapping[str, str]) -> DiskLimit | None:
+    """The limit of this node's ranks, or None where there is none.
+
+    Args:
+        settings: the task's; its own limit counts first.
+        environment: this process's variables, with what Kubernetes says of the pod.
+    """
+    if settings.size_limit is not None:
+        return DiskLimit(settings.size_limit, "by Scratch(size_limit=...)")
+    if not _on_pods_disk(settings, environment):
+        return None
+    given = environment.get(envvars.EPHEMERAL_STORAGE, "")
+    pods = int(given) if given.isascii() and given.isdecimal() else 0
+    if not pods:
+        return None
+    size = pods - min(max(_REST_OF_POD, pods // 10), pods // 2)
+    return DiskLimit(size, f"by the pod's ephemeral storage of {human(pods)}, part of which is left to the rest of it")
+
+
+def _on_pods_disk(settings: Registered, environment: Mapping[str, str]) -> bool:
+    """Whether scratch is in what Kubernetes counts: the container's own files, and volumes on the node's disk."""
+    asked, named = settings.scratch, environment.get(envvars.SCRATCH_ROOT)
+    if asked.path is not None:
+        return False
+    if asked.volume is None or named != SCRATCH_MOUNT:
+        return named is None
+    return asked.claim is None and asked.volume == "disk"
+
+
+class DiskWatch:
+    """Looks at what the ranks hold, now and then."""
+
+    def __init__(self, limit: DiskLimit | None) -> None:
+        self._limit = limit
+        self._next = time.monotonic() + CALM_SECONDS
+
+    def excess(self, measure: Callable[[], Usage]) -> tuple[int, ScratchError] | None:
+        """The rank that holds most, and the error for it, once all hold more than the limit.
+
+        Args:
+            measure: asked when it is time to look.
+        """
+        if self._limit is None or time.monotonic() < self._next:
+            return None
+        found = measure()
+        close = found.total > self._limit.size // 2
+        self._next = time.monotonic() + (CLOSE_SECONDS if close else CALM_SECONDS)
+        error = over_limit(found, self._limit)
+        return None if error is None else (found.largest(), error)
+
+
+def over_limit(measured: Usage, limit: DiskLimit) -> ScratchError | None:
+    """The error for ranks that hold more than their limit, or None."""
+    if measured.total <= limit.size:
+        return None
+    return ScratchError(
+        "the ranks of this node wrote more than their scratch limit",
+        where={"directory": measured.path},
+        seen=str(measured),
+        expected=f"at most {limit}",
+        hint="write less to current_rank().scratch and temporary files, remove what is done with, or raise "
+        "Scratch(size_limit=...) or the task's limit of ephemeral_storage",
+    )

@@ -1,0 +1,238 @@
+"""Ranks' output, live in the node's log: whole lines, each with its rank.
+
+Ranks write to files (so a rank never blocks on a slow reader, and its last words survive it); one thread here follows
+all of them and passes on every complete line of the ranks that are to be shown, and at times how far a progress
+bar is, which overwrites itself with ``\\r`` and is a line only in the end. What is passed on, or not to be shown, and
+not among a file's last bytes any more, goes back to the disk: the file becomes a hole there, and a rank that prints for
+weeks does not fill the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config.options import Logs
+from ..rank.context import RankContext
+from ..rank.order import RankOrder
+
+POLL_SECONDS = 0.1
+BAR_SECONDS = 5.0
+"""Between two looks at a progress bar. Of one rank, the node's first that is shown: they all go the same way."""
+
+_MAX_LINE = 64 * 1024
+_TAIL_BYTES = 256 * 1024
+_BLOCK = 256 * 1024
+"""Bytes of one file that are in memory at a time, however much a rank has printed."""
+
+KEPT_BYTES = 16 << 20
+"""The end of each rank's log that stays on disk, for the error's last lines and for whoever keeps scratch."""
+
+_FREED_AT_ONCE = 4 << 20
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
+
+DRAIN_SECONDS = 60.0
+"""How long ranks' output may go on being passed on when they have ended: a reader that has stopped must not keep the
+agent from reporting how they did."""
+
+
+@dataclass
+class _Followed:
+    path: Path
+    prefix: str | None
+    """None: not shown."""
+    offset: int = 0
+    """Bytes read."""
+    passed: int = 0
+    """Bytes passed on, or not to be."""
+    freed: int = 0
+    """Bytes given back to the disk."""
+    partial: bytes = b""
+    bar_due: float | None = None
+    """When the half line is shown, for it overwrites itself; None: it is an ordinary one."""
+    bar: bytes = b""
+    """How it was shown last."""
+
+
+def followed(orders: Sequence[RankOrder], logs: Logs) -> list[tuple[str | None, Path]]:
+    """Each rank's log with the prefix of its lines; None where they are not shown."""
+    return [(_prefix(order.context, logs), order.log) for order in orders]
+
+
+def _prefix(at: RankContext, logs: Logs) -> str | None:
+    if logs.show is not None and at.rank not in logs.show:
+        return None
+    return logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank)
+
+
+class LogFollower:
+    """Follows the log files of one round; the last lines are passed on before ``stop`` returns."""
+
+    def __init__(
+        self,
+        logs: Sequence[tuple[str | None, Path]],
+        write: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            logs: prefix and file of each rank; None in place of the prefix of a rank that is not shown.
+            write: takes one block of text made of whole lines.
+            clock: tells seconds.
+        """
+        self._files = [_Followed(path, prefix) for prefix, path in logs]
+        self._bars_of = next((followed for followed in self._files if followed.prefix is not None), None)
+        self._write = write
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="safedist rank logs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self, within: float = DRAIN_SECONDS) -> int:
+        """Pass on what is left, half lines included, and end.
+
+        Args:
+            within: seconds; whoever takes the output may have stopped reading.
+
+        Returns:
+            How many bytes were not passed on.
+        """
+        self._stop.set()
+        if self._thread.ident is not None:  # never started: ranks that could not be started are torn down as well
+            self._thread.join(within)
+        shown = [followed for followed in self._files if followed.prefix is not None]
+        return sum(max(0, _size(followed.path) - followed.passed) for followed in shown)
+
+    def _run(self) -> None:
+        try:
+            more = False
+            while more or not self._stop.wait(POLL_SECONDS):
+                more = self._pass_on_blocks()
+            while self._pass_on_blocks():
+                pass
+            for followed in self._files:
+                if followed.partial:
+                    self._write(self._shown(followed, followed.partial))
+                    followed.passed = followed.offset
+        except OSError:
+            return  # nobody reads the node's log any more (EPIPE): stop() tells what was not shown
+
+    def _pass_on_blocks(self) -> bool:
+        """At most one block of each file, so that no rank's flood holds up another's lines; whether there was one."""
+        return sum(map(self._pass_on_block, self._files)) > 0  # any() would stop early
+
+    def _pass_on_block(self, followed: _Followed) -> bool:
+        if followed.prefix is None:
+            followed.passed = _size(followed.path)
+            _free(followed)
+            return False
+        text = _read_block(followed)
+        *lines, followed.partial = (followed.partial + text).split(b"\n")
+        if lines:
+            followed.bar_due = None
+        bar = self._bar(followed)
+        if len(followed.partial) > _MAX_LINE:
+            lines.append(followed.partial)
+            followed.partial = b""
+        if lines or bar:
+            self._write("".join(self._shown(followed, line) for line in [*lines, *bar]))
+        followed.passed = followed.offset - len(followed.partial)
+        _free(followed)
+        return bool(text)
+
+    def _bar(self, followed: _Followed) -> list[bytes]:
+        """Where a progress bar is now, if it is time to show it. What it has overwritten is forgotten."""
+        if b"\r" in followed.partial:
+            overwritten = followed.partial.rstrip(b"\r").rfind(b"\r") + 1
+            followed.partial = followed.partial[overwritten:]
+            if followed.bar_due is None:
+                followed.bar_due = self._clock() + BAR_SECONDS
+        if followed is not self._bars_of or followed.bar_due is None or self._clock() < followed.bar_due:
+            return []
+        followed.bar_due = self._clock() + BAR_SECONDS
+        before, followed.bar = followed.bar, followed.partial
+        return [followed.bar] if followed.bar.strip() and followed.bar != before else []
+
+    @staticmethod
+    def _shown(followed: _Followed, line: bytes) -> str:
+        return f"{followed.prefix}{printable(line)}\n"
+
+
+def _read_block(followed: _Followed) -> bytes:
+    try:
+        with followed.path.open("rb", buffering=0) as file:
+            file.seek(followed.offset)
+            data = file.read(_BLOCK) or b""
+    except FileNotFoundError:
+        return b""
+    followed.offset += len(data)
+    return data
+
+
+def _free(followed: _Followed) -> None:
+    """Give back to the disk what is passed on and not to be kept.
+
+    A hole, and not a new file or a cut one: ranks and all that they started hold this very file open, and a byte that
+    is written between a look and a cut would be lost. Whoever reads the file finds zeros there.
+    """
+    until = followed.passed - KEPT_BYTES
+    if until - followed.freed >= _FREED_AT_ONCE:
+        # Where the file system has no holes (NFS before 4.2), the log stays whole, and counts in the ranks' limit.
+        _punch_hole(followed.path, followed.freed, until)
+        followed.freed = until
+
+
+def _punch_hole(path: Path, start: int, end: int) -> None:
+    fallocate = ctypes.CDLL(None).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        fallocate(file.fileno(), _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def printable(line: bytes) -> str:
+    """A line as a person at a terminal would see it in the end: progress bars overwrite themselves with ``\\r``."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
+
+
+def tail(path: Path, lines: int) -> tuple[str, ...]:
+    """The last ``lines`` lines of a log file; nothing if it cannot be read.
+
+    A rank prints its traceback last; the tail is for what it logged before, so callers cut that off.
+    """
+    if lines <= 0:
+        return ()
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            data = file.read()
+    except OSError:
+        return ()
+    # Lines as the log shows them: bytes.splitlines would make one of every step of a progress bar.
+    return tuple(printable(line) for line in data.removesuffix(b"\n").split(b"\n")[-lines:]) if data else ()
+
+
+def without_traceback(lines: Sequence[str], traceback: str) -> tuple[str, ...]:
+    """``lines`` without the ``traceback`` at their end: an error shows it once."""
+    # As a rank prints it (rank.py) and as tail() reads it back.
+    end = [printable(line.encode(errors="backslashreplace")) for line in traceback.rstrip().split("\n")]
+    if traceback and list(lines[-len(end) :]) == end:
+        return tuple(lines[: -len(end)])
+    return tuple(lines)

@@ -1,0 +1,379 @@
+"""The ranks of one node in one round: started together, watched, torn down together."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..config.registered import Registered
+from ..errors import LaunchError, SafedistError, ScratchError
+from ..hangs import picture, stacks
+from ..hangs.gpus import GpuWatch
+from ..rank import literals, shared_page
+from ..rank.order import JobOrder, RankOrder
+from ..rank.outcome import Fault, Raised, RankOutcome, Status, is_consequence, speaks_of_timeout
+from ..rank.places import JobScratch, RankFiles
+from ..rank.shared_page import AgentPage
+from ..rank_server import cleanup
+from ..rank_server.client import EndedRank, RankServer
+from ..texts import human
+from . import disk, log_lines, memory, scratch
+from .rank_gpus import RankGpus
+
+SETTLE_SECONDS = 3.0
+"""How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
+
+_SLOW_SECONDS = 5.0
+"""An import that takes longer is told."""
+
+_KILL_PATIENCE_SECONDS = 30.0
+_LINES = 12
+"""Of a rank's stack, in the error."""
+
+
+@dataclass
+class _Member:
+    order: RankOrder
+    page: AgentPage
+    pid: int
+    ended: EndedRank | None = None
+    outcome: RankOutcome | None = None
+    given_up: bool = False
+    """It has reported success, and not even SIGKILL ends it: its success counts, and nothing waits for it any more."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process that can still be waited for."""
+        return self.ended is None and not self.given_up
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has come to the task's function."""
+        return self.page.begun
+
+
+class Ranks:
+    """A started round on this node.
+
+    Args:
+        server: starts and signals processes.
+        job: what all ranks are told.
+        orders: one for each rank of this node, by local rank.
+        settings: timeouts and log settings.
+        gpus: of this node.
+        show: takes blocks of whole lines of the ranks' output.
+        say, warn: take one sentence for the node's log.
+    """
+
+    def __init__(
+        self,
+        server: RankServer,
+        job: JobOrder,
+        orders: Sequence[RankOrder],
+        settings: Registered,
+        *,
+        gpus: GpuWatch,
+        show: Callable[[str], object],
+        say: Callable[[str], object],
+        warn: Callable[[str], object],
+    ) -> None:
+        self.gpus = RankGpus(gpus, orders)
+        self._server = server
+        self._job = job
+        self._orders = orders
+        self._members: list[_Member] = []
+        self._settings = settings
+        self._show = show
+        self._say = say
+        self._warn = warn
+        self._slow_after: float | None = None
+        self._stopping_since_ns: int | None = None
+        self._all_reported: float | None = None
+        self._start_deadline: float | None = None
+        self._memory_before = memory.cgroup()
+        self._stacks: dict[int, str] = {}
+        self._follower = log_lines.LogFollower(log_lines.followed(orders, settings.logs), show)
+
+    def start(self, *, fork: bool) -> None:
+        """Start every rank, forked from the server (``fork``) or as fresh interpreters.
+
+        Raises:
+            ScratchError: what a rank shares with this process cannot be made.
+            LaunchError: processes cannot be started.
+        """
+        pages = [self._page_for(order) for order in self._orders]
+        pids = self._server.start(self._job, self._orders, fork=fork, timeout=self._settings.timeouts.start)
+        self._members = [_Member(*each) for each in zip(self._orders, pages, pids, strict=True)]
+        self._start_deadline = time.monotonic() + self._settings.timeouts.start
+        self._slow_after = time.monotonic() + _SLOW_SECONDS
+        self._follower.start()
+
+    def _page_for(self, order: RankOrder) -> AgentPage:
+        try:
+            page = shared_page.make(order.files.page)
+        except OSError as error:
+            raise ScratchError(
+                "the memory that a rank shares with its agent cannot be made",
+                where={"path": order.files.page, "rank": order.context.rank},
+                seen=str(error),
+                hint=scratch.remedy(error),
+            ) from error
+        page.stays(self._settings.timeouts.preemption)
+        return page
+
+    def poll(self, *, wait: float = 0.0) -> None:
+        """Take in what happened.
+
+        Raises:
+            LaunchError: the rank server is gone, and the ranks with it.
+        """
+        by_pid = {member.pid: member for member in self._members}
+        for ended in self._server.ended(wait=wait):
+            if ended.pid in by_pid:
+                by_pid[ended.pid].ended = ended
+        for member in self._members:
+            if member.outcome is None:
+                member.outcome = self._outcome(member)
+        if self._slow_after is not None and time.monotonic() > self._slow_after:
+            self._slow_after = None
+            if importing := ", ".join(str(each.order.context.rank) for each in self._importing()):
+                self._say(f"rank(s) {importing} import {self._job.source.shown}: {_SLOW_SECONDS:g} s so far")
+
+    def _importing(self) -> list[_Member]:
+        return [each for each in self._members if each.running and not each.begun and each.outcome is None]
+
+    @property
+    def to_be_fresh(self) -> bool:
+        """Whether a rank has found that it must not be forked."""
+        return any(member.page.wants_fresh for member in self._members)
+
+    @property
+    def pages(self) -> dict[int, AgentPage]:
+        """What the agent shares with each rank, by rank, once they are started."""
+        return {member.order.context.rank: member.page for member in self._members}
+
+    @property
+    def failed(self) -> bool:
+        """Whether any rank has failed, whether or not its process has ended."""
+        return any(member.outcome is not None and member.outcome.failed for member in self._members)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has succeeded and ended. A rank that reported but lingers is ended after its time, once:
+        what SIGKILL cannot end (a process that waits for a wedged GPU or NFS) does not take back what it reported."""
+        if not all(member.outcome and member.outcome.status is Status.SUCCEEDED for member in self._members):
+            return False
+        lingering = [member for member in self._members if member.running]
+        if not lingering:
+            return True
+        self._all_reported = self._all_reported or time.monotonic()
+        if time.monotonic() - self._all_reported > self._settings.timeouts.exit:
+            ranks = ", ".join(str(member.order.context.rank) for member in lingering)
+            self._warn(
+                f"rank(s) {ranks} reported success but did not end within {self._settings.timeouts.exit:g} s "
+                "(a thread or an exit handler that does not return); ending them"
+            )
+            self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+            self._give_up(lingering)
+        return False
+
+    def _give_up(self, lingering: Sequence[_Member]) -> None:
+        """Go on without ranks that SIGKILL has not ended."""
+        left = [member for member in lingering if member.running]
+        for member in left:
+            member.given_up = True
+        if left:
+            listed = ", ".join(f"{member.order.context.rank} (process {member.pid})" for member in left)
+            self._warn(
+                f"rank(s) {listed} were not ended by SIGKILL within {_KILL_PATIENCE_SECONDS:g} s (the kernel "
+                "waits for a device or a file system); their success counts, and the job goes on without them"
+            )
+
+    def late(self) -> RankOutcome | None:
+        """The failure of a rank that has not begun its function in ``timeouts.start``, with the stack that it has now.
+
+        Libraries have a deadline of their own; this one is for what each rank imports itself.
+        """
+        if self._start_deadline is None or time.monotonic() < self._start_deadline:
+            return None
+        if any(page.debugs for page in self.pages.values()):  # and once more when the person has gone on
+            self._start_deadline = time.monotonic() + self._settings.timeouts.start
+            return None
+        self._start_deadline = None
+        waiting = self._importing()
+        if not waiting:
+            return None
+        self.note_stacks(waiting)
+        seconds = f"{self._settings.timeouts.start:g} s"
+        listed = ", ".join(str(member.order.context.rank) for member in waiting)
+        error = LaunchError(
+            "ranks have not begun the task's function in time",
+            where={"ranks": listed},
+            seen=f"still importing {self._job.source.shown or 'the task'} after {seconds}",
+            expected="Timeouts(start=...) to be enough for that",
+            hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
+        )
+        raised = Raised(type(error).__name__, str(error), "", Fault.RECOVERABLE, code="USER:RanksNotReady")
+        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=self._stood()))
+
+    def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
+        """Have ranks write where they are, before they are ended or lose the others: those that still run."""
+        members = members or [member for member in self._members if member.running and member.begun]
+        ranks = {
+            each.order.context.rank: (each.pid, each.order.files.stacks) for each in members if each.outcome is None
+        }
+        found = stacks.ask(ranks, self._server.ask_for_stacks)
+        for rank, threads in found.items():
+            for number, stack in enumerate(threads):
+                lines = [f"thread {number + 1} of {len(threads)}, innermost call first:", *map(picture.line_of, stack)]
+                self._show("".join(f"[rank {rank}] {line}\n" for line in lines))
+        self._stacks = {rank: "\n".join(map(picture.line_of, each[0][:_LINES])) for rank, each in found.items()}
+
+    def _stood(self, *, failed: bool = True) -> str:
+        """Where ranks were that no collective has let wait in vain, by their stacks, or what they raised.
+
+        Args:
+            failed: with those that have.
+        """
+        ended = [member.outcome for member in self._members if member.outcome is not None]
+        raised = {outcome.rank: outcome.raised.traceback for outcome in ended if failed and outcome.raised is not None}
+        where = {**raised, **self._stacks}
+        for outcome in ended:
+            if outcome.timed_out:
+                where.pop(outcome.rank, None)
+        return "\n".join(f"Where rank {rank} was then:\n{stack.rstrip()}" for rank, stack in where.items() if stack)
+
+    @property
+    def running(self) -> dict[int, tuple[RankOrder, AgentPage]]:
+        """The order and the page of each rank that has begun and has not ended, by process id."""
+        return {m.pid: (m.order, m.page) for m in self._members if m.running and m.outcome is None and m.begun}
+
+    def settle(self) -> None:
+        """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
+        if any(outcome.timed_out for outcome in self.outcomes()):
+            self.note_stacks()
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            failures = [m.outcome for m in self._members if m.outcome is not None and m.outcome.failed]
+            running = any(member.ended is None for member in self._members)
+            if not running or any(not is_consequence(outcome) for outcome in failures):
+                return
+            self.poll(wait=0.05)
+        if not self._stacks:
+            self.note_stacks()  # of those that have lost nobody: one of them may have closed its connections
+
+    def stop(self, number: int = signal.SIGTERM, *, patience: float = 0.0) -> None:
+        """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``.
+
+        Args:
+            number: the signal.
+            patience: seconds that a rank with a handler of its own for it has at least: it may save its work there.
+        """
+        self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
+        seconds = self._settings.timeouts.stop
+        running = [member.pid for member in self._members if member.running]
+        if patience > seconds and any(cleanup.catches(pid, number) for pid in running):
+            seconds = patience
+        try:
+            self._end(number, seconds)
+            left = [str(member.order.context.rank) for member in self._members if member.running]
+            if left:
+                name = signal.Signals(number).name
+                self._warn(f"rank(s) {', '.join(left)} did not end within {seconds:.1f} s of {name}, and are killed")
+            self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+        except LaunchError:
+            pass  # the server is gone: the kernel has killed its ranks already
+        finally:
+            unseen = self._follower.stop()
+            if unseen:
+                self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
+
+    def _end(self, number: int, patience: float) -> None:
+        running = [member.pid for member in self._members if member.running]
+        if not running:
+            return
+        self._server.signal(running, number, whole_group=number == signal.SIGKILL)
+        deadline = time.monotonic() + patience
+        while any(member.running for member in self._members):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self.poll(wait=min(left, 0.2))
+
+    def outcomes(self) -> list[RankOutcome]:
+        """How each rank ended, so far; failures with the last lines they logged."""
+        ended = [(member, member.outcome) for member in self._members if member.outcome is not None]
+        return [self._told(member, outcome) if outcome.failed else outcome for member, outcome in ended]
+
+    def returned(self) -> list[int]:
+        """Ranks that have succeeded so far."""
+        return [outcome.rank for outcome in self.outcomes() if outcome.status is Status.SUCCEEDED]
+
+    def blame(self, rank: int, error: SafedistError, **facts: Any) -> RankOutcome:
+        """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
+        member = next(member for member in self._members if member.order.context.rank == rank)
+        raised = Raised(type=type(error).__name__, message=str(error), traceback="", **{"repeats": True, **facts})
+        return _outcome_of(member, Status.RAISED, raised=raised, step=member.page.steps.step)
+
+    def result(self) -> RankFiles:
+        """What rank 0 has left; only on node 0."""
+        return self._orders[0].files
+
+    def decks(self) -> tuple[dict[str, str], ...]:
+        """Of the first rank here that left some, failed or not: one that is told to end with the others leaves none."""
+        return next((tuple(left) for each in self._orders if (left := literals.read_decks(each.files.decks))), ())
+
+    def _outcome(self, member: _Member) -> RankOutcome | None:
+        record = member.page.record
+        if record is None:
+            return self._without_record(member) if member.ended is not None else None
+        outcome = RankOutcome.from_json(record)
+        stopping = self._stopping_since_ns
+        if stopping is not None and outcome.time_ns > stopping and outcome.failed:
+            # It failed because we told it to end, whatever it raised then.
+            return replace(outcome, status=Status.STOPPED)
+        return outcome
+
+    def _without_record(self, member: _Member) -> RankOutcome:
+        ended = member.ended
+        code, time_ns = (ended.exit_code, ended.time_ns) if ended is not None else (None, time.time_ns())
+        status = Status.KILLED if code is not None and code < 0 else Status.EXITED
+        if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
+            status = Status.STOPPED
+        outcome = replace(_outcome_of(member, status, exit_code=code), time_ns=time_ns)
+        if code == -signal.SIGABRT:  # the word of NCCL's watchdog comes before long stacks
+            outcome = replace(outcome, timed_out=speaks_of_timeout("\n".join(log_lines.tail(member.order.log, 1000))))
+        return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
+
+    def _with_memory(self, outcome: RankOutcome) -> RankOutcome:
+        """Now, while the other ranks still run: what each has held at most, and whether the kernel ran short."""
+        now = memory.cgroup()
+        peaks = {
+            member.order.context.rank: member.ended.peak if member.ended is not None else memory.high_water(member.pid)
+            for member in self._members
+        }
+        short = bool(memory.killed(now, self._memory_before))
+        return replace(outcome, memory=memory.told(now, self._memory_before, peaks), out_of_memory=short)
+
+    def _told(self, member: _Member, outcome: RankOutcome) -> RankOutcome:
+        """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""
+        shown = outcome.raised.traceback if outcome.raised is not None else ""
+        wanted = self._settings.logs.tail_lines
+        lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
+        if is_consequence(outcome):
+            outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
+        tail = log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ()
+        return self.gpus.named(replace(outcome, log_tail=tail))
+
+    def usage(self, job: JobScratch) -> disk.Usage:
+        """How much the ranks of this round hold in scratch."""
+        contexts = [order.context for order in self._orders]
+        return disk.usage(job, contexts[0].round, [context.rank for context in contexts])
+
+
+def _outcome_of(member: _Member, status: Status, **facts: Any) -> RankOutcome:
+    """An outcome, now, that the rank itself did not record."""
+    return RankOutcome.of(member.order.context, member.pid, status, time.time_ns(), **facts)

@@ -1,0 +1,171 @@
+"""Make and remove a job's directories on this node (:mod:`..rank.places` says which)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from ..config.caches import CACHES
+from ..errors import ScratchError
+from ..rank.outcome import FULL_ERRNOS
+from ..rank.places import JobScratch, RankScratch, cache_variables
+from ..rank_server.cleanup import remove
+
+SOCKET_PATH_BYTES = 107
+"""The longest path of a socket: unix(7)'s ``sun_path`` has 108 bytes, one of them for the end."""
+SOCKET_NAME_BYTES = 40
+"""Of these, kept for what is made below TMPDIR: multiprocessing's ``/pymp-xxxxxxxx/listener-xxxxxxxx`` takes 32 bytes,
+torch's ``/torch-shm-dir-XXXXXX/manager.sock`` 34."""
+
+_LONGEST_TMP = Path("round-999") / "rank-9999" / "tmp"
+
+
+def remedy(error: OSError) -> str:
+    """What to do where a file of a job cannot be made."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "let the pod's processes open more files (ulimit -n): an agent needs some for each of its ranks"
+    if error.errno in FULL_ERRNOS:
+        return "free space there, or set Scratch(path=...) to a larger volume"
+    if error.errno in (errno.ENODEV, errno.EINVAL):
+        return "set Scratch(path=...) to a local disk: that file system's files cannot be mapped into memory"
+    return "see the error: it is of that directory's file system"
+
+
+def make_job(root: Path) -> JobScratch:
+    """Make a job directory that no other job, attempt or process has (the kernel's mkdir decides).
+
+    Raises:
+        ScratchError: ``root`` cannot be written, or is too long for sockets and no link to it can be made.
+    """
+    root = root.absolute()  # a rank's TMPDIR holds wherever it goes
+    with _writing(root):
+        path = Path(tempfile.mkdtemp(prefix="safedist-", dir=root))
+        try:
+            job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
+            job.orders.mkdir(mode=0o700)
+            job.logs.mkdir(mode=0o700)
+        except BaseException:
+            remove(path)
+            raise
+    return job
+
+
+def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
+    """Make the directories of one rank.
+
+    Raises:
+        ScratchError: they cannot be made.
+    """
+    scratch = job.rank(round_, rank)
+    with _writing(scratch.path):
+        # Several ranks of a round make its directory at once in a multi-process launch: let mkdir arbitrate.
+        scratch.path.parent.mkdir(mode=0o700, exist_ok=True)
+        for path in (scratch.path, scratch.tmp, scratch.path / "flyte"):
+            path.mkdir(mode=0o700)
+        _make_caches(scratch.caches)
+    return scratch
+
+
+def _make_caches(parent: Path) -> None:
+    """Make them below ``parent``, or find them. No process that had them is left: what one had locked by a file's mere
+    existence is free.
+
+    Raises:
+        OSError: they cannot be made.
+    """
+    parent.parent.mkdir(mode=0o700, exist_ok=True)
+    parent.mkdir(mode=0o700, exist_ok=True)
+    for cache in CACHES:
+        own = parent / cache.name
+        own.mkdir(mode=0o700, exist_ok=True)
+        for lock in own.glob(cache.locks) if cache.locks else ():
+            lock.unlink()
+
+
+def make_caches(caches: Path, shared: Collection[str]) -> dict[str, str]:
+    """Make compile caches for what is imported for all ranks; the variables that send it there, ``shared`` ones aside.
+
+    Raises:
+        ScratchError: they cannot be made.
+    """
+    with _writing(caches):
+        _make_caches(caches)
+    return cache_variables(caches, shared)
+
+
+def remove_rounds_before(job: JobScratch, round_: int) -> None:
+    """Remove what the ranks of earlier rounds left, their logs too, as far as possible. Their processes are gone."""
+    for path in other_rounds(job, round_):
+        if int(path.name.split("-")[1]) < round_:
+            remove(path)
+
+
+def other_rounds(job: JobScratch, round_: int) -> list[Path]:
+    """Directories and logs of all rounds but this one."""
+    found = [*job.path.glob("round-*"), *job.logs.glob("round-*")]
+    return [path for path in found if path.name.split("-")[1] != str(round_)]
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ScratchError(
+            "the scratch directory cannot be made",
+            where={"path": path},
+            seen=f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}",
+            expected="a writable directory with room",
+            hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this user may write",
+        ) from error
+
+
+def short_for(directory: Path, *, below: Path) -> Path:
+    """The directory itself, or a new link to it where sockets in ``directory / below`` would have too long a path.
+
+    A DataLoader's workers hand tensors over through a socket in TMPDIR. Where its path is longer than the kernel takes,
+    the worker prints ``OSError: AF_UNIX path too long``, and the rank waits for it for ever.
+
+    The link is as private as the directory: nobody else may enter that. It is made in the first place that is short
+    enough and can be written.
+
+    Raises:
+        ScratchError: there is no such place.
+    """
+    if _fits(directory, below):
+        return directory
+    tried: dict[str, str] = {}
+    for place in dict.fromkeys([str(directory.parent), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]):  # noqa: S108
+        link = Path(place) / f"safedist-{secrets.token_hex(4)}"
+        if not _fits(link, below):
+            tried[place] = "too long"
+            continue
+        try:
+            link.symlink_to(directory)  # EEXIST where somebody has this name already
+        except OSError as error:
+            tried[place] = error.strerror or str(error)
+        else:
+            return link
+    raise _too_long(directory, below, tried)
+
+
+def _fits(directory: Path, below: Path) -> bool:
+    return len(os.fsencode(directory / below)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES
+
+
+def _too_long(directory: Path, below: Path, tried: dict[str, str]) -> ScratchError:
+    root = directory.parent
+    taken = len(os.fsencode(root))
+    allowed = taken + SOCKET_PATH_BYTES - SOCKET_NAME_BYTES - len(os.fsencode(directory / below))
+    return ScratchError(
+        "the scratch directory's path is too long for sockets: DataLoader workers would hang",
+        where={"path": root, "tried for a link": "; ".join(f"{place}: {why}" for place, why in tried.items())},
+        seen=f"{taken} bytes",
+        expected=f"at most {allowed} bytes (a socket's path has at most {SOCKET_PATH_BYTES})",
+        hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a shorter path, or make /tmp writable",
+    )

@@ -1,0 +1,134 @@
+"""What a rank leaves for whoever looks at it from outside, so that its agent can say where it stands and why.
+
+One idle thread does it. It takes :data:`SIGNAL`, at which faulthandler writes the stacks of all threads: in the main
+thread that signal would interrupt a system call of a library's, and what does not begin it again fails (torch's store
+does, as it connects). It has torch answer on a socket, and notes which groups this rank is a member of: gloo's recorder
+does not know, and torch's server cannot be told to say more (a handler of Python's aborts the process as it ends).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..compat import torch as torch_inside
+from ..errors import IncompatibleVersionError
+
+SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3  # macOS has none, where tasks are written and registered
+"""Nobody else's: users and schedulers take SIGUSR1 and SIGUSR2, C libraries the first of the real-time signals."""
+
+START = Path(__file__).parents[1] / "rank"
+"""Where the files are whose frames are below the user's, in the main thread and in no other."""
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at the groups: a hang is seconds old when anybody asks."""
+
+
+class Evidence:
+    """Of this process, from now on.
+
+    Args:
+        stacks: file that stacks are written to, at each :data:`SIGNAL`.
+    """
+
+    def __init__(self, stacks: Path) -> None:
+        file = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(SIGNAL, file=file, all_threads=True)
+        self._socket: Path | None = None
+        self._served = False
+        self._begins = threading.Event()
+        threading.Thread(target=self._run, name="safedist-evidence", daemon=True).start()
+        # Threads of libraries, and processes that this one starts, inherit it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
+
+    def follow(self, socket: Path) -> None:
+        """Have torch answer at a socket, as soon as it is imported, and note groups in :func:`groups_file`."""
+        self._served = torch_inside.has_worker_server() and _serve_silently(socket)
+        self._socket = socket
+        self._begins.set()
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
+        self._begins.wait()
+        before = ""
+        while self._socket is not None:
+            if not self._served and torch_inside.has_worker_server():
+                self._served = _serve(self._socket)
+            text = _groups()
+            if text != before and _written(groups_file(self._socket), text):
+                before = text
+            time.sleep(_LOOK_SECONDS)
+
+
+def groups_file(socket: Path) -> Path:
+    """Where a rank notes its groups: JSON, with ``groups`` (members by name, as :func:`text_of`), ``recorders`` (by
+    backend the question that torch answers with what it does; "" where it records nothing of it) and ``problem``."""
+    return socket.with_suffix(".groups")
+
+
+def text_of(ranks: Iterable[int]) -> str:
+    """Ranks as a short text: ``0-7``; ``0-56:8`` for each eighth; ``0,3,4`` else."""
+    found = sorted(ranks)
+    steps = {later - earlier for earlier, later in itertools.pairwise(found)}
+    if len(found) < 3 or len(steps) > 1:
+        return ",".join(map(str, found))
+    step = steps.pop()
+    return f"{found[0]}-{found[-1]}" + (f":{step}" if step > 1 else "")
+
+
+def ranks_of(text: str) -> list[int]:
+    """The inverse of :func:`text_of`."""
+    if "-" not in text:
+        return [int(rank) for rank in text.split(",") if rank]
+    ends, _, step = text.partition(":")
+    first, _, last = ends.partition("-")
+    return list(range(int(first), int(last) + 1, int(step or 1)))
+
+
+def _groups() -> str:
+    try:
+        groups = torch_inside.process_groups()
+        if not groups:
+            return ""
+        backends = {backend for _, _, named in groups for backend in named}
+        recorders = {backend: torch_inside.recorder(backend) for backend in sorted(backends)}
+        members = {name: text_of(ranks) for name, ranks, _ in groups}
+        return json.dumps({"groups": members, "recorders": recorders, "problem": ""})
+    except IncompatibleVersionError as error:
+        return json.dumps({"groups": {}, "recorders": {}, "problem": str(error)})
+
+
+def _written(path: Path, text: str) -> bool:
+    draft = path.with_suffix(".draft")
+    with contextlib.suppress(OSError):  # no space, for now
+        draft.write_text(text)
+        draft.replace(path)
+        return True
+    return False
+
+
+def _serve(socket: Path) -> bool:
+    with contextlib.suppress(Exception):  # a path that is too long for a socket: nothing is recorded then
+        torch_inside.serve_workers(str(socket))
+    return True
+
+
+def _serve_silently(socket: Path) -> bool:
+    """The same, while this process has no other thread that writes: torch says on stderr that it listens, at the head
+    of every rank's log."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        return _serve(socket)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)

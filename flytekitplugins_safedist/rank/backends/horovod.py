@@ -1,0 +1,99 @@
+"""Horovod ranks: Gloo as the controller, and Horovod's own key-value server, started fresh for each round.
+
+A rank needs only variables (horovod/runner/gloo_run.py: create_slot_env_vars; horovod/common/gloo/gloo_context.cc). A
+rank that dies leaves keys behind in the server, so no round may use another's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ... import envvars
+from ...fs.identity import Identity
+from .torch import EVERY_RANKS, LOOPBACK, TorchBackend
+
+_HINT = (
+    "build its wheel against the installed torch with horovod_build/build.py of this project "
+    "(the published sdist does not compile against torch >= 2.1), in the task's image too"
+)
+
+_PORT = "horovod_port"
+"""Name under which node 0 offers the port of its key-value server to all nodes."""
+
+
+class HorovodBackend(TorchBackend):
+    """``hvd.init()`` finds everything in the environment; torch.distributed is told the same places."""
+
+    needs = (*TorchBackend.needs, ("horovod", "horovod.torch", _HINT))
+    libraries = ("torch", "horovod.torch", *EVERY_RANKS)
+
+    def __init__(self) -> None:
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
+        """Start the key-value server: on the loopback interface when the job has only this node."""
+        from horovod.runner.common.util.hosts import SlotInfo
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+        self.close_round()
+        host = LOOPBACK if nnodes == 1 else ""
+        # Port 0: the kernel picks one that is free, at once; Horovod's own find_port tries them one by one.
+        self._server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+        size = nnodes * nproc_per_node
+        self._server.init(
+            [
+                SlotInfo(
+                    hostname=_scope(rank // nproc_per_node),
+                    rank=rank,
+                    local_rank=rank % nproc_per_node,
+                    cross_rank=rank // nproc_per_node,
+                    size=size,
+                    local_size=nproc_per_node,
+                    cross_size=nnodes,
+                )
+                for rank in range(size)
+            ]
+        )
+        self._thread = threading.Thread(target=self._server.serve_forever, name="safedist horovod server", daemon=True)
+        self._thread.start()
+        return {_PORT: str(self._server.server_address[1])}
+
+    def environment(self, at: Identity, offered: Mapping[str, str], *, run_id: str, timeout: float) -> dict[str, str]:
+        """Torch's, and Horovod's own."""
+        variables = {
+            **super().environment(at, offered, run_id=run_id, timeout=timeout),
+            envvars.HOROVOD_CONTROLLER: "gloo",
+            envvars.HOROVOD_CPU_OPERATIONS: "gloo",
+            envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: offered[envvars.MASTER_ADDR],
+            envvars.HOROVOD_GLOO_RENDEZVOUS_PORT: offered[_PORT],
+            # Ranks wait this long for each other in hvd.init(); the default of 30 s is less than one slow download.
+            envvars.HOROVOD_GLOO_TIMEOUT_SECONDS: str(math.ceil(timeout)),
+            envvars.HOROVOD_RANK: str(at.rank),
+            envvars.HOROVOD_SIZE: str(at.world_size),
+            envvars.HOROVOD_LOCAL_RANK: str(at.local_rank),
+            envvars.HOROVOD_LOCAL_SIZE: str(at.local_world_size),
+            envvars.HOROVOD_CROSS_RANK: str(at.node_rank),
+            envvars.HOROVOD_CROSS_SIZE: str(at.nnodes),
+            envvars.HOROVOD_HOSTNAME: _scope(at.node_rank),
+        }
+        if at.nnodes == 1:
+            variables[envvars.HOROVOD_GLOO_IFACE] = "lo"
+        return variables
+
+    def close_round(self) -> None:
+        """Stop the key-value server and free its port."""
+        server, thread = self._server, self._thread
+        self._server = self._thread = None
+        if server is not None and thread is not None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def _scope(node_rank: int) -> str:
+    """Horovod keys each node's scope by its "host name"; node ranks differ where host names may not."""
+    return f"node-{node_rank}"

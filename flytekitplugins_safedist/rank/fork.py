@@ -1,0 +1,259 @@
+"""A rank that was forked is as a fresh interpreter that has imported the same libraries.
+
+No code of the user's has run before the fork, so only what libraries keep of their process is to be put right
+(:func:`as_fresh`), and what they have read of the environment is to be compared with what the rank's own variables say
+once its module is imported (:class:`Reads`). Where these differ, the rank becomes a fresh interpreter indeed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import logging
+import multiprocessing.process
+import multiprocessing.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any
+
+from .. import envvars
+from ..compat import flytekit as flytekit_inside
+from ..config.caches import CACHES
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent (the thread of it that started us) ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+# --- what libraries keep of the process that has imported them --------------------------------------------------------
+def _local_rank(module: ModuleType) -> None:
+    module.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _rank(module: ModuleType) -> None:
+    module.rank_zero_only.rank = module._get_rank() or 0
+
+
+def _dynamos_cache(module: ModuleType) -> None:
+    if hasattr(module, "DynamoCache"):  # since 2.9
+        module.DynamoCache.path_prefix = os.path.join(module.cache_dir(), "dynamo")  # noqa: PTH118  (as torch has it)
+
+
+def _numbas_cache(module: ModuleType) -> None:
+    module.reload_config()
+
+
+KEPT: dict[str, Callable[[ModuleType], object]] = {
+    # Code that torch has compiled and keeps, since 2.9: in the rank's own TORCHINDUCTOR_CACHE_DIR.
+    "torch._dynamo.package": _dynamos_cache,
+    "torchmetrics.utilities.prints": _local_rank,
+    # Lightning's, after torchmetrics': as in a fresh interpreter, each has its own, and its strategies set both.
+    "lightning.fabric.utilities.rank_zero": _rank,
+    "lightning_fabric.utilities.rank_zero": _rank,
+    # All that it reads.
+    "numba.core.config": _numbas_cache,
+}
+"""Modules that keep what they read as they are imported, each with what evaluates that again in this process. Only what
+a test needs stands here: every other module makes ranks fresh interpreters."""
+
+
+def as_fresh(environment: Mapping[str, str]) -> str | None:
+    """Have this process, just forked, keep nothing of its parent's: no exit handler, generator, loop or temporary
+    directory.
+
+    Args:
+        environment: the rank's own variables, which are in place.
+
+    Returns:
+        Why that cannot be, or None.
+    """
+    atexit._clear()
+    # What the libraries have registered is of the process that has imported them, which runs none of it.
+    atexit.register(logging.shutdown)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    own = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    own.pop("tempdir", None)
+    own["authkey"] = multiprocessing.process.AuthenticationString(os.urandom(32))  # type: ignore[attr-defined]
+    tempfile.tempdir = None  # computed once, and kept
+    _no_event_loop()
+    _draw_anew()
+    _threads_of(environment)
+    for name, evaluate in KEPT.items():
+        if name in sys.modules:
+            try:
+                evaluate(sys.modules[name])
+            except Exception as error:  # a version of a library that has it otherwise
+                return f"what {name} keeps of its process cannot be put right: {type(error).__name__}: {error}"
+    return None
+
+
+def _no_event_loop() -> None:
+    """Two ranks that share a loop's sockets wake each other, and one of them waits for ever. From Python 3.12 on this
+    is done in every child."""
+    module: Any = sys.modules.get("asyncio.events")
+    if module is None or sys.version_info >= (3, 12):
+        return
+    module._set_running_loop(None)
+    policy = module._event_loop_policy
+    if policy is not None:
+        policy._local = type(policy)._Local()
+
+
+def _draw_anew() -> None:
+    """Python itself seeds ``random`` anew in each child; what else there is by now does not."""
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.seed()  # type: ignore[attr-defined, unused-ignore]
+    if torch is not None:
+        torch.default_generator.seed()
+    flytekit_inside.draw_names_anew()
+
+
+def _threads_of(environment: Mapping[str, str]) -> None:
+    """Give OpenMP and the BLAS libraries, which were loaded with one thread each, as many as they would have had."""
+    threads = {library: threads_by(environment, names) for library, names in _NUMBERS.items()}
+    if set(threads.values()) != {1}:  # with one, the libraries are as they were loaded
+        own = dict(os.environ)
+        import threadpoolctl
+
+        for name in os.environ.keys() - own:  # it sets KMP_DUPLICATE_LIB_OK as it is imported
+            del os.environ[name]
+        loaded = threadpoolctl.ThreadpoolController()
+        for library, number in threads.items():
+            named = {"user_api": library} if library == "openmp" else {"internal_api": library}
+            loaded.select(**named).limit(limits=number)
+
+
+_NUMBERS = {
+    "openmp": ("OMP_NUM_THREADS",),
+    "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"),  # in OpenBLAS's own order
+    "mkl": ("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
+}
+"""By what each goes, as threadpoolctl names it."""
+
+
+def threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
+    """How many threads a library would have that goes by these variables, in this order."""
+    for name in names:
+        # OpenMP takes a list, one number for each level of nesting; and what is no number of threads is as if unset.
+        with contextlib.suppress(KeyError, ValueError):
+            if (threads := int(environment[name].partition(",")[0])) > 0:
+                return threads
+    return len(os.sched_getaffinity(0))
+
+
+# --- what libraries read of the environment as they are imported ------------------------------------------------------
+_OWN = {"os", "collections.abc", "_collections_abc", __name__}
+_EACH_RANKS_OWN = frozenset(
+    {envvars.TMPDIR, "TEMP", "TMP", "PYTORCH_NVML_BASED_CUDA_CHECK", *(cache.variable for cache in CACHES)}
+)
+"""Other in each rank than where libraries are imported; what is kept of these is put right above."""
+
+_READ_BELOW_PYTHON = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "TORCH_", "PYTORCH_", "ATEN_")
+"""Beginnings of variables that native libraries read as they are loaded, which nobody can see."""
+_READ_LATER = ("TORCH_NCCL_", *_EACH_RANKS_OWN)
+
+
+@dataclass
+class Read:
+    """One variable, as it was when a module has read it."""
+
+    value: str | None
+    reader: str
+
+
+class Reads:
+    """What was read while libraries were imported."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Read] = {}
+        self._families: dict[str, tuple[str, dict[str, str]]] = {}
+        """Of a module that goes through all variables: those that begin with its package's name, and its own name."""
+        self._walks: set[tuple[Any, int]] = set()
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, note every variable that is asked for."""
+        kept = [(environ, environ.encodekey, environ.decodekey) for environ in (os.environ, os.environb)]
+        before = set(self._families)
+        for environ, encode, decode in kept:
+            # What each way to read a variable goes through (os._Environ): [], get, in, os.getenv, iteration.
+            environ.encodekey, environ.decodekey = self._one(encode), self._each(decode)
+        try:
+            yield
+        finally:
+            for environ, encode, decode in kept:
+                environ.encodekey, environ.decodekey = encode, decode
+            for prefix in self._families.keys() - before:
+                self._families[prefix] = self._families[prefix][0], _family(os.environ, prefix)
+
+    def _one(self, encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def encodekey(key: Any) -> Any:
+            encoded, frame = encode(key), _reader()
+            reader = str(frame.f_globals.get("__name__"))
+            if reader not in KEPT and (frame.f_code, frame.f_lineno) not in self._walks:
+                value = os.environ._data.get(encoded)  # type: ignore[attr-defined]
+                text = None if value is None else os.fsdecode(value)
+                self._read.setdefault(os.fsdecode(encoded), Read(text, reader))
+            return encoded
+
+        return encodekey
+
+    def _each(self, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def decodekey(key: Any) -> Any:
+            frame = _reader()
+            reader = str(frame.f_globals.get("__name__"))
+            self._walks.add((frame.f_code, frame.f_lineno))
+            if reader not in KEPT:
+                self._families.setdefault(f"{reader.partition('.')[0].upper()}_", (reader, {}))
+            return decode(key)
+
+        return decodekey
+
+    def sets(self, name: str, value: str | None) -> None:
+        """A library has set a variable itself."""
+        if name in self._read:
+            self._read[name].value = value
+
+    def difference(self, before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+        """What a library would have found otherwise, had it been imported by this rank; None where nothing differs.
+        Names only: values may be secrets.
+
+        Args:
+            before: the rank's variables as it began.
+            now: the same, with what its module has set as it was imported.
+        """
+        for name, read in self._read.items():
+            if name not in _EACH_RANKS_OWN and now.get(name) != read.value:
+                return f"{name} has another value here than {read.reader} found as it was imported for all ranks"
+        for prefix, (reader, family) in self._families.items():
+            own = _family(now, prefix)
+            if own != family:
+                names = ", ".join(sorted(name for name in own | family if own.get(name) != family.get(name)))
+                return f"{names}: other here than {reader} found as it was imported for all ranks"
+        for name in sorted(before.keys() | now.keys()):
+            is_native = name.startswith(_READ_BELOW_PYTHON) and not name.startswith(_READ_LATER)
+            if is_native and before.get(name) != now.get(name):
+                return f"{name} is set here, and native libraries that may read it were loaded for all ranks"
+        return None
+
+
+def _family(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(prefix)}
+
+
+def _reader() -> FrameType:
+    """Who reads os.environ: the first frame outside the mapping's own code and this module."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _OWN:
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,216 @@
+"""A task's inputs, its outputs and its decks, moved from the agent to its ranks and back.
+
+Inputs and outputs are Flyte literals (protobuf): types are flytekit's business, in both directions, and each rank
+converts for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from ..compat import flytekit as flytekit_inside
+from ..errors import PayloadError
+from .places import RankFiles
+from .task import task_of
+
+if TYPE_CHECKING:
+    from flytekit import FlyteContext
+    from flytekit.models.literals import Literal, LiteralMap
+
+    from ..flyte.transfers import Transfers
+
+MAX_RESULT_BYTES = 1 << 30
+"""Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
+
+_OF_A_RANK = re.compile(r"/safedist-[^/]+/round-(\d+)/rank-(\d+)(?:/|$)")
+"""The layout of :mod:`.places`, also through a short link."""
+
+
+def write_literals(literals: LiteralMap, path: Path) -> None:
+    """Write a literal map as protobuf bytes."""
+    data = literals.to_flyte_idl().SerializeToString()
+    if len(data) > MAX_RESULT_BYTES:
+        largest = {name: value.to_flyte_idl().ByteSize() for name, value in literals.literals.items()}
+        raise PayloadError(
+            "the values are too large to be literals",
+            where={"bytes by name": largest},
+            seen=f"{len(data)} bytes",
+            expected=f"at most {MAX_RESULT_BYTES} bytes",
+            hint="return large data as FlyteFile, FlyteDirectory or a data frame",
+        )
+    path.write_bytes(data)
+
+
+def read_literals(path: Path) -> LiteralMap:
+    """Read what :func:`write_literals` wrote."""
+    from flyteidl.core import literals_pb2
+    from flytekit.models.literals import LiteralMap
+
+    message = literals_pb2.LiteralMap()
+    message.ParseFromString(path.read_bytes())
+    return mended(LiteralMap.from_flyte_idl(message))
+
+
+def mended(literals: LiteralMap) -> LiteralMap:
+    """The same literals, which flytekit can write again, with the keys of all maps in one order, by name.
+
+    An error that it reads from a protobuf (``err`` of a workflow's ``on_failure`` handler, as a pod gets it) stays a
+    protobuf (1.16, ``Scalar.from_flyte_idl``), which its own ``to_flyte_idl`` and ``str`` then fail at.
+    A protobuf map comes in an order that differs by process: ranks that loop over a dict would meet in a collective
+    with different keys.
+    """
+    from flytekit.models.literals import LiteralMap
+
+    return LiteralMap({name: _mended(literal) for name, literal in sorted(literals.literals.items())})
+
+
+def _mended(literal: Literal) -> Literal:
+    from flytekit.models.literals import Literal, LiteralCollection, Scalar, Union
+    from flytekit.models.types import Error
+
+    scalar, collection = literal.scalar, literal.collection
+    if collection is not None:
+        collection = LiteralCollection([_mended(each) for each in collection.literals])
+    if scalar is not None and scalar.union is not None:
+        scalar = Scalar(union=Union(_mended(scalar.union.value), scalar.union.stored_type))
+    elif scalar is not None and scalar.error is not None:
+        scalar = Scalar(error=Error(failed_node_id=scalar.error.failed_node_id, message=scalar.error.message))
+    return Literal(
+        scalar=scalar,
+        collection=collection,
+        map=mended(literal.map) if literal.map is not None else None,
+        hash=literal.hash,
+        metadata=literal.metadata,
+        offloaded_metadata=literal.offloaded_metadata,
+    )
+
+
+def native_inputs(path: Path, entity: Any, ctx: FlyteContext) -> dict[str, Any]:
+    """The task's inputs as Python values of their declared types; of a mapped task those of this pod's element. Dicts
+    come in one order of keys in all ranks."""
+    from flytekit.core.type_engine import TypeEngine
+
+    sent = read_literals(path)
+    with flytekit_inside.one_order_of_keys(_mended):
+        if task_of(entity) is not entity:
+            return flytekit_inside.inputs_of_element(entity, sent, ctx)
+        TypeEngine.lazy_import_transformers()  # else a class that came here by value is known to none of them
+        values: dict[str, Any] = TypeEngine.literal_map_to_kwargs(ctx, sent, entity.python_interface.inputs)
+    return values
+
+
+def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: RankFiles, transfers: Transfers) -> None:
+    """Turn rank 0's return value into literals (uploading files), and render its decks; leave both for the agent.
+
+    Raises:
+        StorageError: the store stayed away, whatever it was that wrote to it.
+        PayloadError: a file is not there.
+    """
+    from flytekit import FlyteContextManager
+    from flytekit.core.context_manager import ExecutionState
+
+    ctx, task = FlyteContextManager.current_context(), task_of(entity)
+    # As in a pod, also when run locally: flytekit then copies files to the raw output prefix instead of pointing into
+    # this rank's scratch, which is about to go, and does not write the decks' page, which the agent does.
+    state = ctx.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
+    with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
+        try:
+            literals, native = transfers.outlast(
+                "uploading the task's outputs", lambda: flytekit_inside.to_literals(entity, returned, upload_ctx)
+            )
+        except Exception as error:
+            missing = _not_there(returned, str(error))
+            if missing is None:
+                raise
+            raise missing from None  # all that flytekit says is that the path is not there
+        flytekit_inside.write_decks(task, inputs, native, upload_ctx)
+    leave_decks(ctx, files.decks)
+    _write_types(task.interface.outputs, files.types)
+    write_literals(literals, files.result)
+
+
+def _write_types(outputs: Mapping[str, Any], path: Path) -> None:
+    from flyteidl.core import interface_pb2
+
+    variables = {name: variable.to_flyte_idl() for name, variable in outputs.items()}
+    path.write_bytes(interface_pb2.VariableMap(variables=variables).SerializeToString())
+
+
+def read_types(path: Path) -> dict[str, Any]:
+    """The variables that the task declares as its outputs, by name."""
+    from flyteidl.core import interface_pb2
+    from flytekit.models.interface import Variable
+
+    message = interface_pb2.VariableMap.FromString(path.read_bytes())
+    return {name: Variable.from_flyte_idl(variable) for name, variable in message.variables.items()}
+
+
+def leave_decks(ctx: FlyteContext, path: Path) -> None:
+    """Leave what this rank's decks say, for the agent, whose the timeline is."""
+    from flytekit.deck.deck import TimeLineDeck
+
+    told = [
+        {"name": deck.name, "html": deck.html}
+        for deck in ctx.user_space_params.decks
+        if not isinstance(deck, TimeLineDeck)
+    ]
+    path.write_text(json.dumps(told))
+
+
+@contextlib.contextmanager
+def decks_left(ctx: FlyteContext, path: Path) -> Iterator[None]:
+    """Inside, whatever is raised: a failed task keeps its decks, as a plain one does."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # a full disk, an html that is no text: what failed first is the cause
+            leave_decks(ctx, path)
+        raise
+
+
+def read_decks(path: Path) -> list[dict[str, str]]:
+    """Name and HTML of each deck that a rank has left; none where it left none."""
+    try:
+        decks: list[dict[str, str]] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # ValueError: it was ended as it wrote them
+        return []
+    return decks
+
+
+def _not_there(returned: object, said: str) -> PayloadError | None:
+    """Why files of *returned* could not be uploaded, where flytekit has *said* so of one that is not there."""
+    for path in _paths(returned):
+        if path in said and not os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
+            return _is_not_there(path)
+    return None
+
+
+def _paths(value: Any) -> Iterator[str]:
+    if is_dataclass(value) and not isinstance(value, type):  # FlyteFile and FlyteDirectory are such, too
+        value = [getattr(value, field.name, None) for field in fields(value)]
+    elif isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _paths(each)
+    elif isinstance(value, (str, PurePath)) and PurePath(value).is_absolute():
+        yield str(value)
+
+
+def _is_not_there(path: str) -> PayloadError:
+    owner = _OF_A_RANK.search(path)
+    whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
+    return PayloadError(
+        f"rank 0 returns a path that is not there{whose}",
+        where={"path": path},
+        expected="a file or directory that rank 0 has written, or that all nodes see",
+        hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have rank 0 "
+        "write what it returns, or write to storage that all nodes share and return that path",
+    )

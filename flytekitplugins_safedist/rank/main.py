@@ -1,0 +1,296 @@
+"""Inside a rank: take the order, be what it says, run the user's function, leave an outcome record.
+
+A rank is told everything by its orders and reports by files; nothing crosses a network and no result is pickled:
+inputs and outputs travel as Flyte literals, converted in the rank itself, so that files land in the rank's own scratch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .. import envvars, log, stopping
+from ..compat import flytekit as flytekit_inside
+from ..compat import horovod as horovod_inside
+from ..flyte import task_context
+from ..hangs.evidence import Evidence
+from ..record.profile import StepProfile
+from ..record.writer import RECORDER, Recorder
+from ..texts import encodable
+from . import context, debugger, literals, recording, replicas, shared_page, task, users_code
+from .backends.torch import open_store_early
+from .fork import Reads, as_fresh, die_with_parent
+from .order import JobOrder, RankOrder
+from .outcome import Raised, RankOutcome, Status, speaks_of_timeout
+from .shared_page import RankPage
+
+if TYPE_CHECKING:
+    from ..flyte.transfers import Transfers
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+_BOOT = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
+    "from flytekitplugins_safedist.rank.main import fresh; fresh(int(sys.argv[2]))"
+)
+"""For ``python -c``: arguments are where this package is, and the rank server's process id. The working directory is
+not on the path before the rank says so."""
+
+
+# --- two ways to be one -----------------------------------------------------------------------------------------------
+def forked(job: JobOrder, order: RankOrder, *, server: int, sets: Mapping[str, str], reads: Reads) -> NoReturn:
+    """Be a rank, in a process that was just forked from the rank server.
+
+    Args:
+        job, order: what it is told.
+        server: process id of the rank server. The rank dies with it.
+        sets: variables that libraries have set as they were imported.
+        reads: what they have read.
+    """
+    _be(job, order, server, sets, reads)
+
+
+def fresh(server: int) -> NoReturn:
+    """Be a rank, in a fresh interpreter, which has its orders as its standard input."""
+    orders = json.load(sys.stdin)
+    replicas.install()  # a forked rank has this from the server
+    _be(JobOrder.from_dict(orders["job"]), RankOrder.from_dict(orders["rank"]), server, {}, None)
+
+
+def start_fresh(job: JobOrder, order: RankOrder) -> int:
+    """Start one, from the rank server: not by a fork of ours, for this process may run threads by now. Returns its
+    process id."""
+    with order.log.open("ab") as output, open(_orders(job, order)) as orders:
+        child = subprocess.Popen(
+            _command(os.getpid()), env=order.environment, cwd=job.cwd, stdin=orders, stdout=output, stderr=output
+        )
+    child.returncode = 0  # reaped by the server, not by subprocess
+    return child.pid
+
+
+def _become_fresh(job: JobOrder, order: RankOrder, server: int) -> NoReturn:
+    """Start anew, as a fresh interpreter, in this very process: whoever waits for it need not know."""
+    os.chdir(job.cwd)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(_orders(job, order), 0)
+    os.execve(sys.executable, _command(server), order.environment)  # noqa: S606
+
+
+def _command(server: int) -> list[str]:
+    return [sys.executable, "-c", _BOOT, str(Path(__file__).parents[2]), str(server)]
+
+
+def _orders(job: JobOrder, order: RankOrder) -> int:
+    """A descriptor from which a fresh interpreter reads its orders: in memory, for they hold secrets."""
+    file = os.memfd_create("orders", 0)
+    with open(file, "w", closefd=False) as text:
+        json.dump({"job": job.to_dict(), "rank": order.to_dict()}, text)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _be(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], reads: Reads | None) -> NoReturn:
+    """In a session of its own, up to an end as an interpreter's, without what libraries have to say then."""
+    code = EXIT_FAILED
+    try:
+        if os.getpid() != os.getsid(0):
+            os.setsid()
+        die_with_parent(signal.SIGKILL)
+        # The server may have died between our birth and that: then the signal will never come.
+        if os.getppid() != server:
+            os._exit(EXIT_FAILED)
+        code = _run(job, order, server, sets, reads)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        written = stopping.handlers_run()
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
+        os._exit(code if written else code or EXIT_FAILED)
+
+
+# --- from its orders to its outcome -----------------------------------------------------------------------------------
+def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], reads: Reads | None) -> int:
+    """The exit code for the process."""
+    seconds: dict[str, float] = {}
+    began = time.monotonic()
+    shared = shared_page.open_page(order.files.page)
+    try:
+        evidence = _become(order, shared, sets)
+        if reads is not None and (why := as_fresh(order.environment)) is not None:
+            _start_again(job, order, server, why)
+        RECORDER.value = _recorder(order, began)
+        from ..flyte.transfers import Transfers, patience_of  # and fsspec, which a rank server need not have
+
+        transfers = Transfers(patience_of(job.upload_timeout), tells=order.context.local_rank == 0)
+        with ExitStack() as held:
+            try:
+                entity, ctx = _imported(job, order, transfers, held)
+            finally:  # also where it has failed: perhaps for that
+                why = None if reads is None else reads.difference({**sets, **order.environment}, os.environ)
+                if why is not None:
+                    _start_again(job, order, server, f"{why}; @task(environment=...) would spare that")
+            _phase_ended(seconds, began, "import")
+            _have_collectives_seen(order, shared, evidence)
+            _work(job, order, entity, ctx, transfers, phase_ended=partial(_phase_ended, seconds, began))
+        # Not before the outputs are uploaded: a pod that is told to stop meanwhile has its time for that, and the job
+        # may be done then.
+        shared.leave()
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
+        shown = encodable(recording.shown(error))
+        _recorded(failed=True)
+        raised = recording.record(error, shown, world_size=order.context.world_size)
+        shared.end(_outcome(order, Status.RAISED, seconds, raised, shared.step))
+        if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
+            print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
+        return EXIT_FAILED
+    _recorded(failed=False)
+    shared.end(_outcome(order, Status.SUCCEEDED, seconds, None))
+    return 0
+
+
+def _recorder(order: RankOrder, began: float) -> Recorder:
+    place, look = order.context, order.profile
+    profile = None if look is None else StepProfile(*look, draft=order.files.profile)
+    return Recorder(order.files.events, rank=place.rank, round_no=place.round, at=began, profile=profile)
+
+
+def _recorded(*, failed: bool) -> None:
+    if RECORDER.value is not None:
+        RECORDER.value.close(failed=failed)
+
+
+def _become(order: RankOrder, shared: RankPage, sets: Mapping[str, str]) -> Evidence:
+    """Take on the rank's variables, output and identity."""
+    _redirect_output(order.log)
+    os.environ.clear()
+    os.environ.update({**sets, **order.environment})
+    log.install()
+    # By number: sys.stderr may be an object of the user's.
+    faulthandler.enable(file=2)
+    evidence = Evidence(order.files.stacks)
+    context.enter(order.context, shared)
+    debugger.take_breakpoints(order.terminal, order.context, shared)
+    return evidence
+
+
+def _imported(job: JobOrder, order: RankOrder, transfers: Transfers, held: ExitStack) -> tuple[Any, Any]:
+    """The task, and flytekit's context, which *held* leaves."""
+    os.chdir(job.cwd)
+    sys.path[:] = job.sys_path
+    sys.argv[:] = job.argv
+    recording.flytes_errors()
+    place = order.context
+    entered = task_context.entered(job.flyte, place.scratch / "flyte", transfers.access(), restarted=place.round > 0)
+    if job.flyte.mode == task_context.IN_POD:  # as flytekit does it: a module knows its execution
+        ctx = held.enter_context(entered)
+        return _loaded(job), ctx
+    entity = _loaded(job)
+    return entity, held.enter_context(entered)
+
+
+def _loaded(job: JobOrder) -> Any:
+    # flytekit, which is imported by now, exits with a traceback at SIGINT. Ctrl-C ends an import at once: nothing is to
+    # be cleared up yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    entity = users_code.imported(partial(task.load, job.source))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return entity
+
+
+def _start_again(job: JobOrder, order: RankOrder, server: int, why: str) -> NoReturn:
+    if order.context.local_rank == 0:
+        logger.warning(f"ranks of this node start again, as fresh interpreters: {why}")
+    context.page().want_fresh()
+    _become_fresh(job, order, server)
+
+
+def _work(
+    job: JobOrder,
+    order: RankOrder,
+    entity: Any,
+    ctx: Any,
+    transfers: Transfers,
+    *,
+    phase_ended: Callable[[str], object],
+) -> None:
+    context.page().begin()
+    with literals.decks_left(ctx, order.files.decks):
+        with users_code.without_children():
+            inputs = transfers.outlast(
+                "fetching the task's inputs", lambda: literals.native_inputs(job.inputs, entity, ctx)
+            )
+        phase_ended("inputs")
+        with context.IN_ANY_CASE:
+            with users_code.without_children():
+                returned = task.task_of(entity).task_function(**inputs)
+            flytekit_inside.no_warning_is_an_error()
+            # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
+            context.finish()
+        phase_ended("function")
+        if order.context.rank == 0:
+            with users_code.without_children():
+                literals.write_outputs(entity, inputs, returned, order.files, transfers)
+    phase_ended("outputs")
+
+
+def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidence) -> None:
+    """From here on the agent sees from outside which collectives this rank is in, and the others find its store."""
+    open_store_early(order.environment)
+    if order.context.world_size > 1:
+        evidence.follow(order.files.records)
+    if envvars.HOROVOD_CONTROLLER in order.environment:
+        with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
+            horovod_inside.around_waits(shared.wait_begins, shared.wait_ends)
+
+
+def _phase_ended(seconds: dict[str, float], started: float, name: str) -> None:
+    before = sum(seconds.values())
+    seconds[name] = time.monotonic() - started - before
+    if RECORDER.value is not None:
+        RECORDER.value.phase(name, started + before, seconds[name])
+
+
+def _redirect_output(log: Path) -> None:
+    """Send file descriptors 1 and 2 to the log file: native code and child processes write there as well."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    os.close(null)
+    for stream in (sys.stdout, sys.stderr):
+        # Whole lines at once, at once: the node's log is live, and a killed rank's last words are kept.
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+
+
+def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None, step: int = -1) -> str:
+    timed_out = raised is not None and raised.consequence and speaks_of_timeout(raised.message)
+    outcome = RankOutcome.of(
+        order.context,
+        os.getpid(),
+        status,
+        time.time_ns(),
+        raised=raised,
+        timed_out=timed_out,
+        seconds=seconds,
+        step=step,
+    )
+    return outcome.fitting(shared_page.RECORD_BYTES, RankOutcome.to_json).to_json()

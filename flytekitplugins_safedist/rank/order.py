@@ -1,0 +1,118 @@
+"""What ranks are told: each its own order, and one that all of a job share. Values, which travel as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from mashumaro.config import BaseConfig
+from mashumaro.mixins.dict import DataClassDictMixin
+
+from ..flyte.task_context import FlyteSnapshot
+from .context import RankContext
+from .places import RankFiles
+
+R = TypeVar("R", bound="Record")
+
+
+class Record(DataClassDictMixin):
+    """A dataclass as one line of JSON."""
+
+    class Config(BaseConfig):
+        """Agent and ranks have one version of this package: what one of them does not know is damage."""
+
+        forbid_extra_keys = True
+
+    def to_json(self) -> str:
+        """In ASCII, whatever bytes a name or a variable is made of."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls: type[R], text: str) -> R:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: the text is no whole record of this kind.
+        """
+        try:
+            return cls.from_dict(json.loads(text))
+        except Exception as error:  # mashumaro's and json's, which have no class in common
+            raise ValueError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class RankOrder(Record):
+    """All that one rank of a round is told.
+
+    Attributes:
+        context: identity and scratch directory.
+        environment: the rank's whole environment; nothing else is inherited.
+        files: what it and its agent hand each other.
+        log: file for standard output and error.
+        terminal: at which the job was started, for ``breakpoint()``; "": none.
+        profile: the first and the last step that torch.profiler looks into, where it does.
+    """
+
+    context: RankContext
+    environment: dict[str, str]
+    files: RankFiles
+    log: Path
+    terminal: str = ""
+    profile: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class TaskSource(Record):
+    """Where ranks get the task from (:mod:`.task`).
+
+    Attributes:
+        name: of the task in its module or script.
+        module: that is imported.
+        script: a script's file, which is run as ``multiprocessing`` does in the processes that it spawns.
+        run_as: the module that ``python -m`` named, where the script is one.
+        pickled: the task by value, base64, where it can be had in no other way.
+        resolver: of flytekit, which finds the task, in a pod.
+        arguments: of the resolver.
+        mapped: the task is mapped over a list; Flyte's variables say which element this pod has.
+        imports: modules that its imports are looked for in, where neither of these names one.
+    """
+
+    name: str = ""
+    module: str | None = None
+    script: str | None = None
+    run_as: str | None = None
+    pickled: str | None = None
+    resolver: str | None = None
+    arguments: tuple[str, ...] = ()
+    mapped: bool = False
+    imports: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """What is imported, for messages."""
+        return self.module or self.run_as or (self.script and Path(self.script).name) or next(iter(self.imports), "")
+
+
+@dataclass(frozen=True)
+class JobOrder(Record):
+    """What all ranks of a job share.
+
+    Attributes:
+        source: of the task.
+        cwd: the working directory.
+        sys_path: the module search path.
+        argv: the agent's command line, for code that reads ``sys.argv``.
+        inputs: file with the serialized ``LiteralMap``.
+        flyte: the Flyte context.
+        upload_timeout: seconds that an upload may take.
+    """
+
+    source: TaskSource
+    cwd: Path
+    sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
+    inputs: Path
+    flyte: FlyteSnapshot
+    upload_timeout: float

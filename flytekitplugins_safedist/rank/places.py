@@ -1,0 +1,156 @@
+"""Where the files of a job and of its ranks are on a node. Values: the agent makes and removes the directories.
+
+Layout, all of it mode 0700::
+
+    <root>/safedist-<random>/
+        round-0/rank-3/        what current_rank().scratch names
+            tmp/               TMPDIR
+            flyte/             flytekit's local sandbox and working directory
+        cache/rank-3/<name>/   compile caches (caches.py): a restart does not compile again
+        cache/preload/<name>/  those of the process that imports libraries for all ranks
+        logs/round-0-rank-3.log
+        orders/                inputs, and what ranks hand back
+
+Names are short because sockets are made below TMPDIR; below a long root, TMPDIR goes through a short link to the job's
+directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config.caches import CACHES
+from ..envvars import TMPDIR, TORCHELASTIC_ERROR_FILE
+
+EVENTS = ".events"
+
+
+@dataclass(frozen=True)
+class RankScratch:
+    """The directories of one rank in one round.
+
+    Attributes:
+        path: of its own directory.
+        short: the same, short enough for sockets below its TMPDIR.
+        caches: parent of its compile caches, in every round the same.
+    """
+
+    path: Path
+    short: Path
+    caches: Path
+
+    @property
+    def tmp(self) -> Path:
+        """The rank's TMPDIR."""
+        return self.short / "tmp"
+
+    def environment(self, shared: Collection[str]) -> dict[str, str]:
+        """Variables that send temporary files, compile caches and what torch's ``record`` writes of an error here.
+
+        Args:
+            shared: names of caches (``caches.CACHES``) that stay where the environment has them.
+        """
+        error_file = str(self.path / "error.json")
+        return {TMPDIR: str(self.tmp), TORCHELASTIC_ERROR_FILE: error_file, **cache_variables(self.caches, shared)}
+
+
+@dataclass(frozen=True)
+class JobScratch:
+    """The directory of one job on this node.
+
+    Attributes:
+        path: of the directory.
+        short: the same, or a link to it where paths below it are too long for sockets.
+    """
+
+    path: Path
+    short: Path
+
+    @property
+    def orders(self) -> Path:
+        """The task's inputs, and what ranks hand back to the agent."""
+        return self.path / "orders"
+
+    @property
+    def preload(self) -> Path:
+        """Parent of the compile caches of what is imported for all ranks."""
+        return self.path / "cache" / "preload"
+
+    @property
+    def logs(self) -> Path:
+        """One file per round and rank."""
+        return self.path / "logs"
+
+    def rank(self, round_: int, rank: int) -> RankScratch:
+        """The directories of a rank."""
+        below = Path(f"round-{round_}") / f"rank-{rank}"
+        return RankScratch(self.path / below, self.short / below, self.path / "cache" / f"rank-{rank}")
+
+    def log(self, round_: int, rank: int) -> Path:
+        """The file that holds all that a rank printed."""
+        return self.logs / f"round-{round_}-rank-{rank}.log"
+
+    def files(self, round_: int, rank: int) -> RankFiles:
+        """What a rank and its agent hand each other."""
+        name = f"round-{round_}-rank-{rank}"
+        return RankFiles(self.orders / name, self.short / self.orders.name / f"{name}.fr")
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """What a rank and its agent hand each other, in one directory.
+
+    Attributes:
+        base: what all names begin with.
+        records: the socket at which torch tells of the rank's collectives.
+    """
+
+    base: Path
+    records: Path
+
+    @property
+    def page(self) -> Path:
+        """The memory that the rank shares with its agent, where it says how it ended."""
+        return self.base.with_suffix(".page")
+
+    @property
+    def result(self) -> Path:
+        """Where rank 0 leaves its outputs."""
+        return self.base.with_suffix(".result.pb")
+
+    @property
+    def types(self) -> Path:
+        """Where rank 0 leaves the types of its outputs, as they were declared."""
+        return self.base.with_suffix(".types.pb")
+
+    @property
+    def decks(self) -> Path:
+        """Where the rank leaves its decks."""
+        return self.base.with_suffix(".decks.json")
+
+    @property
+    def events(self) -> Path:
+        """Where the rank notes what it does (:mod:`..record.events`)."""
+        return self.base.with_suffix(EVENTS)
+
+    @property
+    def profile(self) -> Path:
+        """Where torch's profiler writes, if the rank is looked into."""
+        return self.base.with_suffix(".profile.json")
+
+    @property
+    def stacks(self) -> Path:
+        """Where the rank writes the stacks of its threads when it is asked to."""
+        return self.base.with_suffix(".stacks")
+
+
+def cache_variables(parent: Path, shared: Collection[str]) -> dict[str, str]:
+    """What sends libraries there.
+
+    Args:
+        parent: of the directories.
+        shared: names of caches that stay where the environment has them.
+    """
+    return {cache.variable: str(parent / cache.name) for cache in CACHES if cache.name not in shared}

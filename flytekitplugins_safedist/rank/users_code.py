@@ -1,0 +1,68 @@
+"""Around the user's code: it runs in a process whose end means something to others, and may fork and end it."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeVar
+
+from .. import stopping
+from ..errors import PayloadError
+from ..texts import said
+
+T = TypeVar("T")
+
+
+@contextmanager
+def without_children() -> Iterator[None]:
+    """Inside, the user's code runs: a child that it forks, and that returns from it or raises, ends with the status
+    that a script would have, and does nothing that is this process's to do."""
+    process, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            traceback.print_exception(error)
+        raise
+    finally:
+        if os.getpid() != process:
+            stopping.end_now(status & 0xFF)
+
+
+def imported(load: Callable[[], T]) -> T:
+    """What ``load`` returns, which imports the user's module. What that raises has frames of the module on only.
+
+    Raises:
+        PayloadError: it would have ended this process.
+    """
+    try:
+        with without_children():
+            return load()
+    except Exception as error:
+        raise error.with_traceback(_from_users_code_on(error.__traceback__))  # noqa: B904  (it is no other)
+    except BaseException as error:
+        text = said(error)
+        raise PayloadError(
+            f"importing the task's module would have ended this process by {type(error).__name__}"
+            f"{text and f': {text}'}",
+            expected="a module that can be imported by every rank",
+            hint="put what only a script is to do below: if __name__ == '__main__'",
+        ) from error.with_traceback(_from_users_code_on(error.__traceback__))
+
+
+def _from_users_code_on(trace: TracebackType | None) -> TracebackType | None:
+    """Without the frames that led to the import: Python's own, flytekit's and ours."""
+    while trace is not None and _LEADS_THERE.search(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+_LEADS_THERE = re.compile(r"^<frozen |/importlib/|/flytekit/|/flytekitplugins_safedist/")

@@ -1,0 +1,1 @@
+"""A fresh interpreter beside each agent: imports the libraries once, forks the ranks, reaps them. Runs no user code."""

@@ -1,0 +1,290 @@
+"""What the user's files import from installed packages, as statements that can be run once for all ranks of a node.
+
+Nothing of the user's is executed. A file is reduced to its module-level imports and those of its tasks' bodies: what
+stands in other functions and in classes is left out, ``try`` keeps its shape, ``if`` is decided where that can be done
+from the text alone. A variable that is set to a constant before an import is set for that import, too; after anything
+else that may change what an import finds, the rest is left to the ranks.
+
+Installed is what lies where ``pip`` puts it. All else, editable installs and directories of PYTHONPATH among it, is the
+user's: it is read, and each rank imports it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .launch import NEEDED, by_finders, is_installed
+
+Step: TypeAlias = "str | tuple[str, str, bool]"
+"""An import statement; or a variable that is set before the next one: name, value, and whether only by default."""
+
+_MOST_FILES = 2000
+"""Of a project that are read: more are no project."""
+
+_CHANGES_IMPORTS = {
+    *("putenv", "unsetenv", "load_dotenv", "patch_all", "monkey_patch"),
+    *("import_module", "__import__", "exec", "addsitedir"),
+}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What was found.
+
+    Attributes:
+        steps: in the order in which the interpreter would come to them.
+        own: top-level names of the user's modules that these files import, and where each is.
+        stopped: where reading ended early, and why.
+    """
+
+    steps: tuple[Step, ...] = ()
+    own: dict[str, str] = field(default_factory=dict)
+    stopped: str = ""
+
+
+def scan(modules: Sequence[str], files: Sequence[str], path: Sequence[str]) -> Scan:
+    """Read modules and files of the user's, and all of the user's that these import.
+
+    Args:
+        modules: their names.
+        files: of scripts.
+        path: the module search path.
+    """
+    importlib.invalidate_caches()  # the code may have come a moment ago
+    reading = _Reading(path)
+    try:
+        for file in files:
+            reading.file(Path(file), ())
+        for name in modules:
+            reading.imported(name, (), f"import {name}")
+    except _StopError as stop:
+        return Scan(tuple(reading.steps), reading.own, str(stop))
+    return Scan(tuple(reading.steps), reading.own)
+
+
+class _StopError(Exception):
+    """From here on an import may find something else than it would alone."""
+
+
+@dataclass
+class _Reading:
+    path: Sequence[str]
+    steps: list[Step] = field(default_factory=list)
+    own: dict[str, str] = field(default_factory=dict)
+    _read: set[Path] = field(default_factory=set)
+    _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
+
+    # --- where a module is ---------------------------------------------------------------------------------------
+    def spec(self, name: str) -> ModuleSpec | None:
+        """Of a module, or of a package; nothing is imported."""
+        if name not in self._specs:
+            self._specs[name] = self._find(name)
+        return self._specs[name]
+
+    def _find(self, name: str) -> ModuleSpec | None:
+        above, _, _ = name.rpartition(".")
+        with suppress(Exception):  # whatever finders of others raise
+            if above:
+                package = self.spec(above)
+                places = package and package.submodule_search_locations
+                return PathFinder.find_spec(name, list(places)) if places else None
+            return PathFinder.find_spec(name, list(self.path)) or by_finders(name)
+        return None
+
+    def is_own(self, spec: ModuleSpec) -> bool:
+        """Whether a module is the user's."""
+        return spec.origin not in ("built-in", "frozen") and not any(map(is_installed, places_of(spec)))
+
+    # --- reading -------------------------------------------------------------------------------------------------
+    def module(self, name: str) -> None:
+        """Read a module of the user's, and first the packages that it is in."""
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            spec = self.spec(".".join(parts[:count]))
+            if spec is None or not self.is_own(spec):
+                return
+            self.own[parts[0]] = places_of(spec)[0] if count == 1 else self.own[parts[0]]
+            if spec.has_location and spec.origin is not None and spec.origin.endswith(".py"):
+                is_package = spec.submodule_search_locations is not None
+                self.file(Path(spec.origin), parts[: count if is_package else count - 1])
+
+    def file(self, file: Path, package: Sequence[str]) -> None:
+        """Read a file that is in a package."""
+        if file in self._read or len(self._read) >= _MOST_FILES:
+            return
+        self._read.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return  # ranks will say so
+        self._note_own(tree)
+        late: list[ast.stmt] = []
+        for node in tree.body:
+            self.statement(node, package, file, late)
+        for node in late:
+            self.statement(node, package, file, [])
+
+    def _note_own(self, tree: ast.Module) -> None:
+        """What is imported anywhere in a file, also in functions."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            for top in {name.partition(".")[0] for name in names} - {*NEEDED}:
+                spec = self.spec(top)
+                if spec is not None and self.is_own(spec):
+                    self.own[top] = places_of(spec)[0]
+
+    def statement(self, node: ast.stmt, package: Sequence[str], file: Path, late: list[ast.stmt]) -> None:
+        """Read one statement of a module; imports in a task's body come *late*."""
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    self.imported(alias.name, (), f"import {alias.name}")
+            case ast.ImportFrom(module=module, level=level, names=names):
+                base = [*package[: len(package) - level + 1], *(module or "").split(".")] if level else [module or ""]
+                if level <= len(package):  # else ranks will say so
+                    name = ".".join(filter(None, base))
+                    self.imported(name, [alias.name for alias in names], ast.unparse(node))
+            case ast.Try() | ast.With() | ast.If():
+                self._block(node, package, file, late)
+            case ast.FunctionDef(decorator_list=decorators) if any(map(_is_task, decorators)):
+                late += [each for each in node.body if isinstance(each, (ast.Import, ast.ImportFrom))]
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return
+            case _ if (variable := _constant(node)) is not None:
+                self.steps.append(variable)
+            case _ if (why := _change(node)) is not None:
+                raise _StopError(f"{file.name}, line {node.lineno}: {why}")
+
+    def imported(self, name: str, listed: Sequence[str], statement: str) -> None:
+        """An import: a step where it is of an installed package; where it is the user's, what that imports itself."""
+        top = name.partition(".")[0]
+        spec = self.spec(top)
+        if spec is None or top == "__future__" or (top in sys.builtin_module_names):
+            return
+        targets = [name, *(f"{name}.{each}" for each in listed)]
+        found = [self.spec(each) for each in targets]
+        is_own = any(each is not None and self.is_own(each) for each in (spec, *found))
+        if is_own and top not in NEEDED:
+            for each in targets:
+                self.module(each)
+        elif top not in sys.stdlib_module_names:
+            self.steps.append(statement)
+
+    def _block(self, node: Any, package: Sequence[str], file: Path, late: list[ast.stmt]) -> None:
+        def read(body: Sequence[ast.stmt]) -> list[Step]:
+            kept, self.steps = self.steps, []
+            try:
+                for each in body:
+                    self.statement(each, package, file, late)
+            finally:
+                found, self.steps = self.steps, kept
+            return found
+
+        if isinstance(node, ast.If):
+            decided = _decided(node.test)
+            if decided is not None:  # else it is the interpreter's to know
+                self.steps += read(node.body if decided else node.orelse)
+            return
+        if isinstance(node, ast.With):
+            self.steps += read(node.body)
+            return
+        body, otherwise = read(node.body), read([each for handler in node.handlers for each in handler.body])
+        if otherwise and all(isinstance(step, str) for step in [*body, *otherwise]) and body:
+            body = [f"try:\n{_indented(body)}\nexcept Exception:\n{_indented(otherwise)}"]
+        self.steps += body  # a step that fails is passed over anyway
+        self.steps += read([*node.orelse, *node.finalbody])
+
+
+def places_of(spec: ModuleSpec) -> list[str]:
+    """The directories that a module is in, or those of a namespace."""
+    if spec.has_location and spec.origin is not None:
+        return [str(Path(spec.origin).parent)]
+    return list(spec.submodule_search_locations or ["nowhere"])
+
+
+def _indented(steps: Sequence[Step]) -> str:
+    return "\n".join(f" {line}" for step in steps for line in str(step).splitlines())
+
+
+def _is_task(decorator: ast.expr) -> bool:
+    named = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return (isinstance(named, ast.Name) and named.id == "task") or (
+        isinstance(named, ast.Attribute) and named.attr == "task"
+    )
+
+
+def _decided(test: ast.expr) -> bool | None:
+    """The value of a condition that is known from the text and the interpreter; None where it is not."""
+    text = ast.unparse(test)
+    if text.removeprefix("not ").rpartition(".")[2] == "TYPE_CHECKING":
+        return text.startswith("not ")
+    if text == "__name__ == '__main__'":
+        return False
+    if isinstance(test, ast.Compare) and ast.unparse(test.left) in ("sys.version_info", "sys.platform"):
+        with suppress(Exception):
+            constants = all(isinstance(each, (ast.Constant, ast.Tuple)) for each in test.comparators)
+            return bool(eval(text, {"sys": sys})) if constants else None  # noqa: S307  (sys against constants)
+    return None
+
+
+_ENVIRON = ("os.environ", "environ")
+_FOUND_BY = (*_ENVIRON, "sys.path", "sys.modules", "sys.meta_path", "sys.path_hooks")
+"""What an import goes by."""
+
+
+def _constant(node: ast.stmt) -> tuple[str, str, bool] | None:
+    """``os.environ["X"] = "1"`` and ``os.environ.setdefault("X", "1")``."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Subscript(value=environ, slice=ast.Constant(value=str(name)))],
+            value=ast.Constant(value=str(value)),
+        ) if ast.unparse(environ) in _ENVIRON:
+            return name, value, False
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=environ, attr="setdefault"),
+                args=[ast.Constant(value=str(name)), ast.Constant(value=str(value))],
+            )
+        ) if ast.unparse(environ) in _ENVIRON:
+            return name, value, True
+    return None
+
+
+def _change(node: ast.stmt) -> str | None:
+    """Why imports that follow may find something else than they would alone; None where nothing says so."""
+    for inner in _outside_functions(node):
+        match inner:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _CHANGES_IMPORTS:
+                return f"{name}() is called"
+            case ast.Call(func=ast.Attribute(value=changed, attr=name)) if (
+                name not in _READS and ast.unparse(changed) in _FOUND_BY
+            ):
+                return f"{ast.unparse(changed)} is changed"
+            case ast.Subscript(value=changed, ctx=ast.Store() | ast.Del()) if ast.unparse(changed) in _FOUND_BY:
+                return f"{ast.unparse(changed)} is changed"
+            case ast.Attribute(ctx=ast.Store() | ast.Del()) if ast.unparse(inner) in _FOUND_BY:
+                return f"{ast.unparse(inner)} is changed"
+    return None
+
+
+_READS = {"get", "copy", "keys", "values", "items", "index", "count"}
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield from _outside_functions(child)

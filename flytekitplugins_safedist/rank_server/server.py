@@ -1,0 +1,244 @@
+"""The rank server: a fresh interpreter between an agent and its ranks, which never runs the user's code.
+
+It imports the libraries, forks ranks (or starts them as fresh interpreters), reaps them, and passes signals on. It runs
+no threads, so forking from it is safe. When the agent closes the connection, or is gone, it kills every rank with all
+its descendants and removes what the agent had asked it to: nothing outlives the agent. The kernel hands it the orphans
+of its ranks (it is their subreaper), so that also those go that left their rank's session (Inductor's compile workers
+do).
+
+The protocol is frames of JSON over a socket that only these two processes hold. Requests are answered in their order,
+and may come before the answer to the one before; ends of ranks come as frames of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import frames, stopping
+from ..rank import main as rank_main
+from ..rank import replicas
+from ..rank.fork import die_with_parent
+from ..rank.order import JobOrder, RankOrder
+from . import cleanup
+from .libraries import Libraries, unsafe_to_fork
+from .scan import places_of
+
+_KILL_GRACE_SECONDS = 30.0
+_ORPHANS_SECONDS = 5.0
+"""For what ranks have left to be gone, between two rounds: less than the agent waits for any answer."""
+
+_LOOK_SECONDS = 1.0
+
+_LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP}
+
+
+def main(descriptor: int, agent: int) -> NoReturn:
+    """As a fresh interpreter."""
+    ForkServer(socket.socket(fileno=descriptor), agent).run()
+    # What libraries have to say at an interpreter's end (nanobind lists what it takes for leaks) concerns nobody.
+    stopping.end_now(0)
+
+
+class ForkServer:
+    """Serves one agent until that is done, or gone.
+
+    Args:
+        connection: to the agent.
+        agent: its process id.
+        libraries: what was imported before.
+    """
+
+    def __init__(self, connection: socket.socket, agent: int, libraries: Libraries | None = None) -> None:
+        self.connection = connection
+        self.agent = agent
+        self.libraries = libraries or Libraries()
+        self.ranks: set[int] = set()
+        self.guarded: list[Path] = []
+        self.helpers: frozenset[int] = frozenset()  # what libraries started as they were imported: every round's
+        self.wake_read, self.wake_write = os.pipe()
+        self.agents_end = _descriptor_of(agent)
+
+    def run(self) -> None:
+        """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
+        try:
+            self._serve()
+        except ConnectionError:
+            return  # the agent is gone
+        finally:
+            self.clean_up()
+
+    def _serve(self) -> None:
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        # Of all signals the one that also wakes a process which SIGSTOP has frozen: it clears up after its agent, too.
+        die_with_parent(signal.SIGCONT)
+        self._listen_to_signals()
+        cleanup.adopt_orphans()
+        watched = [self.connection.fileno(), self.wake_read, *self.agents_end]
+        while True:
+            # By time as well: a rank's end must not be missed for good where its signal was.
+            readable, _, _ = select.select(watched, [], [], _LOOK_SECONDS)
+            if self.wake_read in readable or not readable:
+                self.reap()
+            if watched[0] in readable:
+                self._answer(**json.loads(frames.receive(self.connection, frames.RANK_BYTES)))
+            elif not {*self.agents_end}.isdisjoint(readable):
+                return
+
+    def _listen_to_signals(self) -> None:
+        """Take every signal that this process lives by: also from libraries that have taken one."""
+        for number in _LIVES_BY:
+            # The agent decides what a signal means; this process ends when the agent does. Handlers, not SIG_IGN: a
+            # fresh interpreter inherits what is ignored, and its rank could not be stopped in order.
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
+
+    def _answer(self, op: str, **request: Any) -> None:
+        if op == "guard":
+            self.guarded = list(map(Path, request["paths"]))
+            return
+        try:
+            reply = getattr(self, f"on_{op}")(**request)
+        except (OSError, ValueError) as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        self._send({"answers": op, **(reply or {})})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.connection.sendall(frames.packed(json.dumps(message).encode()))
+
+    # --- requests ------------------------------------------------------------------------------------------------
+    def on_take(
+        self, *, environment: dict[str, str], steps: Sequence[Any], own: dict[str, str], needed: bool
+    ) -> dict[str, Any]:
+        """Import libraries.
+
+        Args:
+            environment: all variables under which that is done.
+            steps: see :meth:`.libraries.Libraries.take`.
+            own: names of the user's modules, which the ranks are to find, and not what is imported here by that name;
+                and where each is.
+            needed: see there.
+        """
+        os.environ.clear()
+        os.environ.update(environment)
+        if needed:
+            replicas.install()  # before torch
+            self.libraries.unsafe = unsafe_to_fork("starting Python")
+        die_with_parent(signal.SIGKILL)  # what hangs in an import could not see that the agent is gone
+        self.libraries.take([step if isinstance(step, str) else tuple(step) for step in steps], needed=needed)
+        die_with_parent(signal.SIGCONT)
+        self._listen_to_signals()
+        self.helpers = frozenset(cleanup.children())
+        return {
+            "unsafe": self.libraries.unsafe or _clash(own),
+            "left": self.libraries.left,
+            "failed": self.libraries.failed,
+            "bytes": _anonymous_bytes(),
+        }
+
+    def on_start(self, *, job: dict[str, Any], ranks: Sequence[dict[str, Any]], fork: bool) -> dict[str, Any]:
+        orders = JobOrder.from_dict(job), [RankOrder.from_dict(each) for each in ranks]
+        server = os.getpid()
+        pids: list[int] = []
+        for order in orders[1]:
+            pid = os.fork() if fork else rank_main.start_fresh(orders[0], order)
+            if pid == 0:
+                self._become_rank(orders[0], order, server)
+            self.ranks.add(pid)
+            pids.append(pid)
+        return {"pids": pids}
+
+    def on_signal(self, *, pids: list[int], number: int, whole_group: bool) -> None:
+        for pid in self.ranks.intersection(pids):  # those not reaped yet: their numbers cannot belong to anyone else
+            cleanup.send_signal(pid, number, whole_group=whole_group)
+
+    # --- children ------------------------------------------------------------------------------------------------
+    def reap(self) -> None:
+        """Take in what has ended."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 1 << 16)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self.reap_one(ended.si_pid)
+
+    def reap_one(self, pid: int) -> None:
+        """Reap a child; of a rank tell the agent."""
+        now = time.time_ns()
+        if pid in self.ranks:
+            # Before the pid is free for others: whatever the rank started and left behind goes with it.
+            cleanup.end_group(pid)
+        _, status, used = os.wait4(pid, 0)
+        if pid not in self.ranks:
+            return  # an orphan of a rank's
+        self.ranks.discard(pid)
+        code = os.waitstatus_to_exitcode(status)
+        # First of all: an orphan that the kernel cannot end (below) must not keep the agent waiting for this rank. The
+        # kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
+        self._send({"pid": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
+        if not self.ranks:
+            # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
+            cleanup.end_descendants(spare=self.helpers, patience=_ORPHANS_SECONDS)
+
+    def clean_up(self) -> None:
+        """End all ranks and what they have started; remove what is guarded."""
+        signal.set_wakeup_fd(-1)
+        for pid in self.ranks:
+            cleanup.end_group(pid)
+        # A process in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
+        cleanup.end_descendants(spare=(), patience=_KILL_GRACE_SECONDS)
+        for path in self.guarded:
+            cleanup.remove(path)
+
+    def _become_rank(self, job: JobOrder, order: RankOrder, server: int) -> NoReturn:
+        """In the forked child: shed the server, and be the rank."""
+        try:
+            self.connection.close()
+            signal.set_wakeup_fd(-1)
+            for descriptor in (self.wake_read, self.wake_write, *self.agents_end):
+                os.close(descriptor)
+            for number in _LIVES_BY:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            libraries = self.libraries
+            rank_main.forked(job, order, server=server, sets=libraries.sets, reads=libraries.reads)
+        finally:
+            os._exit(rank_main.EXIT_FAILED)
+
+
+def _descriptor_of(process: int) -> list[int]:
+    """One that can be read when a process has ended. The connection does not always tell: a child that the user's code
+    has forked holds a copy of the agent's end. None where a sandbox has no such thing."""
+    try:
+        return [os.pidfd_open(process)]
+    except (OSError, AttributeError):
+        return []
+
+
+def _clash(own: Mapping[str, str]) -> str | None:
+    def is_taken(name: str, place: str) -> bool:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        return spec is not None and name not in sys.stdlib_module_names and places_of(spec)[0] != place
+
+    taken = sorted(name for name, place in own.items() if is_taken(name, place))
+    if not taken:
+        return None
+    return f"modules of the task's are named as libraries that are imported already: {', '.join(taken)}"
+
+
+def _anonymous_bytes() -> int:
+    """What a copy of this process costs, in bytes: what is its own, and not a file's."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,137 @@
+"""Libraries are imported once for all ranks of a node; what must not be shared of one costs nobody else that."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.procs import Ended, Gate, Warm, uploaded_output
+from tests.harness.registered import registered
+
+Told = list[dict[str, Any]]
+Looks = Callable[..., tuple[Ended, Told]]
+OWN_NAMES = """
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+@task(task_config=SafeTorch())
+def who() -> str:
+    import yaml
+    return yaml.WHO
+"""
+QUIET = "import os\nPID = os.getpid()\nSAW = None\n"
+THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='forecast').start()\n"
+READS = {
+    "by name": "SAW = os.environ.get('WEATHER_HOME')\n",
+    "all of its own": "SAW = {k: v for k, v in os.environ.items() if k.startswith('WEATHER_')}.get('WEATHER_HOME')\n",
+}
+
+
+@pytest.fixture
+def looks(warm: Warm, tmp_path: Path, ranks_gate: Gate) -> Looks:
+    """Runs a job whose module imports the library ``weather``, of that source; what each of two ranks tells of it."""
+
+    def run(source: str, task: str = "looks", **environment: str) -> tuple[Ended, Told]:
+        installed = tmp_path / "site-packages"
+        installed.mkdir(exist_ok=True)
+        (installed / "weather.py").write_text(source)
+        options = {"kind": "execute", "environment": {**ranks_gate.environment, **environment}, "path": [installed]}
+        ended = warm.run(f"job_libraries:{task}", tmp_path / "job", **options)
+        assert ended.code == 0, ended.err
+        assert ended.uploaded == ["outputs.pb"], ended.err
+        return ended, [json.loads(line) for line in ranks_gate.heard(2)]
+
+    return run
+
+
+def are_forked(ranks: Told) -> bool:
+    (forked,) = {each["forked"] for each in ranks}
+    return bool(forked)
+
+
+def sets(**variables: str) -> Mapping[str, str]:
+    return {"TEST_SETS": json.dumps(variables)}
+
+
+def test_what_the_users_files_import_is_imported_once_for_all_ranks(looks):
+    ended, ranks = looks(QUIET)
+    assert are_forked(ranks)
+    assert {each["imported by"] for each in ranks} == {ranks[0]["server"]}
+    assert "warning" not in ended.err
+
+
+def test_a_library_that_starts_threads_is_left_to_each_rank_by_name_and_the_others_stay_forked(looks):
+    ended, ranks = looks(QUIET + THREAD)
+    assert are_forked(ranks)
+    assert all(each["imported by"] == each["here"] for each in ranks)
+    why = "starts 1 thread(s) (forecast), and a forked copy of their locks can hang: each rank imports it by itself"
+    assert f"`import weather` {why}" in ended.err
+    assert "start_method preload" in ended.err
+
+
+def test_a_library_that_initialises_cuda_is_left_to_each_rank(looks):
+    ended, ranks = looks(QUIET + "import torch\ntorch.cuda._initialized = True\n")
+    assert are_forked(ranks)
+    assert "`import weather` initialises CUDA" in ended.err
+
+
+def test_a_library_that_ends_its_process_does_not_end_the_rank_server(looks):
+    source = QUIET + "import sys\nif sys.argv[0] != 'pyflyte-execute':\n    raise SystemExit(3)\n"
+    _, ranks = looks(source, **registered(nproc_per_node=2))
+    assert are_forked(ranks)
+    assert all(each["imported by"] == each["here"] for each in ranks)
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_variable_that_the_module_sets_before_an_import_has_its_effect(looks, how):
+    ended, ranks = looks(QUIET + READS[how], **sets(WEATHER_HOME="/mine"))
+    assert [each["saw"] for each in ranks] == ["/mine", "/mine"]
+    assert not are_forked(ranks)
+    (line,) = [line for line in ended.out.splitlines() if "start again, as fresh interpreters" in line]
+    assert line.startswith("[rank 0] [safedist] warning: ")
+    assert "WEATHER_HOME" in line
+    assert "weather" in line
+    assert "/mine" not in line, "values may be secrets"
+
+
+def test_variables_that_a_library_does_not_read_change_nothing(looks):
+    ended, ranks = looks(QUIET + READS["by name"], **sets(ANOTHER="1", PATH=os.environ["PATH"] + ":/more"))
+    assert are_forked(ranks)
+    assert "start again" not in ended.out
+
+
+def test_a_number_of_threads_that_the_module_sets_has_its_effect(looks):
+    ended, ranks = looks(QUIET, **sets(OMP_NUM_THREADS="2"))
+    assert not are_forked(ranks)
+    assert "OMP_NUM_THREADS is set here, and native libraries" in ended.out
+
+
+def test_a_library_that_reads_which_rank_it_is_in_finds_it(looks):
+    ended, ranks = looks(QUIET + "SAW = os.environ.get('LOCAL_RANK')\n")
+    assert sorted(each["saw"] for each in ranks) == ["0", "1"]
+    assert "LOCAL_RANK has another value here than weather found" in ended.out
+
+
+def test_what_a_library_sets_is_set_in_ranks_too(looks):
+    _, ranks = looks(QUIET + "os.environ['WEATHER_SET'] = 'by it'\n")
+    assert are_forked(ranks)
+    assert {each["WEATHER_SET"] for each in ranks} == {"by it"}
+
+
+def test_ranks_that_have_to_be_fresh_interpreters_are_at_once_in_the_next_round(looks):
+    ended, ranks = looks(QUIET + READS["by name"], "looks_again", TEST_HOW="fails once", **sets(WEATHER_HOME="/mine"))
+    assert [each["forked"] for each in ranks] == [False] * 2
+    assert ended.out.count("start again, as fresh interpreters") == 1
+
+
+def test_a_module_of_the_users_that_has_a_librarys_name_is_the_users_in_each_rank(warm, tmp_path):
+    (tmp_path / "yaml.py").write_text("WHO = 'mine'\n")  # flytekit imports the installed one
+    (tmp_path / "own_names.py").write_text(OWN_NAMES)
+    ended = warm.run("own_names:who", tmp_path / "job", kind="execute", path=[tmp_path])
+    assert uploaded_output(ended) == "mine"
+    assert "modules of the task's are named as libraries that are imported already: yaml" in ended.err

@@ -1,0 +1,41 @@
+"""The same task under both start methods."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from flytekit import task
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+from tests.harness.product import replicas
+
+
+def _same(x: list[float]) -> dict[str, str]:
+    me = current_rank()
+    interesting = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "MASTER_ADDR", "PYTHONUNBUFFERED")
+    guarded = any(isinstance(finder, replicas.Expecting) for finder in sys.meta_path)  # torch is not here yet
+    if "torch.distributed" in sys.modules:
+        guarded = hasattr(sys.modules["torch.distributed"].Reducer, "__wrapped__")
+    return {
+        "replicas guarded": str(guarded),
+        "sum": str(sum(x)),
+        "rank": str(me.rank),
+        "module": __name__,
+        "argv": str(len(sys.argv)),
+        "cwd": os.getcwd(),
+        "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "unset"),
+        "NVML": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "unset"),
+        "stdin": sys.stdin.read(),
+        **{name: os.environ.get(name, "unset") for name in interesting},
+    }
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def same_preloaded(x: list[float]) -> dict[str, str]:
+    return _same(x)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
+def same_spawned(x: list[float]) -> dict[str, str]:
+    return _same(x)

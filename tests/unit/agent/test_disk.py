@@ -1,0 +1,90 @@
+"""The ranks' limit on disk: the user's word, or less than the kubelet allows their pod."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist import SafeTorch, Scratch
+from flytekitplugins_safedist.agent import disk
+from flytekitplugins_safedist.agent.disk import DiskLimit, DiskWatch, Usage, limit_of, over_limit
+from flytekitplugins_safedist.config.options import SCRATCH_MOUNT
+from flytekitplugins_safedist.errors import ScratchError
+from tests.unit.config.plans import planned
+
+GI, MI = 2**30, 2**20
+USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * GI)), free=5 * MI)
+POD = {"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI), "SAFEDIST_SCRATCH_ROOT": SCRATCH_MOUNT}
+
+
+def limit(environment: dict[str, str], **scratch: Any) -> DiskLimit | None:
+    return limit_of(planned(SafeTorch(scratch=Scratch(**scratch))), environment)
+
+
+def test_the_users_own_limit_counts_whatever_the_pod_has():
+    found = limit(POD, size_limit="2Gi")
+    assert found == DiskLimit(2 * GI, "by Scratch(size_limit=...)")
+    assert str(found) == "2.0 GiB by Scratch(size_limit=...)"
+
+
+@pytest.mark.parametrize(("pods", "ranks"), [(20 * GI, 18 * GI), (GI, GI - 128 * MI), (200 * MI, 100 * MI)])
+def test_else_the_pods_own_less_what_the_rest_of_it_needs(pods, ranks):
+    found = limit({**POD, "SAFEDIST_EPHEMERAL_STORAGE": str(pods)})
+    assert found is not None
+    assert found.size == ranks
+    assert "by the pod's ephemeral storage of " in str(found)
+
+
+@pytest.mark.parametrize(
+    ("environment", "scratch"),
+    [
+        ({}, {"volume": None}),
+        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": "0"}, {}),
+        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": ""}, {}),
+        (POD, {"claim": "team"}),
+        (POD, {"volume": "memory"}),
+        ({**POD, "SAFEDIST_SCRATCH_ROOT": "/mnt/big"}, {}),
+        (POD, {"path": "/mnt/big"}),
+    ],
+)
+def test_none_where_scratch_is_not_on_what_kubernetes_counts_or_nothing_is_said(environment, scratch):
+    assert limit(environment, **scratch) is None
+
+
+def test_without_a_volume_scratch_is_in_the_container_which_kubernetes_counts():
+    assert limit({"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI)}, volume=None) is not None
+
+
+def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
+    assert over_limit(USAGE, DiskLimit(USAGE.total, "by me")) is None
+    error = over_limit(USAGE, DiskLimit(2 * GI, "by me"))
+    assert isinstance(error, ScratchError)
+    assert str(error) == (
+        f"the ranks of this node wrote more than their scratch limit [directory=/s/job] (seen: {USAGE}; "
+        "expected: at most 2.0 GiB by me). Fix: write less to current_rank().scratch and temporary files, remove "
+        "what is done with, or raise Scratch(size_limit=...) or the task's limit of ephemeral_storage"
+    )
+
+
+def test_the_nearer_the_limit_the_more_often_it_is_looked_at_and_never_without_one(monkeypatch):
+    now, looked = [100.0], []
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+
+    def measure(size: int) -> Usage:
+        looked.append(now[0])
+        return replace(USAGE, by_rank=((0, size), (1, 0)))
+
+    watch = DiskWatch(DiskLimit(100, "by me"))
+    for size in (10, 10, 60, 60, 101):
+        for _ in range(20):
+            now[0] += 0.5
+            found = watch.excess(lambda size=size: measure(size))
+            if looked and looked[-1] == now[0]:
+                break
+    assert looked == [105.0, 110.0, 115.0, 116.0, 117.0]
+    assert found is not None
+    assert found[0] == 0
+    assert DiskWatch(None).excess(lambda: measure(10**9)) is None

@@ -1,0 +1,430 @@
+"""Ranks' output in the node's log: whole lines with their rank, live, and nothing lost at the end."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.agent import log_lines
+from flytekitplugins_safedist.agent.log_lines import LogFollower, printable, tail, without_traceback
+from tests.harness.procs import DEADLINE
+
+
+class Log:
+    """What a follower passes on, block by block; a test waits for a text to arrive."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self._arrived = threading.Condition()
+
+    def __call__(self, block: str) -> None:
+        with self._arrived:
+            self.blocks.append(block)
+            self._arrived.notify_all()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.blocks)
+
+    def wait_for(self, text: str) -> None:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: text in self.text, timeout=60), self.text
+
+
+@contextmanager
+def following(*logs: tuple[str, Path]) -> Iterator[Log]:
+    shown = Log()
+    follower = LogFollower(logs, shown, clock=lambda: 0.0)  # a bar is shown again by time
+    follower.start()
+    try:
+        yield shown
+    finally:
+        follower.stop()
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_every_line_carries_its_rank_and_is_passed_on_while_the_rank_runs(tmp_path: Path) -> None:
+    zero, one = tmp_path / "0", tmp_path / "1"
+    with following(("[rank 0] ", zero), ("[rank 1] ", one)) as shown:
+        append(zero, b"a\nb\n")
+        shown.wait_for("[rank 0] b\n")
+        append(one, b"c\n")
+        shown.wait_for("[rank 1] c\n")
+    assert shown.text == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
+
+
+def test_a_half_line_waits_for_its_end_and_blocks_are_whole_lines(tmp_path: Path) -> None:
+    zero, one = tmp_path / "0", tmp_path / "1"
+    with following(("0 ", zero), ("1 ", one)) as shown:
+        append(zero, b"loss ")
+        append(one, b"whole\n")
+        shown.wait_for("1 whole\n")
+        append(zero, b"0.5\n")
+        shown.wait_for("0 loss 0.5\n")
+    assert shown.text == "1 whole\n0 loss 0.5\n"
+    assert all(block.endswith("\n") for block in shown.blocks)
+
+
+def test_however_much_a_rank_prints_little_of_it_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    line = b"x" * 99 + b"\n"
+    append(log, line * 320_000)
+    shown = 0
+
+    def count(block: str) -> None:
+        nonlocal shown
+        shown += len(block)
+
+    follower = LogFollower([("", log)], count)
+    tracemalloc.start()
+    try:
+        follower.start()
+        assert follower.stop() == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert shown == 320_000 * len(line)
+    assert peak < shown / 8
+
+
+@pytest.mark.parametrize("prefix", ["", None])
+def test_a_log_takes_little_disk_however_much_a_rank_prints_and_keeps_its_end(
+    tmp_path: Path, prefix: str | None
+) -> None:
+    log = tmp_path / "0"
+    line = b"x" * 99 + b"\n"
+    shown = 0
+
+    def count(block: str) -> None:
+        nonlocal shown
+        shown += len(block)
+
+    follower = LogFollower([(prefix, log)], count)
+    append(log, line * 640_000)
+    append(log, b"the last thing it said\n")
+    follower.start()
+    assert follower.stop(within=DEADLINE) == 0
+    assert shown == (0 if prefix is None else 640_000 * len(line) + len(b"the last thing it said\n"))
+    assert log.stat().st_size == 640_000 * len(line) + len(b"the last thing it said\n")
+    assert 16 << 20 <= log.stat().st_blocks * 512 < 24 << 20
+    with log.open("rb") as file:
+        file.seek(-(16 << 20), os.SEEK_END)
+        assert b"\0" not in file.read()
+    assert tail(log, 2) == ((line * 2).decode().splitlines()[0], "the last thing it said")
+
+
+def test_what_nobody_has_read_yet_is_not_given_back(tmp_path: Path) -> None:
+    log, unread = tmp_path / "0", threading.Event()
+    append(log, (b"x" * 99 + b"\n") * 320_000)
+    follower = LogFollower([("", log)], lambda _: unread.wait())
+    follower.start()
+    try:
+        follower.stop(within=0.2)
+        assert log.stat().st_blocks * 512 >= 32_000_000
+    finally:
+        unread.set()
+        follower.stop()
+
+
+def test_a_reader_that_has_stopped_keeps_nobody_waiting_for_ever_and_what_it_missed_is_told(tmp_path: Path) -> None:
+    log, unread = tmp_path / "0", threading.Event()
+    append(log, b"never read\n")
+    follower = LogFollower([("", log)], lambda _: unread.wait())
+    follower.start()
+    try:
+        assert follower.stop(within=0.2) == len(b"never read\n")
+    finally:
+        unread.set()
+        follower.stop()
+
+
+def test_a_reader_that_has_gone_away_ends_the_showing_alone(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    follower = LogFollower([("", log)], gone)
+    append(log, b"line\n")
+    follower.start()
+    assert follower.stop() == len(b"line\n")
+
+
+def test_letters_that_the_nodes_log_cannot_hold_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flytekitplugins_safedist.job.run import to_stdout
+
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    to_stdout("caf\u00e9\n")
+    assert raw.getvalue() == b"caf\\xe9\n"
+
+
+def test_the_last_words_without_a_newline_are_passed_on_at_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    with following(("0 ", log)) as shown:
+        append(log, b"line\nlast words")
+    assert shown.text == "0 line\n0 last words\n"
+
+
+def test_what_is_written_just_before_stop_is_not_lost(tmp_path: Path) -> None:
+    logs = [(f"{rank} ", tmp_path / str(rank)) for rank in range(8)]
+    with following(*logs) as shown:
+        for _, path in logs:
+            append(path, b"x\n" * 1000)
+    assert sorted(shown.text.splitlines()) == sorted(f"{rank} x" for rank in range(8) for _ in range(1000))
+
+
+def test_a_rank_that_never_wrote_has_no_file_and_that_is_no_trouble(tmp_path: Path) -> None:
+    with following(("0 ", tmp_path / "missing")) as shown:
+        pass
+    assert shown.blocks == []
+
+
+def test_a_progress_bar_is_shown_as_a_terminal_would_in_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    with following(("0 ", log)) as shown:
+        append(log, b"\r 10%|#\r 50%|#####")
+        append(log, b"\r100%|##########\ndone\r\n")
+    assert shown.text == "0 100%|##########\n0 done\n"
+
+
+def test_text_cut_within_a_character_is_joined_and_garbage_is_shown_as_such(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    euro = "€".encode()
+    with following(("0 ", log), ("1 ", tmp_path / "1")) as shown:
+        append(log, b"10 " + euro[:1])
+        append(tmp_path / "1", b"seen\n")
+        shown.wait_for("1 seen")
+        append(log, euro[1:] + b"\n\xff\xfe\x00\n")
+    assert "0 10 €\n0 \ufffd\ufffd\x00\n" in shown.text
+
+
+def test_a_line_without_end_is_passed_on_in_parts_instead_of_being_kept_in_memory(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    with following(("0 ", log)) as shown:
+        append(log, b"x" * 200_000)
+        shown.wait_for("0 x")
+        append(log, b"y\nnext\n")
+    lines = shown.text.splitlines()
+    assert lines[-1] == "0 next"
+    assert "".join(line.removeprefix("0 ") for line in lines[:-1]) == "x" * 200_000 + "y"
+    assert len(lines) > 2
+
+
+def test_stopping_a_follower_that_never_started_is_no_error_of_its_own(tmp_path: Path) -> None:
+    # Ranks that could not be started are torn down as well; that must not hide why they could not.
+    LogFollower([("0 ", tmp_path / "0")], Log()).stop()
+
+
+def test_stopping_twice_writes_the_last_words_once(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    append(log, b"last")
+    shown = Log()
+    follower = LogFollower([("0 ", log)], shown)
+    follower.start()
+    follower.stop()
+    follower.stop()
+    assert shown.text == "0 last\n"
+
+
+def test_a_follower_leaves_no_thread_behind(tmp_path: Path) -> None:
+    def following_now() -> int:
+        return sum(thread.name == "safedist rank logs" for thread in threading.enumerate())
+
+    before = following_now()
+    with following(("0 ", tmp_path / "0")):
+        assert following_now() == before + 1
+    assert following_now() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b"", ""),
+        (b"plain", "plain"),
+        (b"dos\r", "dos"),
+        (b"a\rb", "b"),
+        (b"a\rb\r", "b"),
+        (b"\r", ""),
+        (b"\xe2\x82\xac", "€"),
+        (b"\xe2\x82", "\ufffd"),
+    ],
+)
+def test_a_line_is_printed_as_a_person_would_see_it(line: bytes, text: str) -> None:
+    assert printable(line) == text
+
+
+# --- the tail --------------------------------------------------------------------------------------------------------
+def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    append(log, b"1\n2\n3\n4\n")
+    assert tail(log, 2) == ("3", "4")
+    assert tail(log, 9) == ("1", "2", "3", "4")
+    append(log, b"half")
+    assert tail(log, 2) == ("4", "half")
+
+
+@pytest.mark.parametrize("lines", [0, -1])
+def test_no_lines_asked_for_none_given(tmp_path: Path, lines: int) -> None:
+    append(tmp_path / "0", b"1\n")
+    assert tail(tmp_path / "0", lines) == ()
+
+
+def test_what_cannot_be_read_has_no_tail(tmp_path: Path) -> None:
+    assert tail(tmp_path / "missing", 5) == ()
+    assert tail(tmp_path, 5) == ()
+    (tmp_path / "empty").touch()
+    assert tail(tmp_path / "empty", 5) == ()
+
+
+def test_empty_lines_are_lines(tmp_path: Path) -> None:
+    append(tmp_path / "0", b"a\n\n\nb\n\n")
+    assert tail(tmp_path / "0", 3) == ("", "b", "")
+
+
+def test_a_progress_bar_is_one_line_of_the_tail_as_it_is_in_the_log(tmp_path: Path) -> None:
+    append(tmp_path / "0", b"epoch 1\n" + b"".join(b"\r%3d%%" % done for done in range(101)) + b"\nsaved\n")
+    assert tail(tmp_path / "0", 3) == ("epoch 1", "100%", "saved")
+
+
+def test_the_tail_of_a_huge_log_is_read_from_its_end_only(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # a sparse terabyte: reading it all would never end
+    append(log, b"\nlast\n")
+    assert tail(log, 1) == ("last",)
+
+
+@given(st.binary(max_size=200), st.integers(1, 10))
+def test_any_bytes_have_a_tail_of_at_most_that_many_lines(data: bytes, lines: int) -> None:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        shown = tail(Path(file.name), lines)
+    assert len(shown) <= lines
+    whole = data.removesuffix(b"\n").split(b"\n") if data else []
+    assert list(shown) == [printable(line) for line in whole[-lines:]]
+
+
+# --- the traceback once -------------------------------------------------------------------------------------------
+TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: bad\n'
+
+
+def test_the_traceback_at_the_end_of_a_log_is_cut_off() -> None:
+    lines = ["epoch 1", *TRACEBACK.splitlines()]
+    assert without_traceback(lines, TRACEBACK) == ("epoch 1",)
+    assert without_traceback(TRACEBACK.splitlines(), TRACEBACK) == ()
+
+
+def test_other_lines_are_kept() -> None:
+    lines = ["epoch 1", *TRACEBACK.splitlines(), "more"]
+    assert without_traceback(lines, TRACEBACK) == tuple(lines)
+    assert without_traceback(["a", ""], "") == ("a", "")
+    assert without_traceback([], TRACEBACK) == ()
+    assert without_traceback(TRACEBACK.splitlines()[1:], TRACEBACK) == tuple(TRACEBACK.splitlines()[1:])
+
+
+@pytest.mark.parametrize("message", ["a\rb", "a\r\nb", "page\x0cfeed", "line\u2028separator", "x\x1cy", "\udcff", "€"])
+def test_a_traceback_with_any_message_is_recognised_in_the_log_it_was_printed_to(tmp_path: Path, message: str) -> None:
+    shown = f"Traceback (most recent call last):\nValueError: {message}\n"
+    log = tmp_path / "0"
+    with log.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:  # as a rank's own streams
+        stream.write(f"epoch 1\n{shown}")
+    assert without_traceback(tail(log, 20), shown) == ("epoch 1",)
+
+
+def test_lines_are_followed_often_enough_to_be_live() -> None:
+    assert log_lines.POLL_SECONDS <= 0.5
+
+
+class Followed:
+    """Two ranks' logs, followed with a clock of the test's own; a third has marks by which a look is known."""
+
+    def __init__(self, directory: Path) -> None:
+        self.zero, self.one, self.marks = directory / "0", directory / "1", directory / "marks"
+        self.shown, self.now = Log(), 0.0
+        self._marks = 0
+        logs = [("0 ", self.zero), ("1 ", self.one), ("", self.marks)]
+        self.follower = LogFollower(logs, self.shown, clock=lambda: self.now)
+        self.follower.start()
+
+    def look(self) -> str:
+        """Once the follower has looked at all logs from now on: what it has shown of rank 0."""
+        for _ in range(2):  # the first look may have begun before now
+            self._marks += 1
+            append(self.marks, b"mark %d\n" % self._marks)
+            self.shown.wait_for(f"mark {self._marks}\n")
+        return "".join(line for line in self.shown.text.splitlines(keepends=True) if line.startswith("0 "))
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(tmp_path)
+    yield followed
+    followed.follower.stop()
+
+
+def test_where_a_progress_bar_is_shows_every_few_seconds(followed: Followed) -> None:
+    append(followed.zero, b"\r 10%|#")
+    assert followed.look() == ""
+    append(followed.zero, b"\r 20%|##\r 30%|###")
+    assert followed.look() == ""
+    followed.now = log_lines.BAR_SECONDS  # after it has seen the bar: it looks at the clock whenever it likes
+    assert followed.look() == "0  30%|###\n"
+    append(followed.zero, b"\r 40%|####")
+    assert followed.look() == "0  30%|###\n"
+    followed.now *= 2
+    assert followed.look() == "0  30%|###\n0  40%|####\n"
+    append(followed.zero, b"\r100%|##########\nepoch 1\n")
+    assert followed.look().endswith("0  40%|####\n0 100%|##########\n0 epoch 1\n")
+
+
+def test_a_progress_bar_that_stands_still_is_shown_once_and_a_short_one_at_its_end_only(followed: Followed) -> None:
+    append(followed.zero, b"\r 10%|#\r100%|##########\n\r 50%|#####")
+    assert followed.look() == "0 100%|##########\n"
+    for seconds in (1, 2, 3):
+        followed.now = seconds * log_lines.BAR_SECONDS
+        assert followed.look() == "0 100%|##########\n0  50%|#####\n"
+
+
+def test_a_half_line_that_is_no_progress_bar_waits_for_its_end_however_long(followed: Followed) -> None:
+    append(followed.zero, b"loss ")
+    followed.look()
+    followed.now = 1000.0
+    assert followed.look() == ""
+
+
+def test_the_progress_bars_of_one_rank_are_enough(followed: Followed) -> None:
+    append(followed.zero, b"\r 10%|#")
+    append(followed.one, b"\r 10%|#")
+    followed.look()
+    followed.now = 2 * log_lines.BAR_SECONDS
+    followed.look()
+    assert "1 " not in followed.shown.text
+    append(followed.one, b"\r100%|##########\n")
+    followed.look()
+    assert followed.shown.text.count("1 100%|##########\n") == 1
+
+
+def test_a_progress_bar_of_megabytes_is_one_line_in_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    append(log, b"".join(b"\r%6d|######" % step for step in range(100_000)) + b"\n")
+    with following(("0 ", log)) as shown:
+        shown.wait_for("\n")
+    assert shown.text == "0  99999|######\n"

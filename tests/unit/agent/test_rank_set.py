@@ -1,0 +1,387 @@
+"""A round of ranks on one node: orders are values, outcomes come from records and from how processes ended."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist import SafeTorch, Timeouts
+from flytekitplugins_safedist.agent import memory
+from flytekitplugins_safedist.agent import rank_set as module
+from flytekitplugins_safedist.agent.rank_set import Ranks
+from flytekitplugins_safedist.agent.scratch import make_job, make_rank
+from flytekitplugins_safedist.errors import ScratchError
+from flytekitplugins_safedist.hangs import stacks
+from flytekitplugins_safedist.hangs.gpus import GpuWatch
+from flytekitplugins_safedist.rank import main, shared_page
+from flytekitplugins_safedist.rank.context import RankContext
+from flytekitplugins_safedist.rank.order import RankOrder, TaskSource
+from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status, is_consequence, root_cause
+from flytekitplugins_safedist.rank.outcome_text import describe
+from flytekitplugins_safedist.rank.places import JobScratch
+from flytekitplugins_safedist.rank.shared_page import open_page
+from flytekitplugins_safedist.rank_server.client import EndedRank
+from tests.harness.procs import until
+from tests.unit.config.plans import planned
+
+NO_GPUS = GpuWatch(print)
+LATER_NS = 8_000_000_000_000_000_000
+"""After anything that a test does."""
+
+
+class Processes:
+    """Stands in for the rank server: the test says which process ended how. Real ones are in tests/agents."""
+
+    def __init__(self) -> None:
+        self.to_come: list[EndedRank] = []
+        self.signalled: list[tuple[tuple[int, ...], int, bool]] = []
+        self.unkillable: set[int] = set()
+        self.when_told: Callable[[], list[EndedRank]] = list
+        """What ranks do when they are asked to stop."""
+        self.later: Callable[[], object] = list
+        """What happens while the server is waited for."""
+
+    def start(self, job: object, ranks: Sequence[RankOrder], *, fork: bool, timeout: float) -> list[int]:
+        return [100 + number for number in range(len(ranks))]
+
+    def ask_for_stacks(self, pid: int) -> None:
+        raise AssertionError(f"process {pid} is not to be asked: it is none")
+
+    def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
+        if wait:
+            self.later()
+        coming, self.to_come = self.to_come, []
+        return coming
+
+    def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
+        self.signalled.append((tuple(pids), number, whole_group))
+        if number == signal.SIGTERM:
+            self.to_come += self.when_told()
+        if number == signal.SIGKILL:
+            killed = [pid for pid in pids if pid not in self.unkillable | {each.pid for each in self.to_come}]
+            self.to_come += [EndedRank(pid, -signal.SIGKILL, 9_000_000_000_000_000_000) for pid in killed]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobScratch:
+    return make_job(tmp_path)
+
+
+def contexts(job: JobScratch) -> list[RankContext]:
+    return [
+        RankContext(
+            rank=4 + local,
+            local_rank=local,
+            node_rank=2,
+            world_size=6,
+            local_world_size=2,
+            nnodes=3,
+            round=1,
+            attempt=0,
+            job="f0-1234",
+            scratch=make_rank(job, 1, 4 + local).path,
+        )
+        for local in range(2)
+    ]
+
+
+def made(processes: Processes, orders: list[RankOrder], settings: Any, warn: Callable[[str], object] = print) -> Ranks:
+    told: dict[str, Any] = {"show": lambda text: None, "say": print, "warn": warn}
+    job: Any = SimpleNamespace(source=TaskSource("train", "wf"))
+    server: Any = processes
+    return Ranks(server, job, orders, settings, gpus=NO_GPUS, **told)
+
+
+def order_of(context: RankContext, job: JobScratch) -> RankOrder:
+    return RankOrder(context, {}, job.files(context.round, context.rank), job.log(context.round, context.rank))
+
+
+@pytest.fixture
+def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)))
+    orders = [order_of(context, job) for context in contexts(job)]
+    processes, warnings = Processes(), []
+    ranks = made(processes, orders, settings, warn=warnings.append)
+    ranks.start(fork=True)
+    yield ranks, processes, orders, warnings
+    ranks.stop()
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, frames: dict[int, str]) -> list[object]:
+    """Have ranks answer with these lines when they are asked where they are; what was asked. Real ones answer in
+    tests/unit/hangs."""
+    asked: list[object] = []
+
+    def ask(ranks: object, send: object) -> dict[int, object]:
+        asked.append(ranks)
+        head = "Current thread 1 (most recent call first):\n"
+        return {rank: stacks.parse(head + text) for rank, text in frames.items()}
+
+    monkeypatch.setattr(stacks, "ask", ask)
+    return asked
+
+
+def leave(order: RankOrder, status: Status, *, time_ns: int = 1, raised: Raised | None = None) -> None:
+    at = order.context
+    record = RankOutcome(at.rank, at.local_rank, at.node_rank, at.round, "host", 1, status, time_ns, raised)
+    open_page(order.files.page).end(record.to_json())
+
+
+def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
+    here = contexts(job)
+    again = [replace(each, round=2) for each in here]
+    orders = [order_of(context, job) for context in (*here, *again)]
+    assert len({order.log for order in orders}) == 4
+    for name in ("page", "result", "types", "decks", "events", "profile", "stacks", "records"):
+        assert len({getattr(order.files, name) for order in orders}) == 4
+
+
+def test_a_round_is_finished_when_all_reported_success_and_ended(round_):
+    ranks, processes, orders, _ = round_
+    leave(orders[0], Status.SUCCEEDED)
+    ranks.poll()
+    assert (ranks.finished, ranks.failed) == (False, False)
+    leave(orders[1], Status.SUCCEEDED)
+    processes.to_come = [EndedRank(100, 0, 1), EndedRank(101, 0, 1)]
+    ranks.poll()
+    assert (ranks.finished, ranks.failed) == (True, False)
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-9, Status.KILLED)])
+def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
+    ranks, processes, _, _ = round_
+    processes.to_come = [EndedRank(101, code, 5)]
+    ranks.poll()
+    [outcome] = ranks.outcomes()
+    assert ranks.failed
+    assert (outcome.rank, outcome.status, outcome.exit_code, outcome.time_ns) == (5, status, code, 5)
+
+
+@pytest.mark.parametrize(
+    ("kills_now", "reason"),
+    [
+        (8, "was killed by SIGKILL: the kernel's out-of-memory killer\n"),
+        (7, "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
+    ],
+)
+def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_where_that_has_counted_it(
+    round_, monkeypatch, kills_now, reason
+):
+    ranks, processes, _, _ = round_
+    ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
+    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
+    monkeypatch.setattr(memory, "high_water", lambda pid: {100: 3 << 20}[pid])
+    processes.to_come = [EndedRank(101, -9, 5, 5 << 20)]
+    ranks.poll()
+    [outcome] = ranks.outcomes()
+    told = describe(RankOutcome.from_json(outcome.to_json()))
+    assert reason in told
+    assert "\n\nMemory high-water of each rank of this node: rank 4 3.0 MiB, rank 5 5.0 MiB. " in told
+
+
+@pytest.mark.parametrize("code", [-15, 3])
+def test_other_ends_say_nothing_of_memory(round_, code):
+    ranks, processes, _, _ = round_
+    processes.to_come = [EndedRank(101, code, 5, 5 << 20)]
+    ranks.poll()
+    assert [outcome.memory for outcome in ranks.outcomes()] == [""]
+
+
+def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeypatch):
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
+    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
+    ranks = made(processes, orders, settings)
+    ranks.start(fork=False)
+    open_page(orders[0].files.page).begin()
+    asked = answering(monkeypatch, {5: '  File "users.py", line 7 in <module>\n'})
+    late = ranks.late()
+    assert late is not None
+    assert asked == [{5: (101, orders[1].files.stacks)}]
+    text = describe(late)
+    assert "rank 5 " in text
+    assert "ranks have not begun the task's function in time [ranks=5] (seen: still importing" in text
+    assert 'File "users.py", line 7 in <module>' in text
+    assert late.failed
+    assert ranks.late() is None, "it is told once"
+    ranks.stop()
+
+
+def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
+    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
+    ranks = made(processes, orders, settings)
+    ranks.start(fork=False)
+    for order in orders:
+        open_page(order.files.page).begin()
+    assert ranks.late() is None
+    assert processes.signalled == []
+    ranks.stop()
+
+
+def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(job):
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
+    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
+    ranks = made(processes, orders, settings)
+    ranks.start(fork=False)
+    with open_page(orders[0].files.page).debugging():
+        assert ranks.late() is None
+        assert ranks.late() is None
+    assert ranks.late() is not None
+    ranks.stop()
+
+
+def test_a_crash_after_a_reported_success_takes_nothing_back(round_):
+    ranks, processes, orders, warnings = round_
+    for order in orders:
+        leave(order, Status.SUCCEEDED)
+    processes.to_come = [EndedRank(100, -11, 1), EndedRank(101, 0, 1)]
+    ranks.poll()
+    assert ranks.finished
+    assert warnings == []
+
+
+def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all(round_, monkeypatch):
+    """Such a process (it waits in the kernel) cannot be made at will: the stand-in never reports its end."""
+    monkeypatch.setattr(module, "_KILL_PATIENCE_SECONDS", 0.01)
+    ranks, processes, orders, warnings = round_
+    processes.unkillable.add(101)
+    for order in orders:
+        leave(order, Status.SUCCEEDED)
+    processes.to_come = [EndedRank(100, 0, 1)]
+    ranks.poll()
+    until(lambda: ranks.finished, "the success that was reported counts")
+    kills = [each for each in processes.signalled if each[1] == signal.SIGKILL]
+    assert kills == [((101,), signal.SIGKILL, True)], "SIGKILL once: there is nothing stronger"
+    assert "rank(s) 5 reported success but did not end" in warnings[0]
+    assert "rank(s) 5 (process 101) were not ended by SIGKILL within 0.01 s" in warnings[1]
+    ranks.stop()
+    assert [each for each in processes.signalled if each[1] != signal.SIGKILL] == [], "nobody waits for it any more"
+
+
+def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
+    ranks, processes, orders, _ = round_
+    leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
+    ranks.poll()
+
+    def cleans_up() -> list[EndedRank]:
+        leave(orders[1], Status.RAISED, time_ns=LATER_NS, raised=Raised("SystemExit", "stopped", ""))
+        return [EndedRank(100, 1, LATER_NS), EndedRank(101, 1, LATER_NS)]
+
+    processes.when_told = cleans_up
+    ranks.stop()
+    first, second = ranks.outcomes()
+    assert (first.status, first.raised.message) == (Status.RAISED, "mine")
+    assert (second.status, second.raised.message) == (Status.STOPPED, "stopped")
+    assert root_cause([second]) is None
+
+
+@pytest.mark.parametrize("code", [-15, -9, 1, 0])
+def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round_, code):
+    ranks, processes, _, _ = round_
+    processes.when_told = lambda: [EndedRank(100, code, LATER_NS), EndedRank(101, code, LATER_NS)]
+    ranks.stop()
+    assert [outcome.status for outcome in ranks.outcomes()] == [Status.STOPPED] * 2
+    assert not ranks.failed
+
+
+def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_after_it(round_):
+    ranks, processes, orders, _ = round_
+
+    def had_failed() -> list[EndedRank]:
+        leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
+        return [EndedRank(100, 1, 2), EndedRank(101, -11, 3)]
+
+    processes.when_told = had_failed
+    ranks.stop()
+    assert [outcome.status for outcome in ranks.outcomes()] == [Status.RAISED, Status.KILLED]
+
+
+ECHO = Raised("RuntimeError", "Connection closed by peer", "", consequence=True)
+
+
+def test_an_echo_waits_for_the_failure_that_it_echoes(round_, monkeypatch):
+    monkeypatch.setattr("flytekitplugins_safedist.agent.rank_set.SETTLE_SECONDS", 60.0)
+    ranks, processes, orders, _ = round_
+    leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
+    ranks.poll()
+    processes.later = lambda: leave(orders[1], Status.RAISED, time_ns=2, raised=Raised("ValueError", "mine", ""))
+    ranks.settle()
+    assert root_cause(ranks.outcomes()).raised.message == "mine"
+
+
+def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(round_, monkeypatch):
+    """There is no NCCL here: its word is put into the log, as it stands before the stacks of the abort."""
+    ranks, processes, orders, _ = round_
+    said = "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)"
+    orders[0].log.write_text("\n".join([said, *["frame of its stack"] * 60]))
+    open_page(orders[1].files.page).begin()
+    processes.to_come = [EndedRank(100, -signal.SIGABRT, 1)]
+    stack = '  File "train.py", line 7 in evaluate'
+    ours = f'  File "{main.__file__}", line 1 in run'
+    asked = answering(monkeypatch, {5: f"{stack}\n{ours}\n"})
+    processes.later = lambda: processes.to_come.append(EndedRank(101, -signal.SIGABRT, 2))
+    ranks.poll()
+    ranks.settle()
+    assert asked == [{5: (101, orders[1].files.stacks)}]
+    cause = root_cause(ranks.outcomes())
+    assert (cause.rank, cause.timed_out) == (4, True)
+    assert cause.others == f"Where rank 5 was then:\n{stack}"
+
+
+def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_):
+    ranks, processes, orders, _ = round_
+    processes.later = lambda: pytest.fail("asked the server once more")
+    leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
+    processes.to_come = [EndedRank(100, 1, 1)]
+    ranks.poll()
+    ranks.settle()
+    leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
+    ranks._members[0].outcome = None
+    processes.to_come = [EndedRank(101, -signal.SIGABRT, 1)]
+    ranks.poll()
+    assert all(is_consequence(outcome) for outcome in ranks.outcomes())
+    ranks.settle()
+
+
+def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):
+    ranks, processes, _, _ = round_
+    ranks.stop()
+    assert processes.signalled == [((100, 101), signal.SIGTERM, False), ((100, 101), signal.SIGKILL, True)]
+
+
+def test_orders_that_cannot_be_written_are_a_scratch_error(job, monkeypatch):
+    """The full disk is made up here; a real one is in tests/agents/test_isolation.py."""
+
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shared_page, "make", full)
+    settings = planned(SafeTorch(nproc_per_node=2))
+    orders = [order_of(context, job) for context in contexts(job)]
+    ranks = made(Processes(), orders, settings)
+    with pytest.raises(ScratchError, match="No space left on device") as caught:
+        ranks.start(fork=True)
+    assert "rank=4" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "larger volume"), (errno.ENODEV, "mapped into memory")],
+)
+def test_what_to_do_about_orders_that_cannot_be_written_depends_on_why(job, monkeypatch, number, remedy):
+    def fail(path: Path) -> None:
+        raise OSError(number, "no", str(path))
+
+    settings = planned(SafeTorch(nproc_per_node=2))
+    orders = [order_of(context, job) for context in contexts(job)]
+    ranks = made(Processes(), orders, settings)
+    monkeypatch.setattr(shared_page, "make", fail)
+    with pytest.raises(ScratchError, match=remedy):
+        ranks.start(fork=True)

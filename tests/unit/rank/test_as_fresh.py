@@ -1,0 +1,158 @@
+"""What a forked rank is compared by with a fresh interpreter, and how many threads its libraries have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.rank.fork import Reads, threads_by
+from tests.harness.procs import ROOT
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Notes what a module of that source reads as it is imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WEATHER_HOME", "/home")
+    monkeypatch.delenv("RANK", raising=False)
+
+    def noted(source: str) -> Reads:
+        (tmp_path / "weather.py").write_text(source)
+        reads = Reads()
+        with reads.noted():
+            import weather  # type: ignore[import-not-found]  # noqa: F401
+        return reads
+
+    yield noted
+    sys.modules.pop("weather", None)
+
+
+WAYS = {
+    "[]": "os.environ['{}']",
+    "get": "os.environ.get('{}')",
+    "getenv": "os.getenv('{}')",
+    "in": "'{}' in os.environ",
+    "bytes": "os.getenvb(b'{}')",
+    "setdefault": "os.environ.setdefault('{}', 'x')",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("other", [None, "/other"])
+def test_a_variable_that_was_read_must_have_the_same_value(read, way, other):
+    reads = read("import os\n" + WAYS[way].format("WEATHER_HOME"))
+    same = dict(os.environ)
+    changed = {
+        **{name: value for name, value in same.items() if name != "WEATHER_HOME"},
+        **({"WEATHER_HOME": other} if other else {}),
+    }
+    assert reads.difference(same, same) is None
+    found = reads.difference(changed, changed)
+    assert found == "WEATHER_HOME has another value here than weather found as it was imported for all ranks"
+
+
+@pytest.mark.parametrize(
+    "source", ["for name in os.environ:\n    pass", "dict(os.environ.items())", "{**os.environ}", "list(os.environb)"]
+)
+def test_who_goes_through_all_variables_is_taken_to_look_for_those_of_its_own_name(read, source):
+    reads, same = read(f"import os\n{source}\n"), dict(os.environ)
+    assert reads.difference(same, {**same, "PATH": "/another", "TREE_HOME": "x"}) is None
+    for changed in ({"WEATHER_HOME": "/other"}, {"WEATHER_NEW": "1"}):
+        found = reads.difference(same, {**same, **changed})
+        assert found == f"{next(iter(changed))}: other here than weather found as it was imported for all ranks"
+
+
+def test_what_a_library_has_set_is_what_ranks_have(read):
+    reads = read("import os\nos.environ.setdefault('WEATHER_SET', '1')\n")
+    reads.sets("WEATHER_SET", "1")
+    same = dict(os.environ)
+    assert reads.difference(same, same) is None
+    assert "WEATHER_SET" in (reads.difference(same, {**same, "WEATHER_SET": "0"}) or "")
+    del os.environ["WEATHER_SET"]
+
+
+def test_each_ranks_own_directories_do_not_count(read):
+    reads, same = (
+        read("import os, tempfile\nos.environ.get('TMPDIR'), os.environ.get('TRITON_CACHE_DIR')\n"),
+        dict(os.environ),
+    )
+    assert reads.difference(same, {**same, "TMPDIR": "/own", "TRITON_CACHE_DIR": "/own"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("OMP_NUM_THREADS", True), ("TORCH_DISTRIBUTED_DEBUG", True), ("TORCH_NCCL_TRACE", False), ("NCCL_DEBUG", False)],
+)
+def test_what_native_libraries_read_as_they_are_loaded_must_not_change_afterwards(name, counts):
+    before: Mapping[str, str] = {name: "1"}
+    assert Reads().difference(before, before) is None
+    found = Reads().difference(before, {name: "2"})
+    assert (found is not None) == counts
+    assert not found or found.startswith(f"{name} is set here")
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({"OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, 3),
+        ({"GOTO_NUM_THREADS": "4", "OMP_NUM_THREADS": "5"}, 4),
+        ({"OMP_NUM_THREADS": "5"}, 5),
+        ({"OMP_NUM_THREADS": "1,2"}, 1),
+        ({"OMP_NUM_THREADS": " 3 , 2"}, 3),
+        ({"OMP_NUM_THREADS": "0"}, len(os.sched_getaffinity(0))),
+        ({"OPENBLAS_NUM_THREADS": "many", "OMP_NUM_THREADS": "5"}, 5),
+        ({}, len(os.sched_getaffinity(0))),
+    ],
+)
+def test_the_number_of_blas_threads_is_what_openblas_would_take(environment, threads):
+    assert threads_by(environment, ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")) == threads
+
+
+FORK = """
+import json, os, sys
+from flytekitplugins_safedist.rank.fork import as_fresh
+from flytekitplugins_safedist.rank_server.libraries import Libraries
+Libraries().take(["import torch", "import numpy", *sys.argv[1:]], needed=True)
+environment = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "3"}
+if os.fork() == 0:
+    why = as_fresh(environment)
+    import threadpoolctl, torch
+    blas = [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["internal_api"] == "openblas"]
+    os.write(1, json.dumps([torch.get_num_threads(), blas, why]).encode())
+    os._exit(0)
+os.wait()
+"""
+
+
+def forked(*imports: str, path: Path = ROOT) -> list[object]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, *imports], capture_output=True, text=True, check=True, env=environment
+    )
+    found: list[object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.processes
+def test_a_forked_rank_has_its_own_numbers_of_threads():
+    # numpy's own OpenBLAS is the one here; a machine whose numpy has none would say [] and fail, rightly
+    assert forked() == [2, [3], None]
+
+
+@pytest.mark.processes
+def test_a_known_library_in_a_version_that_keeps_its_rank_otherwise_makes_fresh_interpreters(tmp_path):
+    package = tmp_path / "torchmetrics" / "utilities"
+    package.mkdir(parents=True)
+    for each in (package.parent, package):
+        (each / "__init__.py").touch()
+    (package / "prints.py").write_text("import os\nRANK = os.getenv('LOCAL_RANK')\n")
+    *_, why = forked("import torchmetrics.utilities.prints", path=tmp_path)
+    assert str(why).startswith(
+        "what torchmetrics.utilities.prints keeps of its process cannot be put right: AttributeError"
+    )

@@ -1,0 +1,151 @@
+"""``current_rank()``: the rank that a process is, and an error that says so where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+import flytekitplugins_safedist
+from flytekitplugins_safedist.errors import NotInTaskError
+from flytekitplugins_safedist.hangs.waits import Steps
+from flytekitplugins_safedist.rank import context, shared_page
+from flytekitplugins_safedist.rank.context import RankContext, current_rank
+
+RANK = RankContext(
+    rank=5,
+    local_rank=1,
+    node_rank=2,
+    world_size=6,
+    local_world_size=2,
+    nnodes=3,
+    round=4,
+    attempt=7,
+    job="f0-1234",
+    scratch=Path("/scratch/round-4/rank-5"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context._RANK, "value", None)
+    monkeypatch.setattr(context._PAGE, "value", None)
+
+
+def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
+    with pytest.raises(NotInTaskError) as caught:
+        current_rank()
+    assert str(caught.value) == (
+        "current_rank() was called outside a rank. Fix: call it inside the function of a @task with "
+        "task_config=SafeHorovod(...) or SafeTorch(...); at import of a module, and in the workflow, there is no rank "
+        "yet, and in a process that the function spawns (as a DataLoader does its workers, "
+        "multiprocessing_context='spawn' or 'forkserver') there is none: hand it over"
+    )
+
+
+def test_a_rank_finds_itself_also_from_its_threads(tmp_path: Path) -> None:
+    shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+    assert current_rank() is RANK
+    seen: list[RankContext] = []
+    thread = threading.Thread(target=lambda: seen.append(current_rank()))
+    thread.start()
+    thread.join()
+    assert seen == [RANK]
+
+
+def test_a_rank_knows_that_it_is_preempted_and_says_that_it_has_saved(tmp_path: Path) -> None:
+    agents = shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+    assert not agents.listens
+    assert not current_rank().preempted
+    assert agents.listens
+    agents.preempt()
+    assert current_rank().preempted
+    assert not agents.finished(1, urgent=True)
+    current_rank().saved()
+    assert agents.finished(1, urgent=True)
+
+
+def test_outside_a_task_there_is_nothing_to_be_preempted() -> None:
+    with pytest.raises(NotInTaskError, match="outside a rank"):
+        _ = RANK.preempted
+
+
+def test_the_public_name_is_the_same_function() -> None:
+    assert flytekitplugins_safedist.current_rank is current_rank
+
+
+def test_a_context_is_a_value_that_cannot_be_changed_and_that_pickles() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RANK.rank = 0  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(RANK)) == RANK
+
+
+def test_it_has_everything_that_was_promised() -> None:
+    assert {field.name for field in dataclasses.fields(RankContext)} == {
+        "rank",
+        "local_rank",
+        "node_rank",
+        "world_size",
+        "local_world_size",
+        "nnodes",
+        "round",
+        "attempt",
+        "job",
+        "scratch",
+    }
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RankContext)])
+def test_nothing_about_a_rank_has_a_default(name: str) -> None:
+    facts = {field.name: getattr(RANK, field.name) for field in dataclasses.fields(RankContext)}
+    del facts[name]
+    with pytest.raises(TypeError, match=name):
+        RankContext(**facts)
+
+
+def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(tmp_path: Path) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    page = shared_page.open_page(tmp_path / "page")
+    context.enter(RANK, page)
+    assert agent.steps == Steps()
+    current_rank().progress(7)
+    assert (agent.steps.step, page.step) == (8, 8), "the one that it is in"
+    told = agent.steps.told
+    current_rank().progress(7)
+    assert agent.steps.told != told
+    assert agent.steps.step == 8, "told twice it is no other"
+    page.at(11)
+    assert agent.steps.step == 12
+    told = agent.steps.told
+    page.at(12)
+    assert agent.steps.told != told, "a job that saves by steps need not tell them"
+
+
+@pytest.mark.parametrize("steps", [(3, 2), (-1,), (1 << 60,)], ids=["they fall", "below 0", "no page holds it"])
+def test_steps_that_are_no_count_are_movement_and_no_place(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+    for step in steps:
+        before = agent.steps.told
+        current_rank().progress(step)
+        assert agent.steps.told != before
+    current_rank().progress(5)
+    assert agent.steps.step == -1
+
+
+def test_what_saves_is_seen_from_outside_and_nothing_happens_outside_a_rank(tmp_path: Path) -> None:
+    with context.saving():
+        pass
+    RANK.progress(1)
+    agent = shared_page.make(tmp_path / "page")
+    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+    with context.saving(background=True):
+        with context.saving():
+            assert (agent.steps.is_saving, agent.steps.is_writing) == (True, True)
+        assert (agent.steps.is_saving, agent.steps.is_writing) == (False, True)
+    assert not agent.steps.is_writing

@@ -1,0 +1,348 @@
+"""What all ranks of a job are told, and the task by name or by value."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit import task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.errors import PayloadError
+from flytekitplugins_safedist.flyte.task_context import FlyteSnapshot
+from flytekitplugins_safedist.plugin.task import SafeTorch
+from flytekitplugins_safedist.rank.order import JobOrder, TaskSource
+from flytekitplugins_safedist.rank.task import load, search_path, source_by, source_of
+
+pytestmark = pytest.mark.processes
+
+REPOSITORY = Path(__file__).parents[3]
+
+SNAPSHOT = FlyteSnapshot(
+    mode="LOCAL_TASK_EXECUTION",
+    raw_output_prefix="/raw",
+    output_metadata_prefix=None,
+    execution_id=("p", "d", "n"),
+    task_id=("proj", "dev", "wf.train", "v7"),
+    execution_date="2026-01-02T03:04:05",
+    checkpoint_dest=None,
+    checkpoint_src=None,
+    enable_deck=False,
+    serialization=None,
+    metadata={},
+)
+
+
+@task(task_config=SafeTorch())
+def train(lr: float, epochs: int) -> tuple[float, str]:
+    return lr * epochs, "done"
+
+
+TEXT = st.text(max_size=10)
+
+
+@given(
+    st.builds(
+        JobOrder,
+        source=st.builds(
+            TaskSource,
+            name=TEXT,
+            module=st.none() | TEXT,
+            script=st.none() | TEXT,
+            run_as=st.none() | TEXT,
+            pickled=st.none() | TEXT,
+            resolver=st.none() | TEXT,
+            arguments=st.lists(TEXT, max_size=3).map(tuple),
+            mapped=st.booleans(),
+            imports=st.lists(TEXT, max_size=3).map(tuple),
+        ),
+        cwd=st.just(Path("/work")),
+        sys_path=st.lists(TEXT, max_size=3).map(tuple),
+        argv=st.lists(TEXT, max_size=3).map(tuple),
+        inputs=st.just(Path("/scratch/orders/inputs.pb")),
+        flyte=st.builds(
+            FlyteSnapshot,
+            mode=TEXT,
+            raw_output_prefix=TEXT,
+            output_metadata_prefix=st.none() | TEXT,
+            execution_id=st.tuples(TEXT, TEXT, TEXT),
+            task_id=st.tuples(TEXT, TEXT, TEXT, TEXT),
+            execution_date=TEXT,
+            checkpoint_dest=st.none() | TEXT,
+            checkpoint_src=st.none() | TEXT,
+            enable_deck=st.booleans(),
+            serialization=st.none() | TEXT,
+            metadata=st.dictionaries(TEXT, TEXT, max_size=2),
+        ),
+        upload_timeout=st.floats(min_value=0, max_value=1e6),
+    )
+)
+def test_an_order_reads_back_equal(original: JobOrder) -> None:
+    assert JobOrder.from_json(original.to_json()) == original
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+def test_a_task_at_module_level_travels_by_name() -> None:
+    assert source_of(train, sys.modules) == TaskSource("train", module=__name__)
+    assert load(source_of(train, sys.modules)) is train
+
+
+def test_a_task_under_another_name_than_its_functions_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, renamed = sys.modules[__name__], train
+    monkeypatch.delattr(module, "train")
+    monkeypatch.setattr(module, "renamed", renamed, raising=False)
+    assert source_of(renamed, sys.modules).pickled
+
+
+def test_a_name_that_means_another_object_now_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shadowed = train
+    monkeypatch.setattr(sys.modules[__name__], "train", object())
+    assert source_of(shadowed, sys.modules).pickled
+
+
+def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conditional_tasks.py").write_text("import os\nif os.environ.get('AGENT'):\n    train = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PayloadError) as caught:
+        load(TaskSource("train", module="conditional_tasks"))
+    assert str(caught.value) == (
+        "the task is not in its module when a rank imports it [module=conditional_tasks, task=train, "
+        f"file={tmp_path}/conditional_tasks.py] (expected: the same code in the agent and in its ranks). Fix: "
+        "do not define the task under a condition that differs between processes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "error"), [("import no_such_module", ImportError), ("def (", SyntaxError), ("1 / 0", ZeroDivisionError)]
+)
+def test_what_the_users_module_raises_on_import_comes_through_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, error: type[Exception]
+) -> None:
+    (tmp_path / "broken_tasks.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    with pytest.raises(error):
+        load(TaskSource("train", module="broken_tasks"))
+
+
+# --- by value --------------------------------------------------------------------------------------------------------
+def test_flytekit_refuses_nested_functions_outside_test_modules_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nested_users.py").write_text("def make():\n    def inner() -> int: return 1\n    return inner\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make = importlib.import_module("nested_users").make
+    with pytest.raises(ValueError, match="cannot be a nested/inner or local function"):
+        task(task_config=SafeTorch())(make())
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from flytekit import task
+from flytekitplugins_safedist.plugin.task import SafeTorch
+from flytekitplugins_safedist.rank.task import search_path, source_of
+sys.path.insert(0, sys.argv[1] + "/project")
+from test_users import nested_one, anonymous, plain
+sys.path.pop(0)  # as pyflyte run does once the user's file is imported
+
+OFFSET = 100
+
+@task(task_config=SafeTorch())
+def main(x: int) -> int:
+    return helper(x) + OFFSET
+
+def helper(x: int) -> int:
+    return 2 * x
+
+if __name__ == "__main__":
+    for each, name in ((main, "main"), (nested_one, "nested"), (anonymous, "anonymous"), (plain, "plain")):
+        path = search_path(each.task_function.__module__, sys.modules, sys.path)
+        Path(sys.argv[1], name).write_text(json.dumps([source_of(each, sys.modules).to_dict(), path]))
+"""
+
+USERS = """
+from flytekit import task
+from flytekitplugins_safedist.plugin.task import SafeTorch
+import users_helper
+
+class Model:
+    def value(self, x): return users_helper.twice(x)
+
+def make(offset):
+    @task(task_config=SafeTorch())
+    def nested(x: int) -> int:
+        return Model().value(x) + offset
+    return nested
+
+nested_one = make(1000)
+anonymous = task(task_config=SafeTorch())(lambda: Model().value(21) + 7)
+
+@task(task_config=SafeTorch())
+def plain(x: int) -> int:
+    return Model().value(x)
+"""
+
+# One process for each: what one of them leaves in sys.modules must not help the next.
+RANKS = """
+import json, os, sys
+from pathlib import Path
+from flytekitplugins_safedist.rank.order import TaskSource
+from flytekitplugins_safedist.rank.task import load
+import flytekitplugins_safedist.plugin.task
+for name in sys.argv[2:]:
+    pid = os.fork()
+    if pid:
+        assert os.waitpid(pid, 0)[1] == 0, name
+        continue
+    told, path = json.loads(Path(sys.argv[1], name).read_text())
+    source = TaskSource.from_dict(told)
+    sys.path[:] = path
+    how = next(each for each in ("module", "script", "pickled") if getattr(source, each) is not None)
+    function = load(source).task_function
+    print(json.dumps([name, how, function(*([21] if name != "anonymous" else [])), function.__module__]), flush=True)
+    os._exit(0)
+"""
+
+
+def test_tasks_of_main_nested_ones_and_lambdas_work_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "test_users.py").write_text(USERS)
+    (tmp_path / "project" / "users_helper.py").write_text("def twice(x): return 2 * x\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def python(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    python(str(tmp_path / "script.py"), str(tmp_path))
+    names = ["main", "nested", "anonymous", "plain"]
+    said = [json.loads(line) for line in python("-c", RANKS, str(tmp_path), *names).splitlines()]
+    by = {name: (how, found, module) for name, how, found, module in said}
+    assert by == {
+        "main": ("script", 142, "__mp_main__"),
+        "nested": ("pickled", 1042, "test_users"),
+        "anonymous": ("pickled", 49, "test_users"),
+        "plain": ("module", 42, "test_users"),
+    }
+
+
+def test_a_function_that_is_not_from_mains_file_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interactive session has run a script before: what comes after is not in it."""
+    main = types.ModuleType("__main__")
+    main.train = train  # type: ignore[attr-defined]
+    monkeypatch.setattr(train.task_function, "__module__", "__main__")
+    for file, travels in ((__file__, False), ("/ran/before.py", True)):
+        main.__file__ = file
+        assert (source_of(train, {**sys.modules, "__main__": main}).pickled is not None) == travels
+
+
+# --- in a pod --------------------------------------------------------------------------------------------------------
+FLYTEKITS = "flytekit.core.python_auto_container.default_task_resolver"
+
+
+def test_in_a_pod_flytekits_resolver_finds_the_task() -> None:
+    source = source_by(FLYTEKITS, ["task-module", __name__, "task-name", "train"], mapped=False)
+    assert load(source) is train
+    assert (source.imports, source.shown) == ((__name__,), __name__)
+
+
+@task(task_config=SafeTorch())
+def scaled(lr: float, epochs: int) -> float:
+    return lr * epochs
+
+
+def test_in_a_pod_a_mapped_task_is_found_with_what_is_bound_of_it() -> None:
+    inner = ["task-module", __name__, "task-name", "scaled"]
+    arguments = ["vars", "lr", "resolver", FLYTEKITS, *inner]
+    source = source_by("flytekit.core.array_node_map_task.ArrayNodeMapTaskResolver", arguments, mapped=True)
+    entity = load(source)
+    assert entity.python_function_task is scaled
+    assert entity.bound_inputs == {"lr"}
+    assert source.imports == (__name__,)
+
+
+def test_a_resolver_of_the_users_is_scanned_for_its_imports_too() -> None:
+    source = source_by("my.resolvers.find", ["task-module", "train"], mapped=False)
+    assert source.imports == ("train", "my.resolvers")
+
+
+def holding(value: object) -> Any:
+    def inner() -> None:
+        print(value)
+
+    return task(task_config=SafeTorch())(inner)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(threading.Lock(), "cannot pickle '_thread.lock' object"), (sys.stdout.buffer, "cannot pickle")],
+    ids=["lock", "file"],
+)
+def test_a_closure_that_cannot_be_pickled_is_named_with_the_repair(value: object, reason: str) -> None:
+    closed_over = holding(value)
+    with pytest.raises(PayloadError) as caught:
+        source_of(closed_over, sys.modules)
+    text = str(caught.value)
+    assert text.startswith(
+        f"the task function can neither be imported by its ranks nor pickled for them [task={closed_over.name}, "
+        f"module={__name__}] (seen: "
+    )
+    assert reason in text
+    assert text.endswith(
+        "expected: a function at module level, in a module that ranks can import). Fix: move the task (or what "
+        "its closure holds: locks, sockets, open files) to module level"
+    )
+
+
+# --- search path -----------------------------------------------------------------------------------------------------
+def module_at(path: Path) -> types.ModuleType:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    module = types.ModuleType("any")
+    module.__file__ = str(path)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("wf", "wf.py"), ("pkg.wf", "pkg/wf.py"), ("pkg", "pkg/__init__.py"), ("pkg.sub", "pkg/sub/__init__.py")],
+)
+def test_the_directory_that_a_module_came_from_is_put_in_front_where_it_is_missing(
+    tmp_path: Path, name: str, file: str
+) -> None:
+    modules = {name: module_at(tmp_path / file)}
+    root = str(tmp_path.resolve())
+    assert search_path(name, modules, ["/elsewhere"]) == (root, "/elsewhere")
+    assert search_path(name, modules, ["/elsewhere", root]) == ("/elsewhere", root)
+
+
+def test_a_directory_that_is_there_under_another_name_is_not_put_in_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {"wf": module_at(tmp_path / "real" / "wf.py")}
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert search_path("wf", modules, [str(tmp_path / "link")]) == (str(tmp_path / "link"),)
+    monkeypatch.chdir(tmp_path / "real")
+    assert search_path("wf", modules, [""]) == ("",)
+
+
+def test_modules_without_a_file_leave_the_path_as_it_is() -> None:
+    assert search_path(None, {}, ["/a"]) == ("/a",)
+    assert search_path("missing", {}, ["/a"]) == ("/a",)
+    assert search_path("ns", {"ns": types.ModuleType("ns")}, ["/a"]) == ("/a",)

@@ -1,0 +1,87 @@
+"""A replica's group ends with it, or before, and by a hand that does not hold Python's lock; however torch comes in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from flytekitplugins_safedist.errors import IncompatibleVersionError
+from flytekitplugins_safedist.rank import replicas
+
+BEFORE = "replicas.install()\nassert 'torch' not in sys.modules\n"
+AFTER = "import torch.distributed\nreplicas.install()\n"
+GROUPS = """
+import gc, os, time, weakref
+import torch, torch.distributed as dist, torch.distributed.nn, torch._dynamo
+from torch.nn.parallel import DistributedDataParallel
+torch.set_num_threads(1)
+module = torch.nn.Linear(2, 1)
+threads = lambda: len(os.listdir("/proc/self/task"))
+alone = threads()
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+replica = DistributedDataParallel(module, process_group=dist.new_group([0]))
+at_the_end = []
+for part in (replica.reducer, replica.logger):  # called before the guard's own: the newest is first
+    weakref.finalize(part, lambda: at_the_end.append(threads()))
+del part
+dist.destroy_process_group()
+assert threads() > alone, "the replica's group lives"
+del replica
+until = time.monotonic() + 60
+while threads() != alone and time.monotonic() < until:  # one that has ended is listed for a moment
+    time.sleep(0.01)
+assert threads() == alone, "and ends with the replica, with its store's port and keys"
+print([count > alone for count in at_the_end])
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """An interpreter in which nothing has imported torch."""
+    prelude = "import sys\nfrom flytekitplugins_safedist.rank import replicas\n"
+    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("installed", [BEFORE, AFTER], ids=["before torch", "after torch"])
+def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing(installed: str) -> None:
+    """Without the guard the replica's end would be the group's: no thread of Gloo's were left for the last part."""
+    done = python(installed + GROUPS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[True, True]\n", done.stdout
+
+
+def test_torch_looks_as_it_would_without() -> None:
+    done = python(
+        "import inspect\n"
+        "finders = list(sys.meta_path)\n"
+        "replicas.install()\n"
+        "import torch.distributed as dist\n"
+        "assert sys.meta_path[-len(finders):] == finders and not any('replicas' in repr(f) for f in sys.meta_path)\n"
+        "assert dist.__loader__ is dist.__spec__.loader and 'replicas' not in repr(dist.__loader__)\n"
+        "assert 'is_available' in inspect.getsource(dist)\n"
+        "assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'\n"
+        "print('as ever')\n"
+    )
+    assert done.stdout == "as ever\n", done.stderr
+
+
+@pytest.mark.parametrize("gone", ["Reducer", "Logger"])
+def test_a_torch_that_makes_its_replicas_otherwise_is_said_to(monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+    other = ModuleType(replicas.PACKAGE)
+    other.is_available = lambda: True  # type: ignore[attr-defined]
+    for name in {"Reducer", "Logger"} - {gone}:
+        setattr(other, name, object)
+    monkeypatch.setitem(sys.modules, replicas.PACKAGE, other)
+    with pytest.raises(IncompatibleVersionError, match=gone):
+        replicas.install()
+
+
+def test_a_torch_that_was_built_without_its_distributed_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType(replicas.PACKAGE)
+    other.is_available = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, replicas.PACKAGE, other)
+    replicas.install()
+    assert not hasattr(other, "Reducer")

@@ -1,0 +1,278 @@
+"""What a rank is told and what it leaves: orders, and records of any exception that a user's function can raise.
+
+How a rank runs, in processes of its own, is tested with the others of its job in tests/agents.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit.exceptions.system import FlyteDownloadDataException
+from flytekit.exceptions.user import FlyteRecoverableException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytekitplugins_safedist.errors import (
+    CheckpointError,
+    ConfigError,
+    FsIoError,
+    MissingDependencyError,
+    NotInTaskError,
+    PayloadError,
+    ScratchError,
+)
+from flytekitplugins_safedist.rank import main, recording, shared_page
+from flytekitplugins_safedist.rank.context import RankContext
+from flytekitplugins_safedist.rank.fork import Reads, die_with_parent
+from flytekitplugins_safedist.rank.order import RankOrder
+from flytekitplugins_safedist.rank.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.rank.places import RankFiles
+from flytekitplugins_safedist.texts import chain
+from tests.harness.procs import DEADLINE
+
+
+def order(directory: Path, /, **environment: str) -> RankOrder:
+    return RankOrder(
+        context=RankContext(
+            rank=5,
+            local_rank=1,
+            node_rank=2,
+            world_size=6,
+            local_world_size=2,
+            nnodes=3,
+            round=4,
+            attempt=7,
+            job="f0-1234",
+            scratch=directory / "rank-5",
+        ),
+        environment=environment,
+        files=RankFiles(directory / "5", directory / "5.fr"),
+        log=directory / "5.log",
+    )
+
+
+@given(st.dictionaries(st.text(), st.text(st.characters())))
+def test_an_order_reads_back_equal_whatever_bytes_the_environment_holds(environment: dict[str, str]) -> None:
+    original = order(Path("/s"), **environment)
+    text = original.to_json()
+    text.encode("ascii")
+    assert RankOrder.from_json(text) == original
+
+
+def recorded(error: BaseException) -> Raised:
+    """The record of an exception as a rank's function would raise it."""
+    with pytest.raises(type(error)) as caught:
+        raise error
+    return recording.record(caught.value, recording.own_frames_cut(caught.value))
+
+
+class LossError(ValueError):
+    pass
+
+
+class MyRecoverableError(FlyteRecoverableException):  # type: ignore[misc]
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_a_record_has_type_message_and_the_whole_traceback_with_its_causes() -> None:
+    error = LossError("bad loss")
+    error.__cause__ = KeyError("k")
+    record = recorded(error)
+    assert (record.type, record.message) == (f"{__name__}.LossError", "bad loss")
+    assert "KeyError: 'k'" in record.traceback
+    assert "The above exception was the direct cause" in record.traceback
+    assert record.traceback.endswith("LossError: bad loss\n")
+    assert recorded(ValueError("x")).type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("error", "fault", "repeats"),
+    [
+        (ValueError("x"), Fault.USER, False),
+        (OSError(errno.EIO, "x"), Fault.USER, False),
+        (SystemExit(3), Fault.USER, False),
+        (KeyboardInterrupt(), Fault.USER, False),
+        (ImportError("x"), Fault.USER, True),
+        (ModuleNotFoundError("x"), Fault.USER, True),
+        (SyntaxError("x"), Fault.USER, True),
+        (IndentationError("x"), Fault.USER, True),
+        (ConfigError([]), Fault.USER, True),
+        (MissingDependencyError("x"), Fault.USER, True),
+        (NotInTaskError("x"), Fault.USER, True),
+        (PayloadError("x"), Fault.USER, True),
+        (ScratchError("x"), Fault.USER, False),
+        (FsIoError("x"), Fault.SYSTEM, False),
+        (CheckpointError("x"), Fault.USER, True),
+        (FlyteRecoverableException("x"), Fault.RECOVERABLE, False),
+        (MyRecoverableError("x"), Fault.RECOVERABLE, False),
+        (FlyteDownloadDataException("x"), Fault.SYSTEM, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_whose_fault_it_is_and_whether_it_repeats(error: BaseException, fault: Fault, repeats: bool) -> None:
+    record = recorded(error)
+    assert (record.fault, record.repeats) == (fault, repeats)
+
+
+def test_sys_exit_in_the_function_is_said_to_be_that() -> None:
+    assert recorded(SystemExit(0)).message == "the task function called sys.exit(0) instead of returning a value"
+
+
+def test_an_exception_that_cannot_be_turned_into_text_is_recorded_all_the_same() -> None:
+    record = recorded(Unspeakable())
+    assert record.type == f"{__name__}.Unspeakable"
+    assert record.message == "<no message: str() of it raised RuntimeError: no words>"
+
+
+def test_an_exception_that_would_end_the_process_as_text_is_not_said_to_take_long() -> None:
+    class Leaves(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    assert recording.record(Leaves(), "").message == "<no message: str() of it raised SystemExit: 3>"
+
+
+def test_errnos_are_collected_along_the_chain_of_causes() -> None:
+    full = OSError(errno.ENOSPC, "full")
+    wrapped = RuntimeError("could not save")
+    wrapped.__cause__ = full
+    assert recorded(wrapped).errnos == (errno.ENOSPC,)
+    handling = ValueError("while handling")
+    handling.__context__ = full
+    assert recording.record(handling, "").errnos == (errno.ENOSPC,)
+    assert recorded(OSError("no number")).errnos == ()
+
+
+def test_a_chain_of_causes_that_is_a_ring_ends() -> None:
+    one, two = ValueError("1"), ValueError("2")
+    one.__cause__, two.__cause__ = two, one
+    assert list(chain(one, implied=True)) == [one, two]
+
+
+def test_a_suppressed_context_is_no_cause() -> None:
+    error = ValueError("x")
+    error.__context__ = OSError(errno.ENOSPC, "full")
+    error.__suppress_context__ = True
+    assert recording.record(error, "").errnos == ()
+
+
+def test_a_lost_peer_is_marked_as_a_consequence() -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+    assert recording.record(lost, "", world_size=2).consequence
+    assert not recording.record(lost, "", world_size=1).consequence, "it has no peers"
+    assert not recording.record(RuntimeError("shapes do not match"), "", world_size=2).consequence
+
+
+def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:
+    shared_page.make(tmp_path / "page")
+    assert (tmp_path / "page").stat().st_blocks * 512 >= shared_page.RECORD_BYTES
+
+
+def left(directory: Path, raised: Raised | None) -> RankOutcome:
+    to = order(directory)
+    agents = shared_page.make(to.files.page)
+    status = Status.RAISED if raised else Status.SUCCEEDED
+    shared_page.open_page(to.files.page).end(main._outcome(to, status, {"function": 1.5}, raised))
+    record = agents.record
+    assert record is not None
+    assert len(record.encode()) <= shared_page.RECORD_BYTES
+    return RankOutcome.from_json(record)
+
+
+def test_a_record_says_whose_it_is_and_how_long_the_phases_took(tmp_path: Path) -> None:
+    record = left(tmp_path, None)
+    assert (record.rank, record.local_rank, record.node_rank, record.round) == (5, 1, 2, 4)
+    assert (record.status, record.pid, record.seconds) == (Status.SUCCEEDED, os.getpid(), {"function": 1.5})
+
+
+def test_a_record_that_is_cut_short_is_none_and_the_last_of_several_counts(tmp_path: Path) -> None:
+    agents, ranks = shared_page.make(tmp_path / "page"), shared_page.open_page(tmp_path / "page")
+    assert agents.record is None
+    ranks.end("first")
+    ranks._record[1:2] = b"!"  # what a processor shows of a record whose seal it has seen first
+    assert agents.record is None
+    ranks.end("the second")
+    assert agents.record == "the second"
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "ä", "語", "😀", "\udcff"])
+def test_a_huge_message_is_cut_to_the_room_that_was_set_aside(tmp_path: Path, character: str) -> None:
+    text = "start " + character * 1_000_000 + " end"
+    record = left(tmp_path, Raised(type="ValueError", message=text, traceback=text))
+    assert record.raised is not None
+    shown = {"\udcff": r"\udcff"}.get(character, character)  # protobuf could not hold the surrogate
+    for kept in (record.raised.message, record.raised.traceback):
+        assert kept.startswith(f"start {shown}")
+        assert "... [cut] ..." in kept
+        assert kept.endswith(f"{shown} end")
+
+
+def test_an_order_with_anything_missing_is_no_order() -> None:
+    data: dict[str, Any] = json.loads(order(Path("/s")).to_json())
+    for name in data.keys() - {"terminal", "profile"}:
+        with pytest.raises(ValueError, match=name):
+            RankOrder.from_json(json.dumps({key: value for key, value in data.items() if key != name}))
+
+
+def test_what_fails_before_the_function_has_a_record_as_what_fails_in_it(tmp_path: Path) -> None:
+    to = replace(order(tmp_path), log=tmp_path / "nowhere" / "5.log")
+    agents = shared_page.make(to.files.page)
+    child = os.fork()
+    if child == 0:
+        code = 99
+        with suppress(BaseException):
+            code = main._run(None, to, 0, {}, None)  # type: ignore[arg-type]
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == main.EXIT_FAILED
+    assert agents.record is not None
+    record = RankOutcome.from_json(agents.record)
+    assert record.raised is not None
+    assert (record.raised.type, record.raised.errnos) == ("FileNotFoundError", (errno.ENOENT,))
+
+
+def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            main.forked(None, order(tmp_path), server=-1, sets={}, reads=Reads())  # type: ignore[arg-type]
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == main.EXIT_FAILED
+
+
+def test_a_rank_dies_with_its_server() -> None:
+    ended, held = os.pipe()
+    told, tell = os.pipe()
+    server = os.fork()
+    if server == 0:
+        if os.fork() == 0:
+            die_with_parent(signal.SIGKILL)
+            os.write(tell, str(os.getpid()).encode())
+        else:
+            os.close(held)
+        signal.pause()
+        os._exit(0)
+    os.close(held)
+    rank = int(os.read(told, 20))
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    try:
+        assert select.select([ended], [], [], DEADLINE)[0], "the rank's end of the pipe is closed"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+        for end in (ended, told, tell):
+            os.close(end)
