@@ -7,8 +7,10 @@ pod's, and is looked at more often than the kubelet looks (every ten seconds).
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -137,25 +139,54 @@ def _on_pods_disk(settings: Registered, environment: Mapping[str, str]) -> bool:
 
 
 class DiskWatch:
-    """Looks at what the ranks hold, now and then."""
+    """Looks at what the ranks of one round hold, now and then. In a thread: a look at millions of files takes minutes,
+    in which the agent has to hear and to speak."""
 
     def __init__(self, limit: DiskLimit | None) -> None:
         self._limit = limit
         self._next = time.monotonic() + CALM_SECONDS
+        self._looks: queue.SimpleQueue[Usage | Exception] = queue.SimpleQueue()
+        self._is_looking = False
 
     def excess(self, measure: Callable[[], Usage]) -> tuple[int, ScratchError] | None:
-        """The rank that holds most, and the error for it, once all hold more than the limit.
+        """The rank that holds most, and the error for it, once all hold more than the limit; called again and again.
 
         Args:
-            measure: asked when it is time to look.
+            measure: called when it is time to look, in a thread.
+
+        Raises:
+            Exception: whatever *measure* has raised.
         """
-        if self._limit is None or time.monotonic() < self._next:
+        if self._limit is None:
             return None
-        found = measure()
+        if not self._is_looking:
+            if time.monotonic() >= self._next:
+                self._begin(measure)
+            return None
+        try:
+            found = self._looks.get_nowait()
+        except queue.Empty:
+            return None
+        self._is_looking = False
+        if isinstance(found, Exception):
+            raise found
         close = found.total > self._limit.size // 2
         self._next = time.monotonic() + (CLOSE_SECONDS if close else CALM_SECONDS)
         error = over_limit(found, self._limit)
         return None if error is None else (found.largest(), error)
+
+    def _begin(self, measure: Callable[[], Usage]) -> None:
+        def look() -> None:
+            try:
+                self._looks.put(measure())
+            except Exception as error:  # raised where the agent's loop takes it
+                self._looks.put(error)
+
+        self._is_looking = True
+        try:
+            threading.Thread(target=look, name="safedist disk", daemon=True).start()
+        except RuntimeError:  # the container may have no further thread
+            look()
 
 
 def over_limit(measured: Usage, limit: DiskLimit) -> ScratchError | None:

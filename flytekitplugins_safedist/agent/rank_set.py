@@ -29,7 +29,9 @@ SETTLE_SECONDS = 3.0
 _SLOW_SECONDS = 5.0
 """An import that takes longer is told."""
 
-_KILL_PATIENCE_SECONDS = 30.0
+KILL_SECONDS = 30.0
+"""That the kernel has to end ranks that SIGKILL was sent to."""
+
 _LINES = 12
 """Of a rank's stack, in the error."""
 
@@ -176,7 +178,7 @@ class Ranks:
                 f"rank(s) {ranks} reported success but did not end within {self._settings.timeouts.exit:g} s "
                 "(a thread or an exit handler that does not return); ending them"
             )
-            self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+            self._end(signal.SIGKILL, KILL_SECONDS)
             self._give_up(lingering)
         return False
 
@@ -188,7 +190,7 @@ class Ranks:
         if left:
             listed = ", ".join(f"{member.order.context.rank} (process {member.pid})" for member in left)
             self._warn(
-                f"rank(s) {listed} were not ended by SIGKILL within {_KILL_PATIENCE_SECONDS:g} s (the kernel "
+                f"rank(s) {listed} were not ended by SIGKILL within {KILL_SECONDS:g} s (the kernel "
                 "waits for a device or a file system); their success counts, and the job goes on without them"
             )
 
@@ -283,7 +285,7 @@ class Ranks:
             if left:
                 name = signal.Signals(number).name
                 self._warn(f"rank(s) {', '.join(left)} did not end within {seconds:.1f} s of {name}, and are killed")
-            self._end(signal.SIGKILL, _KILL_PATIENCE_SECONDS)
+            self._end(signal.SIGKILL, KILL_SECONDS)
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
         finally:

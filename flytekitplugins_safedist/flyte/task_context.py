@@ -103,12 +103,17 @@ def importing(mode: str) -> Iterator[None]:
         yield
 
 
-def uploaded(snapshot: FlyteSnapshot) -> bool:
-    """Whether the job's outputs, or its one error, are at the output prefix already."""
+def store() -> FileAccessProvider:
+    """flytekit's way to the store, in the current context."""
     from flytekit import FlyteContextManager
 
+    return FlyteContextManager.current_context().file_access
+
+
+def uploaded(snapshot: FlyteSnapshot) -> bool:
+    """Whether the job's outputs, or its one error, are at the output prefix already."""
     prefix = snapshot.output_metadata_prefix
-    return prefix is not None and uploaded_to(prefix, FlyteContextManager.current_context().file_access)
+    return prefix is not None and uploaded_to(prefix, store())
 
 
 def uploaded_to(prefix: str, access: FileAccessProvider) -> bool:

@@ -18,7 +18,7 @@ from ..agent import scratch
 from ..agent.disk import DiskWatch
 from ..agent.rank_set import Ranks
 from ..config.grace_period import END_SECONDS
-from ..errors import JobInterruptedError, SafedistError
+from ..errors import JobInterruptedError, NodeLostError, SafedistError
 from ..hangs import picture
 from ..rank.outcome import RankOutcome, root_cause
 from . import messages as m
@@ -79,7 +79,7 @@ class NodeAgent:
         self._hangs: HangWatch | None = None
         self._disk = DiskWatch(plan.limit)
         self._become: m.Returned | m.Ended | None = None  # of the ranks of this round; said again on each connection
-        self._told: m.Told | None = None
+        self._failure: tuple[RankOutcome, Ranks] | None = None  # of the last round, for when the whole of it is wanted
         self._cut_since: float | None = None
         self._leaves: tuple[int, float] | None = None
         self._finish: Finish | None = None
@@ -197,14 +197,17 @@ class NodeAgent:
         if go.round <= self._job.me.round:
             return  # said again, to a connection that came back
         plan = self.plan
+        if self._ranks is not None:  # of a round that is over, though nobody could say so here
+            self._ranks.stop()
+            self.seen.over(self._ranks)
+        self._job.now(round=go.round, state="running", failure=None, history=go.history)
         if self.report.rounds:  # the first round has its own start line
             if plan.settings.scratch.keep == "never":
                 # What filled the disk must not keep the next round from starting.
                 scratch.remove_rounds_before(plan.scratch, go.round)
             count = go.nnodes * plan.settings.nproc_per_node
             self._say(f"round {go.round}: {go.nnodes} node(s) are there, {count} rank(s) start")
-        self._told = self._become = None
-        self._job.now(round=go.round, state="running", history=go.history)
+        self._failure = self._become = None
         self.report.rounds += 1
         self.report.node_rank = go.node_rank
         self.report.result, self.report.decks = None, ()
@@ -215,6 +218,7 @@ class NodeAgent:
         ranks.start(fork=self._forks)
         self._saving = RoundSaving(go.round, list(ranks.pages.values()), self._job.tell, self._say)
         fail = partial(self._ended, ranks)
+        self._disk = DiskWatch(plan.limit)
         self._hangs = HangWatch(
             go.round,
             ranks,
@@ -246,8 +250,9 @@ class NodeAgent:
         self._ended(ranks, None)
 
     def _tell(self, tell: m.Tell) -> None:
-        if self._told is not None and self._told.round == tell.round:
-            self._job.tell(self._told)
+        if self._failure is not None and self._failure[0].round == tell.round:
+            outcome, ranks = self._failure
+            self._job.tell(reports.told(tell.round, outcome, str(ranks.usage(self.plan.scratch))))
 
     def _again(self, again: m.Again) -> None:
         self._job.now(history=again.history)
@@ -284,21 +289,30 @@ class NodeAgent:
             cause: what this agent has found; "failed" where a rank has failed by itself; None where others end it.
             cut: the coordinator cannot be heard.
         """
+        found = cause if isinstance(cause, RankOutcome) else None
+        if cause == "failed":
+            found = root_cause(ranks.outcomes())
+            if found is None:
+                raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
+        round_no = self._job.me.round
+        if found is not None:
+            if self._joins_in_vain(found):
+                raise self._in_vain(found)
+            # At once: to end the other ranks may take a while, in which this node may be lost.
+            self._job.now(failure=reports.failure(round_no, found))
+            self._job.tell(reports.failure(round_no, found))
         ranks.stop()
         found = cause if isinstance(cause, RankOutcome) else root_cause(ranks.outcomes())
-        if found is None and cause == "failed":
-            raise SafedistError("a round failed without a failing rank", seen=ranks.outcomes(), hint=_BUG)
         if cause is not None:
             self.report.decks = ranks.decks()
         if found is not None and self._joins_in_vain(found):
-            error = judge(found, NOT_STARTED, disk="", limit=None).error
-            raise cannot_do_its_part(error, self.plan.job.attempt.topology)
-        round_no, returned = self._job.me.round, tuple(ranks.returned())
-        if found is not None:
-            self._told = reports.told(round_no, found, str(ranks.usage(self.plan.scratch)))
-        summary = None if found is None else reports.cause_of(found)
+            raise self._in_vain(found)
+        self._failure = None if found is None else (found, ranks)
+        returned = tuple(ranks.returned())
         self.seen.over(ranks, found)
         self._end_round(signal.SIGTERM)
+        summary = None if found is None else reports.cause_of(found)
+        self._job.now(failure=None if found is None else reports.failure(round_no, found))
         self._becomes("ended", m.Ended(round_no, summary, returned, cut))
         if self._leaves is not None:
             self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for
@@ -307,6 +321,10 @@ class NodeAgent:
         """Whether this node has come to a job that ran before, and cannot import the task's module: the job goes on,
         for another to take this place."""
         return self._job.me.round > 0 and self.report.rounds == 1 and found.raised is not None and not found.seconds
+
+    def _in_vain(self, found: RankOutcome) -> NodeLostError:
+        error = judge(found, NOT_STARTED, disk="", limit=None).error
+        return cannot_do_its_part(error, self.plan.job.attempt.topology)
 
     def _becomes(self, state: str, said: m.Returned | m.Ended) -> None:
         self._become = said
@@ -344,7 +362,7 @@ class NodeAgent:
         if not may_wait or self._saving is None:
             self._leave(int(number))
             return
-        self._leaves = (int(number), time.monotonic() + self._stays)
+        self._leaves = (int(number), number.at + self._stays)
         self._saving.preempt()
 
     def _leave(self, number: int) -> None:

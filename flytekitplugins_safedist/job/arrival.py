@@ -20,19 +20,22 @@ from pathlib import Path
 
 from .. import envvars, lastwords, topology
 from ..agent import memory
+from ..agent.rank_set import KILL_SECONDS, SETTLE_SECONDS
 from ..config.options import Preflight, Timeouts
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..flyte import task_context
+from ..flyte.storage_errors import Retry, one_line
 from ..rank import recording
 from ..rank.outcome import NO_RANK, Fault, RankOutcome, Status
-from ..texts import ask, human, named
+from ..texts import ask, human, named, public
 from ..topology import Topology
 from . import ending, reports
 from .facts import Rules
 from .link import GivenUp
 from .membership import Membership
 from .messages import CannotBegin, Refused, TheEnd, Welcome
+from .sign import SignPlace
 from .verdict import Verdict, is_infrastructure, judge
 
 logger = logging.getLogger(__name__)
@@ -80,7 +83,9 @@ class Attempt:
             max_replacements=self.max_replacements,
             timeout=timeouts.rendezvous,
             heartbeat=timeouts.heartbeat,
+            settle=SETTLE_SECONDS,
             stop=timeouts.stop,
+            kill=KILL_SECONDS,
             preflight=self.preflight,
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
             about="" if limit is None else f"Its container's memory is limited to {human(limit)}.",
@@ -90,21 +95,32 @@ class Attempt:
         """Whether its outputs, or its one error, are in the store. Asks it."""
         return task_context.uploaded(self.flyte)
 
+    def sign(self) -> SignPlace | None:
+        """Where the leader's sign is; None where there is no other node, or no store."""
+        prefix = self.flyte.output_metadata_prefix
+        if prefix is None or self.topology.max_nodes == 1:
+            return None
+        return SignPlace.of(prefix, task_context.store(), self.timeouts.heartbeat)
+
 
 def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
-    """Names this attempt of the job, the same on every node."""
-    return f"{flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
+    """Names this attempt of the job, the same on every node, and no other job's of the execution."""
+    return f"{_of_node(flyte) or flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
 
 def job_name(flyte: task_context.FlyteSnapshot) -> str:
     """Names the task's node in its execution, for what outlives an attempt (a tracker's run): the same on every node of
     the job and in every attempt, in letters, digits and dashes. A local run has one attempt, and a random name."""
-    execution, prefix = flyte.execution_id[2], flyte.output_metadata_prefix
+    return _of_node(flyte) or f"local-{uuid.uuid4().hex[:16]}"
+
+
+def _of_node(flyte: task_context.FlyteSnapshot) -> str:
+    prefix = flyte.output_metadata_prefix
     if flyte.mode != task_context.IN_POD or prefix is None:
-        return f"local-{uuid.uuid4().hex[:16]}"
+        return ""
     # One prefix for each node of the workflow, and for each part of a mapped task; the attempt is its last part.
     of_node = prefix.rstrip("/").rpartition("/")[0]
-    return f"{execution}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
+    return f"{flyte.execution_id[2]}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
 
 
 def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | None:
@@ -130,10 +146,12 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | No
     try:
         uploads = arrive_with(error, attempt)
     except SafedistError as trouble:
-        if attempt.topology.node_rank == 0:
-            return verdict  # it is node 0's to upload, whether or not the others could be told
+        if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
+            return (
+                verdict  # it is node 0's to upload, though the others could not be told; but not where the job goes on
+            )
         lastwords.keep(error)
-        logger.info(f"this node cannot begin: {named(error)}; and the others cannot be told: {trouble}")
+        logger.info(f"this node cannot begin: {named(error)}; and that does not end the job: {trouble}")
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if not uploads:
         raise SystemExit(0) from error
@@ -165,9 +183,9 @@ def is_told(error: SafedistError, attempt: Attempt) -> bool:
     try:
         return not arrive_with(error, attempt)
     except SafedistError as trouble:
-        if attempt.topology.node_rank == 0:
+        if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
             return False
-        raise cannot_do_its_part(error, attempt.topology, f"the others cannot be told: {trouble}") from error
+        raise cannot_do_its_part(error, attempt.topology, f"that does not end the job: {trouble}") from error
 
 
 def cannot_do_its_part(error: SafedistError, place: Topology, seen: str | None = None) -> NodeLostError:
@@ -186,10 +204,14 @@ def arrive_with(error: Exception, attempt: Attempt) -> bool:
     Raises:
         RendezvousError: the others cannot be told, or go on without this node, or nothing is uploaded.
     """
-    place = attempt.topology
+    place, sign = attempt.topology, attempt.sign()
+    if place.node_rank == 0:
+        _must_be_first(sign, attempt.timeouts.upload)
     job = Membership(attempt.rules(), place, state="cannot", open_round=lambda _: {}, local=None, say=logger.info)
     shown, uploads = named(error), False
     try:
+        if job.hosts and place.node_rank != 0:
+            _must_be_first(sign, attempt.timeouts.upload)
         uploads = _told(job, CannotBegin(reports.fitting(_outcome(error, place)), NOT_STARTED))
         if uploads:
             logger.info(f"this node cannot begin, which ends the job: {shown}")
@@ -202,6 +224,36 @@ def arrive_with(error: Exception, attempt: Attempt) -> bool:
     finally:
         if not uploads:
             job.close(ended=False)
+
+
+def _must_be_first(sign: SignPlace | None, patience: float) -> None:
+    """Only the first leader of a job ends it for a node that cannot begin. Another one has left its sign.
+
+    Raises:
+        NodeLostError: there is one; or the store cannot be read for *patience* seconds.
+    """
+    retry = Retry(patience)
+    while sign is not None:
+        try:
+            earlier = sign.read()
+        except Exception as error:  # whatever the store's client raises
+            pause = retry.pause(error)
+            if pause is None:
+                raise _leaves_it(f"the store cannot be read: {one_line(error)}") from error
+            time.sleep(pause)
+            continue
+        if earlier is None:
+            return
+        raise _leaves_it(f"process {earlier.process} has led it before: its sign is at {public(sign.address)}")
+
+
+def _leaves_it(seen: str) -> NodeLostError:
+    return NodeLostError(
+        "node 0 cannot begin, in a job that most likely has begun without it",
+        where={"host": socket.gethostname()},
+        seen=seen,
+        hint="look for what is different on this machine; the job goes on when another pod is in this one's place",
+    )
 
 
 def _told(job: Membership, message: CannotBegin) -> bool:

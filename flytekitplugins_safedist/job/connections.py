@@ -11,6 +11,9 @@ from .. import frames
 from ..errors import RendezvousError
 from .messages import Message, Refused
 
+_MOST_FILES = 1 << 20
+"""Open files, where nothing limits them: Linux' own limit (``fs.nr_open``) as it is delivered."""
+
 _UNSENT_BYTES = 1 << 26
 """What one connection may leave unread before it is closed."""
 
@@ -76,5 +79,7 @@ def allow_open_files(needed: int) -> None:
             expected=f"at least {needed}",
             hint="raise the container's limit of open files (ulimit -Hn)",
         )
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    # As many as there may be, and not as many as there are nodes: each thread of each rank may have a connection, too.
+    most = max(needed, _MOST_FILES) if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -8,22 +8,24 @@ when that is lost, the process in its place begins a new one with the history th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..rank.outcome import RankOutcome
 from . import messages as m
-from .facts import End, Rules, Spent
+from .facts import Cause, End, Rules, Spent
 from .hang_messages import Hung, Seen, Stalled
 from .inquiry import Found, Inquiry
 from .nodes import Key, Node
 from .preflight_messages import Checked, Cleared
-from .rounds import EXCLUDED, Rounds
+from .rounds import EXCLUDED, Failing, Rounds
 
 _HAS_LEFT = "it has said that it leaves"
 _WAIT_LINE_SECONDS = 30.0
-_NAMED_RANKS = 256
-"""Of those that had returned: the first of a very large job say as much as all."""
+_TROUBLE_CHARACTERS = 200
+"""Of why a node cannot begin, in a line about who is missing."""
 
 _PAUSE_SECONDS = 1.0
 """Between two events: the coordinator itself stood still, for it is told of time more often."""
@@ -68,6 +70,7 @@ class Coordinator(Rounds):
         self._brought = 0  # the version of the history that was taken over
         self._on: dict[type, Callable[[Node, Any, float], None]] = {
             m.Returned: self._returned,
+            m.Failure: self._failed,
             m.Ended: self._ended,
             m.Told: self._heard_text,
             m.Leaves: self._leaving,
@@ -100,10 +103,17 @@ class Coordinator(Rounds):
             self._came(event.message, now)
         else:
             self._said(event.process, event.message, now)
-        if not self._left:
+        if not self._left and not self._is_idle(event):
             self._advance(now)
         sent, self._out = self._out, []
         return sent
+
+    def _is_idle(self, event: Event) -> bool:
+        """Whether nothing follows from it but by time: a sign of life of one of thousands; and who comes to a range
+        that has not begun and is not full."""
+        if isinstance(event, Said) and isinstance(event.message, m.Hello):
+            return not self.rules.fixed and not self.history.nodes and len(self._nodes) < self.rules.max_nodes
+        return isinstance(event, Said) and isinstance(event.message, m.Beat)
 
     def _rest(self, paused: float, now: float) -> None:
         """The coordinator itself stood still: nobody is blamed for that, and what was said meanwhile is heard first."""
@@ -116,6 +126,7 @@ class Coordinator(Rounds):
     # --- who takes part ----------------------------------------------------------------------------------------------
     def _came(self, hello: m.Hello, now: float) -> None:
         if hello.process in self._departed:
+            self._hear_late(hello, now)
             self._tell(hello.process, m.Refused("fenced", self._departed[hello.process]))
             return
         self._learn(hello)
@@ -125,6 +136,8 @@ class Coordinator(Rounds):
         node = self._nodes.of_process(hello.process)
         if node is not None:
             node.linked, node.heard = True, now
+            if hello.failure is not None:
+                self._failed(node, hello.failure, now)
             self._catch_up(node, hello)
             return
         key: Key = hello.process if hello.node is None else hello.node
@@ -132,7 +145,15 @@ class Coordinator(Rounds):
         if refused is None:
             self._take_in(hello, key, now)
         else:
+            self._hear_late(hello, now)
             self._tell(hello.process, refused)
+
+    def _hear_late(self, hello: m.Hello, now: float) -> None:
+        """What a process brings that was given up counts, also where another is in its place."""
+        failure, name = hello.failure, f"node {hello.node}" if self.rules.fixed else f"the node on {hello.host}"
+        if failure is not None:
+            who = hello.process, name, hello.ground, hello.where
+            self._count_late(Failing(failure.round, failure.cause, *who, failure.outcome), now)
 
     def _take_in(self, hello: m.Hello, key: Key, now: float) -> None:
         """Give its place to a new process."""
@@ -142,12 +163,14 @@ class Coordinator(Rounds):
             self._tell(before.process, m.Refused("fenced", text))
             self._gone(before, "a new process has taken its place", now)
         node = self._nodes.add(key, hello, now)
+        self._hear_late(hello, now)
         if self._phase == "running" and key in members and key not in self._round.waits_for:
             node.state = "stands in"
             self._tell(node.process, m.Waits("this node's ranks had returned: waiting for those of the other nodes"))
         elif hello.state in ("running", "done"):
             node.state = "absent"
-            self._tell(node.process, m.Stop(hello.round, "the job's coordinator was lost", self.history))
+            why = "the job's coordinator was lost" if hello.lost else "this node was not heard for too long"
+            self._tell(node.process, m.Stop(hello.round, why, self.history))
         elif hello.state == "cannot":
             node.state = "cannot"
         elif self._nodes.is_excluded(node):
@@ -203,7 +226,7 @@ class Coordinator(Rounds):
         elif node.state == "absent":
             self._tell(node.process, m.Stop(node.round, self._round.why, self.history))
         elif self._phase == "asking" and self._asked[0].process == node.process:
-            self._tell(node.process, m.Tell(self.history.round))
+            self._tell(node.process, m.Tell(self._asked[0].round))
         self._saving(self.history.round, lambda save: save.again(partial(self._tell, node.process)))
 
     def _said(self, process: str, message: m.Message, now: float) -> None:
@@ -228,7 +251,7 @@ class Coordinator(Rounds):
         if self._phase == "stopping" and late > self.rules.patience:
             self._settle_without(now)
         elif self._phase == "asking" and late > self.rules.patience:
-            self._ask(self._asked[1:], now)
+            self._ask_no_longer(now)
         elif self._phase == "forming" and late > self.rules.timeout:
             self._too_few()
         elif self._phase == "forming" and now - self._told >= _WAIT_LINE_SECONDS:
@@ -274,13 +297,31 @@ class Coordinator(Rounds):
                 self._round.waits_for.discard(node.key)
             self._saving(returned.round, lambda save: save.done(node.key))
 
+    def _failed(self, node: Node, failure: m.Failure, now: float) -> None:
+        """Said at once: the others are stopped, whatever its node may need to end its ranks."""
+        failing = self._failing(node, failure.round, failure.cause, failure.outcome)
+        if self._is_of_this_round(node, failure):
+            self._round.note(failing)
+            if self._phase == "running":
+                self._round.timed_out = failure.cause.timed_out
+                self._stop(f"{self._name(node)}: rank {failure.cause.rank} failed ({failure.cause.name})", now)
+        else:
+            self._count_late(failing, now)
+
+    def _failing(self, node: Node, round_no: int, cause: Cause, outcome: str = "") -> Failing:
+        return Failing(round_no, cause, node.process, self._name(node), node.machine, node.where, outcome)
+
+    def _is_of_this_round(self, node: Node, said: m.Failure | m.Ended) -> bool:
+        return said.round == self.history.round and node.state in ("running", "done")
+
     def _ended(self, node: Node, ended: m.Ended, now: float) -> None:
-        if node.state == "absent":
-            node.state = "ready"  # its ranks were of a round that is counted no more
-            self._make_room(node, now)
+        if not self._is_of_this_round(node, ended):
+            if ended.cause is not None:
+                self._count_late(self._failing(node, ended.round, ended.cause), now)
+            if node.state == "absent":
+                node.state = "ready"  # its ranks were of a round that is counted no more
+                self._make_room(node, now)
             return
-        if ended.round != self.history.round or node.state not in ("running", "done"):
-            return  # said twice
         is_running, cause = self._phase == "running", ended.cause
         if is_running and ended.cut and node.state == "done":
             node.state = "stands in"
@@ -298,9 +339,7 @@ class Coordinator(Rounds):
 
     def _heard_text(self, node: Node, told: m.Told, _now: float) -> None:
         if self._phase == "asking" and self._asked[0].process == node.process:
-            is_echo = self._asked[0].cause.consequence
-            returned = tuple(sorted(self._round.returned))[:_NAMED_RANKS] if is_echo else ()
-            self._finish(End("failed", outcome=told.outcome, reason=self._reason, disk=told.disk, returned=returned))
+            self._fail(self._asked[0], told.outcome, told.disk)
 
     def _inquire(self, round_no: int, act: Callable[[Inquiry], None]) -> None:
         if self._round.inquiry is not None and self._phase == "running" and round_no == self.history.round:
@@ -336,6 +375,10 @@ class Coordinator(Rounds):
             self._finish(End("failed", outcome=said.outcome, reason=said.reason))
             return
         self._nodes.remove(node)
+        with suppress(ValueError):  # what it says is for a line of the log
+            raised = RankOutcome.from_json(said.outcome).raised
+            if raised is not None:
+                self._troubles[self._name(node)] = f"{raised.type}: {raised.message[:_TROUBLE_CHARACTERS]}"
         self._tell(node.process, m.Refused("begun", f"the job is in round {self.history.round}"))
 
     def _note_upload(self, node: Node, uploaded: m.Uploaded, _now: float) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..agent.disk import DiskLimit
     from ..topology import Topology
     from .membership import Membership
+    from .sign import SignWatch
 
 TURN_SECONDS = 5.0
 """Between two nodes that would upload the same verdict: time for the first one to do it."""
@@ -176,6 +177,35 @@ def _looked(exists: Callable[[], bool]) -> tuple[bool, str]:
         return exists(), ""
     except Exception as unreachable:  # whatever the store's client raises: this node's end is the same
         return False, f"; storage cannot be asked: {one_line(unreachable)}"
+
+
+def leave_to_the_leader(
+    given_up: GivenUp, watch: SignWatch | None, exists: Callable[[], bool], patience: float
+) -> None:
+    """This node cannot reach whoever leads the job. Where that one lives, this node has no say: only its pod is to be
+    replaced.
+
+    Args:
+        given_up: what the search has come to.
+        watch: what is known of the leader's sign; None where there is no store.
+        exists: whether the verdict is in the store; asks it.
+        patience: seconds that the store may be away.
+
+    Raises:
+        NodeLostError: the leader's sign is renewed, or the store cannot be read.
+    """
+    state = "nobody" if watch is None else watch.wait(exists, patience)
+    if state not in ("led", "unknown"):
+        return
+    seen = "its sign in the store is renewed" if state == "led" else "nor can the store be read"
+    raise NodeLostError(
+        "this pod cannot reach the pod that leads the job",
+        where=given_up.error.where,
+        seen=f"{given_up.error.seen}; {seen}",
+        expected="node 0's agent to answer under that name",
+        hint="the job goes on without this pod; see what keeps it from that port: a network policy, a security group, "
+        "this machine's network",
+    ) from given_up.error
 
 
 def is_reported_by_another(turn: int, exists: Callable[[], bool]) -> bool:

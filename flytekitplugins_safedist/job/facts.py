@@ -152,7 +152,9 @@ class Rules:
         max_restarts, max_replacements: the budgets of the whole job.
         timeout: for all nodes to arrive, for each round anew.
         heartbeat: of silence after which a node is lost.
-        stop: that ending a node's ranks may take.
+        settle: that a node waits for the cause of what may be an echo.
+        stop: that a node's ranks have to end by themselves.
+        kill: that the kernel may take to end those that did not.
         last_call: that a range waits for further nodes when ``min_nodes`` are there.
         about: what else to say of a node that keeps dying: what its container is limited to.
         grace: that a lost connection may take to come back.
@@ -169,7 +171,9 @@ class Rules:
     max_replacements: int = 10
     timeout: float = 900.0
     heartbeat: float = 60.0
+    settle: float = 3.0
     stop: float = 5.0
+    kill: float = 30.0
     last_call: float = 30.0
     about: str = ""
     grace: float = 3.0
@@ -178,8 +182,10 @@ class Rules:
 
     @property
     def patience(self) -> float:
-        """How long the nodes of a round that is over may take to say how it ended there."""
-        return self.stop + max(5.0, min(15.0, self.heartbeat))
+        """How long the nodes of a round that is over may take to say how it ended there: all that may be waited for,
+        one after the other. A silence that is a loss, a connection that comes back, an echo's cause, ranks that end,
+        ranks that are killed."""
+        return self.heartbeat + self.grace + self.settle + self.stop + self.kill
 
     @property
     def most_processes(self) -> int:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from .. import frames
 from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
+from ..jitter import jittered
 from ..record.clocks import Ahead
 from ..topology import Endpoint
 from . import messages
@@ -29,8 +30,12 @@ from .nodes import wait_line
 WAIT_LINE_SECONDS = 30.0
 """Between two lines about who is waited for."""
 
-_PAUSE = 0.25
-"""Seconds between two looks for node 0."""
+_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
+"""Seconds between two looks for node 0: at first, and when it takes minutes. Each look asks DNS several times, and
+every node of the job looks."""
+
+_PATIENT_AFTER = 10.0
+"""Seconds of looking, after which the pauses grow."""
 
 _PROBE = 2.0
 """Seconds that a machine is given to accept a connection, at each look."""
@@ -128,9 +133,15 @@ class Link:
         if isinstance(message, Leaves):
             self._closed.set()
         frame = frames.packed(message.dump())
-        with self._sending, suppress(OSError):
-            if self._sock is not None:
-                self._sock.sendall(frame)
+        with self._sending:
+            sock = self._sock
+            if sock is None:
+                return
+            try:
+                sock.sendall(frame)
+            except OSError:
+                with suppress(OSError):  # part of a frame may be on its way: nothing may follow it there
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Let go."""
@@ -139,19 +150,26 @@ class Link:
 
     # --- threads ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        try:
+            self._find_and_listen()
+        except RendezvousError as error:
+            self._inbox.put(GivenUp(error))
+        except BaseException as error:  # else nobody would hear that nothing more will come
+            self._inbox.put(error)
+
+    def _find_and_listen(self) -> None:
         while not self._closed.is_set():
-            try:
-                found = self._find()
-            except RendezvousError as error:
-                self._inbox.put(GivenUp(error))
-                return
+            found = self._find()
             if found is None:
                 return
             sock, welcome = found
+            since = time.monotonic()
             seen = self._listen(sock, welcome)
             self._drop()
             if seen is None:
                 return
+            if time.monotonic() - since > self._heartbeat:
+                self.is_searching = False  # it was found, though this node waits, and no round has begun here
             if not self.is_searching:
                 self._since = self._told = time.monotonic()
                 self.is_searching = True
@@ -223,9 +241,10 @@ class Link:
         Raises:
             RendezvousTimeoutError: none did in time.
         """
+        last = (self._address,) if self._address else ()  # a reset is no reason to wait for DNS
         while not self._closed.is_set():
             missing = NO_ADDRESS
-            for address in whereabouts(self._endpoint):
+            for address in last or whereabouts(self._endpoint):
                 found = self._look(address)
                 if isinstance(found, Refused):
                     self._inbox.put(found)
@@ -233,10 +252,13 @@ class Link:
                 if not isinstance(found, Missing):
                     return found
                 missing = found
+            if last:
+                last = ()
+                continue
             self._say_who_is_missing(missing)
             if time.monotonic() >= self._since + self._timeout:
                 raise self._not_found(missing)
-            self._closed.wait(_PAUSE)
+            self._closed.wait(pause_after(time.monotonic() - self._since))
         return None
 
     def _look(self, address: str) -> tuple[socket.socket, Welcome] | Refused | Missing:
@@ -312,6 +334,11 @@ class Link:
             hint="see what Kubernetes waits for: kubectl describe the pod of that name, its service, a network policy "
             "that blocks the port; or raise timeouts.rendezvous",
         )
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until the next look for node 0, after some of looking."""
+    return jittered(min(_LONGEST_PAUSE, _PAUSE * max(1.0, waited / _PATIENT_AFTER)), 0.75, 1.25)
 
 
 def whereabouts(endpoint: Endpoint) -> tuple[str, ...]:

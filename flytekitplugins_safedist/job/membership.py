@@ -24,6 +24,7 @@ from .facts import Rules
 from .link import Inbox, Link
 from .messages import Hello, Message, Noted
 from .server import SHUTDOWN_SECONDS, Prepare, Server
+from .sign import Renewal, SignPlace
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Membership:
         local: where a socket for this node's ranks may be made, if nobody else takes part.
         say: takes a sentence for the node's log.
         state: ``cannot``: this node can start no rank, and comes to say why.
+        sign: where the leader's sign is put, if this process leads.
 
     Raises:
         TopologyError: there are other nodes, and nobody says where to meet.
@@ -56,6 +58,7 @@ class Membership:
         local: Path | None,
         say: Callable[[str], object],
         state: Literal["new", "cannot"] = "new",
+        sign: SignPlace | None = None,
     ) -> None:
         self.rules = rules
         self.me = Hello(
@@ -74,11 +77,14 @@ class Membership:
         self._reserved: ports.ReservedPort | None = None
         self._server: Server | None = None
         self._link: Link | None = None
+        self._renewal: Renewal | None = None
         if place.endpoint is None and place.max_nodes > 1:
             what = "the address where the nodes of this job meet is not set"
             raise TopologyError(what, where={"source": place.source})
         if not self._host(local) and place.endpoint is not None:
             self._link = Link(rules, place.endpoint, hello=lambda: self.me, inbox=self.inbox, say=say)
+        if self.hosts and sign is not None:
+            self._renewal = Renewal(sign, self.me.process, say)
 
     @property
     def is_searching(self) -> bool:
@@ -126,6 +132,8 @@ class Membership:
 
     def close(self, *, ended: bool) -> None:
         """Leave. Where the coordinator is here and the job has *ended*, stay until the others have heard it."""
+        if self._renewal is not None:
+            self._renewal.close()
         if self._link is not None:
             self._link.close()
         if self._server is not None:

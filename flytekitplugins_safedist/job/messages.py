@@ -55,6 +55,21 @@ def parse(frame: bytes) -> Message:
 
 
 @dataclass(frozen=True)
+class Failure(Message):
+    """A rank here has failed. Said at once: to end the others may take a while, and :class:`Ended` follows then.
+
+    Attributes:
+        cause: the failure.
+        outcome: of one that speaks for itself: its outcome record as JSON, shortened; should this node be lost before
+            it is asked for the whole (:class:`Tell`). "" for an echo.
+    """
+
+    round: int
+    cause: Cause
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
 class Hello(Message):
     """The first message on each connection.
 
@@ -71,6 +86,7 @@ class Hello(Message):
         state: ``new``: no rank runs; ``running``; ``done``: its ranks have returned; ``ended``: its ranks have ended
             otherwise; ``cannot``: it can start none, and will say why; ``looks``: this is no node, it only asks who
             coordinates.
+        failure: of its ranks in that round.
         protocol: :data:`PROTOCOL`.
         clock: the sender's monotonic clock as it is sent, in seconds.
     """
@@ -84,9 +100,20 @@ class Hello(Message):
     lost: tuple[str, ...] = ()
     round: int = -1
     state: Literal["new", "running", "done", "ended", "cannot", "looks"] = "new"
+    failure: Failure | None = None
     protocol: int = PROTOCOL
     clock: float = 0.0
     machine: str = ""
+
+    @property
+    def ground(self) -> str:
+        """The machine, to tell it from others; without a name for it, each node is as good as alone on its own."""
+        return self.machine or f"{self.host}/{self.process if self.node is None else self.node}"
+
+    @property
+    def where(self) -> str:
+        """The same, for people."""
+        return f"host {self.host}" + (f", Kubernetes node {self.machine}" if self.machine else "")
 
 
 @dataclass(frozen=True)

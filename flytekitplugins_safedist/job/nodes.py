@@ -85,9 +85,7 @@ class Nodes:
     def add(self, key: Key, hello: Hello, now: float) -> Node:
         """Give a free place to a process."""
         node = Node(key, hello.process, hello.host, hello.started_ns, now, now, hello.round, is_new=hello.round < 0)
-        # Without a name for it, each is as good as alone on its machine.
-        node.machine = hello.machine or f"{hello.host}/{key}"
-        node.where = f"host {hello.host}" + (f", Kubernetes node {hello.machine}" if hello.machine else "")
+        node.machine, node.where = hello.ground, hello.where
         self._places[key] = self._processes[hello.process] = node
         self.came.add(hello.process)
         return node

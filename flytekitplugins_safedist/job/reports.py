@@ -11,11 +11,14 @@ from ..rank.outcome import Fault, RankOutcome, echo, is_consequence, speaks_of_g
 from ..rank.places import RankFiles
 from ..texts import encodable
 from .facts import Cause
-from .messages import Told
+from .messages import Failure, Told
 from .verdict import Verdict
 
 TEXT_BYTES = 1 << 16
 """Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
+
+FIRST_BYTES = 8 << 10
+"""Of one that goes there at once: thousands of nodes may fail in the same moment."""
 
 _NAME_CHARACTERS = 200
 """Of an error's name: every node keeps that of each restart."""
@@ -72,15 +75,21 @@ def _is_the_codes(outcome: RankOutcome) -> bool:
     return raised.type == HangError.__name__ or (raised.fault is Fault.USER and not raised.errnos)
 
 
+def failure(round_no: int, outcome: RankOutcome) -> Failure:
+    """What is said of it at once."""
+    cause = cause_of(outcome)
+    return Failure(round_no, cause, "" if cause.consequence else fitting(outcome, FIRST_BYTES))
+
+
 def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:
     """The whole of it, for when it is the root cause."""
     return Told(round_no, fitting(outcome), encodable(disk[:_DISK_CHARACTERS]))
 
 
-def fitting(outcome: RankOutcome) -> str:
-    """An outcome record as JSON, within :data:`TEXT_BYTES`."""
+def fitting(outcome: RankOutcome, limit: int = TEXT_BYTES) -> str:
+    """An outcome record as JSON, in at most so many bytes."""
 
     def dump(cause: RankOutcome) -> str:
         return json.dumps(cause.to_json(), ensure_ascii=False)
 
-    return outcome.fitting(TEXT_BYTES, dump).to_json()
+    return outcome.fitting(limit, dump).to_json()

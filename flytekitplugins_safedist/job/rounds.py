@@ -11,10 +11,15 @@ from typing import Any, Literal
 
 from ..preflight.judge import Judged, NodeReport, judge
 from . import messages as m
-from .facts import Cause, End, History, Rules, Spent, is_machines, why_no_restart, with_loss, with_one_more
+from .facts import Cause, End, EndKind, History, Rules, Spent, is_machines, why_no_restart, with_loss, with_one_more
 from .inquiry import Inquiry
 from .nodes import Key, Node, Nodes, listed, wait_line
 from .saving import SavePoint
+
+_NAMED_RANKS = 256
+"""Of those that had returned: the first of a very large job say as much as all."""
+
+_NAMED_TROUBLES = 4
 
 _DONE_LOST = "lost after its ranks had returned"
 
@@ -23,13 +28,24 @@ EXCLUDED = "this node takes no part any more: its machine is most likely at faul
 
 @dataclass(frozen=True)
 class Failing:
-    """The first failure on one node; which process, how the node is called, and its machine, as in :class:`Node`."""
+    """The first failure on one node.
 
+    Attributes:
+        round: in which.
+        cause: as it is compared.
+        process: which.
+        node: how it is called.
+        machine, where: its machine, as in :class:`Node`.
+        outcome: its record, where it was told at once; "" where only the node itself has it.
+    """
+
+    round: int
     cause: Cause
     process: str
     node: str
     machine: str
     where: str
+    outcome: str = ""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -46,7 +62,7 @@ class Round:
         waits_for: members whose ranks have not returned; when it is over, those that have not said how it ended there.
         absent: members that are lost or have left, and why.
         done_lost: members that were lost after their ranks had returned: not paid for unless others fail.
-        failures: that members have reported, also of those that are gone.
+        failures: that members have reported, also of those that are gone; by process.
         returned: ranks that had returned when it ended otherwise.
         why: it is over.
         timed_out: a collective timed out.
@@ -60,7 +76,7 @@ class Round:
     waits_for: set[Key] = field(default_factory=set)
     absent: dict[Key, str] = field(default_factory=dict)
     done_lost: dict[Key, Spent] = field(default_factory=dict)
-    failures: list[Failing] = field(default_factory=list)
+    failures: dict[str, Failing] = field(default_factory=dict)
     returned: set[int] = field(default_factory=set)
     why: str = ""
     timed_out: bool = False
@@ -73,7 +89,7 @@ class Round:
     @property
     def root(self) -> Failing | None:
         """The root cause, as far as it is known; None where nothing failed."""
-        return min(self.failures, key=lambda each: each.order, default=None)
+        return min(self.failures.values(), key=lambda each: each.order, default=None)
 
     @property
     def is_paid(self) -> bool:
@@ -85,15 +101,21 @@ class Round:
     def who_may_say(self) -> list[Failing]:
         """Who is asked for the text, the nearest to the root cause first. An echo is never called the cause where a
         failure that speaks for itself is known, though its text be lost."""
-        real = [each for each in self.failures if not each.cause.consequence]
-        return sorted(real or self.failures, key=lambda each: each.order)
+        real = [each for each in self.failures.values() if not each.cause.consequence]
+        return sorted(real or self.failures.values(), key=lambda each: each.order)
 
     def heard(self, node: Node, name: str, ended: m.Ended) -> None:
         """How it has ended on a node."""
         self.waits_for.discard(node.key)
         self.returned.update(ended.returned)
         if ended.cause is not None:
-            self.failures.append(Failing(ended.cause, node.process, name, node.machine, node.where))
+            self.note(Failing(ended.round, ended.cause, node.process, name, node.machine, node.where))
+
+    def note(self, failing: Failing) -> None:
+        """A failure on a node. Of what it says at once and at the end, the nearer to a root cause counts."""
+        before = self.failures.get(failing.process)
+        if before is None or failing.order < before.order:
+            self.failures[failing.process] = failing
 
     def checked(self, node: Node, name: str, report: NodeReport, slow: float) -> Judged | None:
         """What a node's checks have found; what all have, with the last."""
@@ -126,6 +148,7 @@ class Rounds:
         self._was_alone = False
         self._paused = float("-inf")  # when this process had stood still for longer than the others wait for it
         self._uploaded: m.Uploaded | None = None
+        self._troubles: dict[str, str] = {}  # of nodes that came and could not begin, since the last round began
         self._out: list[tuple[str, m.Message]] = []
 
     # --- a round ----------------------------------------------------------------------------------------------------
@@ -154,6 +177,7 @@ class Rounds:
         self._note(round=max(self.history.round, self._highest) + 1, nodes=len(here))
         self._phase, self._round = "running", Round({node.key: self._name(node) for node in here})
         self._round.waits_for.update(self._round.members)
+        self._troubles.clear()
         self._round.save = SavePoint(self.history.round, self._round.members, self._tell_members)
         self._round.inquiry = Inquiry(self.history.round, self._round.members, self._tell_members)
         for place, node in enumerate(here):
@@ -174,7 +198,8 @@ class Rounds:
                 node.state = "ready"
             elif node is not None and node.state in ("running", "done"):
                 self._round.waits_for.add(key)
-                self._tell_stop(node)
+                if node.process not in self._round.failures:  # which ends its ranks by itself
+                    self._tell_stop(node)
 
     def _tell_stop(self, node: Node) -> None:
         over = self._round
@@ -209,9 +234,8 @@ class Rounds:
             self._again(f"the round is over ({lost or over.why}); the next begins when every node is there", now)
             return
         cause, excluded = root.cause, self.history.excluded
-        where = root.machine, f"{root.node} ({root.where})"
         goes_on = is_machines(self.history, rules, cause, root.machine) and self._can_do_without(root)
-        self._reason = why_no_restart(self.history, rules, cause, where, goes_on=goes_on)
+        self._reason = self._why_no_restart(root, goes_on=goes_on)
         if self._reason:
             self._ask(over.who_may_say, now)
             return
@@ -220,10 +244,36 @@ class Rounds:
         if goes_on:
             excluded = (*excluded, root.machine)
             over.absent.update((node.key, "excluded") for node in self._nodes if node.machine == root.machine)
-            why += f", without {where[1]}, whose machine is most likely at fault"
-        unit = Spent(self.history.round, str(cause.rank), why, root.machine, error=cause.name, step=cause.step)
-        self._note(restarts=with_one_more(spent, unit), excluded=excluded)
+            why += f", without {root.node} ({root.where}), whose machine is most likely at fault"
+        self._spend(root, why)
+        self._note(excluded=excluded)
         self._again(why, now)
+
+    def _why_no_restart(self, root: Failing, *, goes_on: bool = False) -> str:
+        where = root.machine, f"{root.node} ({root.where})"
+        return why_no_restart(self.history, self.rules, root.cause, where, goes_on=goes_on)
+
+    def _spend(self, root: Failing, why: str) -> None:
+        """A restart."""
+        cause = root.cause
+        unit = Spent(root.round, str(cause.rank), why, root.machine, error=cause.name, step=cause.step)
+        self._note(restarts=with_one_more(self.history.restarts, unit))
+
+    def _count_late(self, late: Failing, now: float) -> None:
+        """A node was given up before it could say what had failed there, and says it now. One round costs one thing:
+        where that was no restart yet, it is the restart that it would have been, or the end."""
+        if late.cause.consequence or any(spent.round == late.round for spent in self.history.restarts):
+            return
+        if late.round == self.history.round and self._phase in ("running", "stopping"):
+            self._round.note(late)  # it is not settled yet
+            return
+        if self.end is not None or (self._phase == "asking" and not self._asked[0].cause.consequence):
+            return
+        self._reason = self._why_no_restart(late)
+        if self._reason:
+            self._ask([late], now)
+        else:
+            self._spend(late, f"rank {late.cause.rank} failed ({late.cause.name}), as was said late")
 
     def _can_do_without(self, root: Failing) -> bool:
         """Whether a range has nodes enough on other machines, node 0 among them."""
@@ -237,16 +287,37 @@ class Rounds:
             self._tell(node.process, m.Again(why, self.history))
 
     def _ask(self, who: Sequence[Failing], now: float) -> None:
-        """The first of them who is there, for the text of its failure, with which the job ends."""
-        self._phase, self._since = "asking", now
-        self._asked = [each for each in who if self._nodes.of_process(each.process) is not None]
-        if self._asked:
-            self._tell(self._asked[0].process, m.Tell(self.history.round))
-            return
-        root = self._round.root
-        assert root is not None  # noqa: S101  (without a failure nobody is asked)
+        """The first of them who is there, for the text of its failure, with which the job ends; where it is gone, what
+        it had said at once."""
+        self._phase, self._since, self._asked = "asking", now, []
+        for at, each in enumerate(who):
+            if self._nodes.of_process(each.process) is not None:
+                self._asked = who[at:]
+                self._tell(each.process, m.Tell(each.round))
+                return
+            if each.outcome:
+                self._fail(each, each.outcome)
+                return
+        self._finish(self._without_words(who[0]))
+
+    def _ask_no_longer(self, now: float) -> None:
+        """Who was asked does not answer."""
+        slow, *others = self._asked
+        if slow.outcome:
+            self._fail(slow, slow.outcome)
+        elif others:
+            self._ask(others, now)
+        else:
+            self._finish(self._without_words(slow))
+
+    def _without_words(self, root: Failing) -> End:
         text = f"rank {root.cause.rank} on {root.node} failed ({root.cause.name}), and that node was lost before it"
-        self._finish(End("lost", f"{text} could say more; not restarted in place: {self._reason}"))
+        return End("lost", f"{text} could say more; not restarted in place: {self._reason}")
+
+    def _fail(self, failing: Failing, outcome: str, disk: str = "") -> None:
+        """The job ends with a failure, in its node's own words."""
+        returned = tuple(sorted(self._round.returned))[:_NAMED_RANKS] if failing.cause.consequence else ()
+        self._finish(End("failed", outcome=outcome, reason=self._reason, disk=disk, returned=returned))
 
     # --- losses ------------------------------------------------------------------------------------------------------
     def _gone(self, node: Node, why: str, now: float, *, is_cut: bool = False) -> None:
@@ -303,14 +374,20 @@ class Rounds:
         else:
             came = f"{len(self._nodes.came)} process(es) have joined since the job began"
             text = f"fewer than {rules.min_nodes} nodes came together within {seconds}: {came}"
-        self._finish(End("lost" if self.history.round >= 0 else "timeout", text, missing=tuple(missing)))
+        kind: EndKind = "lost" if self.history.round >= 0 else "timeout"
+        self._finish(End(kind, text + self._trouble(), missing=tuple(missing)))
 
     def _say_who_is_missing(self, waited: float) -> None:
         awaits = "a machine with room for the pod, its image, or the end of the pod before it"
         who = f"node(s) {listed(self._nodes.missing())}"
         line = wait_line(who, waited=waited, limit=self.rules.timeout, seen="not there yet", awaits=awaits)
+        line += self._trouble()
         for node in self._nodes:
             self._tell(node.process, m.Waits(line))
+
+    def _trouble(self) -> str:
+        some = list(self._troubles.items())[-_NAMED_TROUBLES:]
+        return "".join(f"; {name} came, and could not begin ({text})" for name, text in some)
 
     def _finish(self, end: End) -> None:
         if self.end is not None:

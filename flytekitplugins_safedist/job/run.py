@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
-from ..errors import JobInterruptedError, SafedistError
+from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..flyte import run_page
 from ..rank import literals
 from . import arrival, comeback, ending, prepare
@@ -22,6 +23,7 @@ from .membership import Membership
 from .messages import TheEnd
 from .prepare import Job, NodePlan, TaskCall
 from .reports import Report
+from .sign import SignPlace, SignWatch
 from .verdict import Verdict, is_infrastructure, of_error
 
 if TYPE_CHECKING:
@@ -100,30 +102,21 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
     """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
     one to upload that."""
     job, attempt, place = plan.job, plan.job.attempt, plan.job.attempt.topology
-    nproc = plan.settings.nproc_per_node
+    nproc, sign = plan.settings.nproc_per_node, attempt.sign()
     joined = Membership(
         attempt.rules(),
         place,
         open_round=lambda nnodes: job.backend.open_round(nnodes=nnodes, nproc_per_node=nproc),
         local=plan.scratch.short / plan.scratch.orders.name / "meeting" if nproc > 1 else None,
         say=say,
+        sign=sign,
     )
     agent = NodeAgent(plan, joined, show=to_stdout, say=say)
     held.callback(agent.seen.close)
-
-    def has_begun() -> bool:
-        return place.max_nodes == 1 or (agent.report.rounds > 0 and not joined.is_searching)
-
     try:
-        while True:
-            with comeback.leaving_when_decided(attempt.verdict_is_there, say, begun=has_begun):
-                finish = agent.drive()
-            is_ours = _in_order(attempt, finish, joined)
-            if is_ours is not None:
-                if is_ours:
-                    agent.seen.show(agent.report, say)
-                return agent.report, is_ours
-            say("node 0 was lost before its upload: the job goes on")
+        is_ours = _to_the_end(attempt, agent, joined, sign)
+        if is_ours:
+            agent.seen.show(agent.report, say)
     except BaseException as error:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
         # upload is done (:mod:`.ending`).
@@ -138,9 +131,49 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         if uploads_here or not isinstance(error, SafedistError) or is_infrastructure(error):
             raise
         raise arrival.cannot_do_its_part(error, place) from error
+    return agent.report, is_ours
 
 
-def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | None:
+def _to_the_end(attempt: Attempt, agent: NodeAgent, joined: Membership, sign: SignPlace | None) -> bool:
+    """Drive this node's ranks until the job has ended, and leave in order. Whether this node is the one to upload."""
+    alone = attempt.topology.max_nodes == 1
+    watch = SignWatch(sign) if sign is not None and not joined.hosts else None
+
+    def has_begun() -> bool:
+        return alone or (agent.report.rounds > 0 and not joined.is_searching)
+
+    def is_decided() -> bool:
+        if watch is not None:
+            with contextlib.suppress(Exception):  # whatever the store's client raises: it is no sign of anything
+                watch.look()
+        return attempt.verdict_is_there()
+
+    while True:
+        with comeback.leaving_when_decided(is_decided, say, begun=has_begun):
+            finish = driven(agent)
+        is_ours = _in_order(attempt, finish, joined, watch)
+        if is_ours is not None:
+            return is_ours
+        say("node 0 was lost before its upload: the job goes on")
+
+
+def driven(agent: NodeAgent) -> Finish:
+    """Drive the ranks. No line of the user's runs in this process: whatever else fails here is the platform's."""
+    try:
+        return agent.drive()
+    except SafedistError:
+        raise
+    except Exception as error:
+        raise LaunchError(
+            "the process that runs this node's ranks has failed by itself",
+            where={"host": socket.gethostname()},
+            seen=f"{type(error).__name__}: {error}",
+            hint="look at the limits of this container (open files, processes and threads, memory); else report this "
+            "as a bug of safedist, with the log",
+        ) from error
+
+
+def _in_order(attempt: Attempt, finish: Finish, joined: Membership, watch: SignWatch | None) -> bool | None:
     """Leave when the verdict is uploaded. Whether this node is the one to do it; None where the job goes on."""
     uploads_here = isinstance(finish, TheEnd) and finish.uploads
     if uploads_here:
@@ -153,6 +186,7 @@ def _in_order(attempt: Attempt, finish: Finish, joined: Membership) -> bool | No
         return True
     if isinstance(finish, GivenUp):
         joined.close(ended=False)
+        ending.leave_to_the_leader(finish, watch, attempt.verdict_is_there, attempt.timeouts.upload)
         return not ending.is_reported_by_another(max(1, joined.me.node or 0), attempt.verdict_is_there)
     say("done here; waiting until node 0 has uploaded")
     if not ending.follow(joined, timeout=attempt.timeouts.upload, exists=attempt.verdict_is_there):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,12 @@ class RunSeen:
     def over(self, ranks: Ranks, found: RankOutcome | None = None) -> None:
         """The ranks of the round have ended, for what this node has *found*: node 0 is to know, before it hears of the
         end itself."""
+        try:
+            self._over(ranks, found)
+        except Exception as error:  # no job fails for its picture
+            logger.warning(f"the record of this run lacks the end of a round: {type(error).__name__}: {error}")
+
+    def _over(self, ranks: Ranks, found: RankOutcome | None) -> None:
         if found is not None:
             self._record.why(f"rank {found.rank}: {how(found)}")
         if not self._record.is_open:
@@ -118,10 +125,12 @@ class RunSeen:
             self._next = now + PAGE_SECONDS
             ends = [RankEnd(rank, self._events(rank), "running", now) for rank in ranks.pages]
             context = contextvars.copy_context()  # flytekit's
-            self._telling = threading.Thread(
+            telling = threading.Thread(
                 target=context.run, args=(self._tell, self._deck, ends, self._begun), name="safedist-deck", daemon=True
             )
-            self._telling.start()
+            with suppress(RuntimeError):  # the container may have no further thread: no job fails for its picture
+                telling.start()
+                self._telling = telling
 
     def _tell(self, deck: ConsoleDeck, ends: Sequence[RankEnd], begun: int) -> None:
         try:

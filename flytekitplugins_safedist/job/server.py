@@ -50,6 +50,9 @@ _NAMED_STRANGERS = 256
 _LOOK_SECONDS = 2.0
 """Between two looks at whom this node's own name leads to."""
 
+_ACCEPTS = 100
+"""Connections that are accepted in a row, before those that there are have their turn."""
+
 _OWN_FILES = 256
 """Open files that node 0's agent needs besides."""
 
@@ -111,8 +114,9 @@ class Server:
                 expected="a free port on node 0",
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
-        # asyncio listens again on it, for 100 connections unless told otherwise.
-        self._serve(asyncio.start_server(self._connected, sock=sock, limit=1 << 16, backlog=BACKLOG))
+        # asyncio takes its backlog also for how often it tries to accept in a row, and logs each try that fails.
+        self._serve(asyncio.start_server(self._connected, sock=sock, limit=1 << 16, backlog=_ACCEPTS))
+        sock.listen(BACKLOG)
         self._endpoint = endpoint
         found: int = sock.getsockname()[1]
         return found
@@ -171,6 +175,8 @@ class Server:
         self._loop.stop()
 
     def _tick(self) -> None:
+        # First: whatever fails here, the coordinator is told of time.
+        self._loop.call_later(min(_TICK_SECONDS, self._beat), self._tick)
         self._on(Tick())
         now = time.monotonic()
         if now - self._beaten >= self._beat:
@@ -179,7 +185,6 @@ class Server:
                 if process != self._process:
                     way.send(Beat(time.monotonic()))
             self._look_for_a_newer_one()
-        self._loop.call_later(min(_TICK_SECONDS, self._beat), self._tick)
 
     def _hear(self, process: str, message: Message, way: Way) -> None:
         before = self._ways.get(process)
@@ -277,7 +282,7 @@ class Server:
         """A coordinator that has lost its peers asks who answers to its name: it may be another one by now."""
         if self._endpoint is None or self.others or len(self._came) < 2 or self._looking:
             return
-        self._looking, endpoint = True, self._endpoint
+        endpoint = self._endpoint
 
         def look() -> None:
             try:
@@ -288,7 +293,10 @@ class Server:
                 time.sleep(_LOOK_SECONDS)
                 self._looking = False
 
-        threading.Thread(target=look, name="safedist own name", daemon=True).start()
+        looking = threading.Thread(target=look, name="safedist own name", daemon=True)
+        with suppress(RuntimeError):  # the container may have no further thread now
+            looking.start()
+            self._looking = True
 
     def _refusal(self, hello: Hello) -> Refused | None:
         if hello.run != self._rules.run:

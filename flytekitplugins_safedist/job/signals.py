@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,19 @@ from .link import Inbox
 
 
 class Signalled(int):
-    """In the inbox: the number of a signal that tells this process to stop."""
+    """In the inbox: the number of a signal that tells this process to stop.
+
+    Attributes:
+        at: when it came, by the monotonic clock: the loop may take it later.
+    """
+
+    at: float
+
+    def __new__(cls, number: int) -> Signalled:
+        """It comes now."""
+        signalled = super().__new__(cls, number)
+        signalled.at = time.monotonic()
+        return signalled
 
 
 class StacksWanted:

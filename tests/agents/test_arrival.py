@@ -137,6 +137,28 @@ def test_a_replacement_that_cannot_begin_leaves_the_job_to_the_next_one(warm, tm
     assert uploaded_output(done[0]) == "ran"
 
 
+@pytest.mark.parametrize("task", ["fixed", "ranged"])
+def test_a_replacement_of_node_0_that_cannot_begin_ends_no_job_that_has_begun(warm, tmp_path, ranks_gate, task):
+    outputs = tmp_path / "outputs"
+    job = Unloadable(warm, tmp_path, task, ranks_gate.environment)
+    lost = job.start(0, outputs=outputs)
+    until(job.listening, "the first node leads the job")
+    other = job.start(1, outputs=outputs)
+    ranks_gate.heard(2)
+    lost.signal(KILL)
+    lost.wait()
+    [broken] = ended(job.start(0, BROKEN, outputs=outputs))
+    assert broken.code not in {0, -KILL}
+    assert MISSING in broken.err
+    assert not (outputs / "error.pb").exists()
+    again = job.start(0, outputs=outputs)
+    ranks_gate.heard(2)
+    ranks_gate.let_go(4)
+    done = ended(again, other)
+    assert [node.code for node in done] == [0, 0], done[0].err
+    assert (outputs / "outputs.pb").exists()
+
+
 def test_in_a_range_that_runs_a_further_node_that_cannot_import_leaves_and_the_others_go_on(warm, tmp_path, ranks_gate):
     job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)

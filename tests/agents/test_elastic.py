@@ -18,7 +18,7 @@ BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
 
 
-ONE_RANK = ("torch_impatient", "torch_done_early")
+ONE_RANK = ("torch_alone", "torch_impatient", "torch_done_early")
 """Tasks with one rank per node."""
 
 
@@ -206,6 +206,24 @@ def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm,
     assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
     assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
     assert "round 0 " not in line
+
+
+@pytest.mark.end("a pod cannot reach the pod that leads the job, and that one lives")
+def test_a_pod_that_cannot_reach_the_one_that_leads_the_job_ends_nothing_while_that_lives(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Range(warm, tmp_path, "torch_alone", more=ranks_gate.environment)
+    job.nodes, outputs = "1:2", tmp_path / "outputs"
+    leads = job.start(0, outputs=outputs)
+    assert "of 1" in ranks_gate.heard(1)[0]
+    cut_off = job.start(1, {"PET_RDZV_ENDPOINT": f"192.0.2.1:{job.port}"}, outputs=outputs).wait()  # nobody's address
+    assert cut_off.code == 137, cut_off.err
+    assert "cannot reach the pod that leads the job" in cut_off.err
+    assert "its sign in the store is renewed" in cut_off.err
+    ranks_gate.let_go(1)
+    ended = leads.wait()
+    assert (ended.code, (outputs / "error.pb").exists()) == (0, False), ended.err
+    assert (outputs / "outputs.pb").exists()
 
 
 def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):

@@ -51,7 +51,10 @@ def pod(job: Job, number: int, start_method: str) -> Running:
     """``safedist-execute`` in an interpreter of its own."""
     files = job.directory / f"node-{number}"
     command = [str(Path(sys.executable).with_name("safedist-execute")), "--", "pyflyte-execute"]
-    command += ["--inputs", str(job.directory / "inputs.pb"), "--output-prefix", str(files / "outputs")]
+    outputs = job.directory / "uploads" / files.name
+    files.mkdir()
+    (files / "outputs").symlink_to(outputs)
+    command += ["--inputs", str(job.directory / "inputs.pb"), "--output-prefix", str(outputs)]
     command += ["--raw-output-data-prefix", str(files / "raw"), "--resolver"]
     command += ["flytekit.core.python_auto_container.default_task_resolver", "--"]
     command += ["task-module", job.module, "task-name", job.task]

@@ -191,7 +191,7 @@ def test_two_survivors_that_both_take_themselves_for_the_lowest_upload_one_verdi
     ranks_gate.heard(3)
     end(lost, KILL)
     assert ranks_gate.heard(2) == ["puts error.pb"] * 2  # both have looked, and found none
-    assert not job.outputs.exists()
+    assert job.uploaded == []
     ranks_gate.let_go(2)
     ended = [pod.wait() for pod in others]
     assert [(pod.code, pod.left) for pod in ended] == [(0, [])] * 2

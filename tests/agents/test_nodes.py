@@ -6,6 +6,8 @@ its pods. What is not real here is the network between them; container tests hav
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
@@ -53,6 +55,28 @@ def test_a_recoverable_exception_on_node_1_stays_recoverable(warm, tmp_path):
     assert (first.code, second.code) == (0, 0)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     assert uploaded_error(first).kind == RECOVERABLE
+
+
+@pytest.mark.end("a node is slow to end its ranks, or stands still as one fails")
+def test_a_node_that_stood_still_as_its_rank_failed_tells_the_cause_though_it_was_given_up(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, "torch_no_restart", more=ranks_gate.environment)
+    pods = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    pods[1].signal(signal.SIGSTOP)
+    ranks_gate.let_go(1)
+    log = pods[0].files / "err"
+    until(lambda: "no sign of life" in log.read_text(errors="replace"), "node 0 gives the other up")
+    pods[1].signal(signal.SIGCONT)
+    first, second = (pod.wait() for pod in pods)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    error = uploaded_error(first)
+    assert error.code == "USER:ValueError"
+    assert "rank 3 (local_rank 1) on node 1" in error.message
+    assert "Not restarted in place: max_restarts=0" in error.message
+    assert b"round 1" not in ranks_gate.pending(), "one round is all that max_restarts=0 allows"
 
 
 def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):

@@ -315,9 +315,9 @@ class Job:
 
     @property
     def uploaded(self) -> list[str]:
-        """Names of what is at the output prefix, but for decks and the record of where checkpoints are."""
+        """Names of what is at the output prefix, but for decks, the record of checkpoints, and hidden ones."""
         names = self.s3.names(self.prefix)
-        return [name for name in names if not name.startswith("deck") and name != CHECKPOINTS_RECORD]
+        return [name for name in names if not name.startswith(("deck", ".")) and name != CHECKPOINTS_RECORD]
 
     @property
     def output(self) -> Any:

@@ -108,10 +108,16 @@ class Job:
             outputs: the attempt's output prefix, where pods are to find what others have uploaded.
         """
         self.started += 1
-        prefix = ("--output-prefix", str(outputs)) if outputs is not None else ()
+        files = self.directory / f"node-{pod}-{self.started}"
+        if outputs is None:
+            # Each has its own, to see who uploads; below one directory, by which pods of one job know each other.
+            outputs = self.directory / "uploads" / files.name
+            files.mkdir(parents=True)
+            (files / "outputs").symlink_to(outputs)
+        prefix = ("--output-prefix", str(outputs.resolve()))
         return self.warm.start(
             f"{self.module}:{task or self.task}",
-            self.directory / f"node-{pod}-{self.started}",
+            files,
             environment={**self.variables(pod), **self.environment, **(more or {})},
             kind="execute",
             arguments=[*prefix, *arguments],

@@ -61,9 +61,10 @@ class Ended:
 
     @property
     def uploaded(self) -> list[str]:
-        """Names of what pyflyte-execute uploaded."""
+        """Names of what pyflyte-execute uploaded. What is hidden is no verdict."""
         outputs = self.files / "outputs"
-        return sorted(path.name for path in outputs.iterdir()) if outputs.exists() else []
+        names = [path.name for path in outputs.iterdir()] if outputs.exists() else []
+        return sorted(name for name in names if not name.startswith("."))
 
     @property
     def scratch(self) -> list[str]:

@@ -37,6 +37,13 @@ def told(total: float, size: int) -> str:
     return f"{total:g} from {size} of {me.world_size} ranks on {me.nnodes} nodes in round {me.round}"
 
 
+@task(task_config=SafeTorch(nnodes="1:2", timeouts=Timeouts(stop=0.5, heartbeat=6, rendezvous=8, upload=60)))
+def torch_alone() -> str:
+    """One pod is enough."""
+    happen("gate")
+    return told(0.0, 1)
+
+
 @task(task_config=SafeHorovod(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=TIMEOUTS))
 def horovod() -> str:
     import horovod.torch as hvd

@@ -111,6 +111,21 @@ def torch_points() -> str:
     return f"{total.item():g} from {me.world_size} ranks in round {me.round}"
 
 
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def torch_no_restart() -> str:
+    """Rank 3 fails when it gets the word; the others lose it, and it says what happened in its own time."""
+    import torch.distributed as dist
+
+    me = current_rank()
+    dist.init_process_group("gloo")
+    say(f"rank {me.rank} round {me.round}")
+    if me.rank == 3:
+        wait_for_word()
+        raise ValueError("no learning rate")
+    dist.barrier()
+    return "never"
+
+
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=replace(TIMEOUTS, rendezvous=12)))
 def torch_not_replaced() -> str:
     return torch.task_function()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,29 @@ def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
     )
 
 
+def end_looks() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "safedist disk":
+            thread.join()
+
+
+def test_a_look_at_millions_of_files_holds_nobody_up_and_its_error_is_told():
+    measured, errors = threading.Event(), [OSError("gone")]
+
+    def measure() -> Usage:
+        measured.wait()
+        raise errors.pop()
+
+    watch = DiskWatch(DiskLimit(100, "by me"))
+    watch._next = 0.0
+    for _ in range(3):
+        assert watch.excess(measure) is None
+    measured.set()
+    end_looks()
+    with pytest.raises(OSError, match="gone"):
+        watch.excess(measure)
+
+
 def test_the_nearer_the_limit_the_more_often_it_is_looked_at_and_never_without_one(monkeypatch):
     now, looked = [100.0], []
     monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
@@ -77,13 +101,13 @@ def test_the_nearer_the_limit_the_more_often_it_is_looked_at_and_never_without_o
         looked.append(now[0])
         return replace(USAGE, by_rank=((0, size), (1, 0)))
 
-    watch = DiskWatch(DiskLimit(100, "by me"))
-    for size in (10, 10, 60, 60, 101):
-        for _ in range(20):
+    watch, found = DiskWatch(DiskLimit(100, "by me")), None
+    for count, size in enumerate((10, 10, 60, 60, 101), 1):
+        while len(looked) < count:
             now[0] += 0.5
-            found = watch.excess(lambda size=size: measure(size))
-            if looked and looked[-1] == now[0]:
-                break
+            assert watch.excess(lambda size=size: measure(size)) is None
+            end_looks()
+        found = watch.excess(lambda: measure(0))
     assert looked == [105.0, 110.0, 115.0, 116.0, 117.0]
     assert found is not None
     assert found[0] == 0

@@ -249,7 +249,7 @@ def test_a_crash_after_a_reported_success_takes_nothing_back(round_):
 
 def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all(round_, monkeypatch):
     """Such a process (it waits in the kernel) cannot be made at will: the stand-in never reports its end."""
-    monkeypatch.setattr(module, "_KILL_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "KILL_SECONDS", 0.01)
     ranks, processes, orders, warnings = round_
     processes.unkillable.add(101)
     for order in orders:

@@ -24,6 +24,7 @@ from flytekitplugins_safedist.job.messages import (
     Asks,
     Beat,
     Ended,
+    Failure,
     Floor,
     Gather,
     Go,
@@ -50,6 +51,7 @@ from flytekitplugins_safedist.preflight.judge import NodeReport, Trouble
 
 GRACE, HEARTBEAT, TICK, LOOK = 3.0, 6.0, 0.5, 0.3
 LATEST_FAULT = 25.0
+SLOWEST_END = 8.0
 HORIZON = 600.0
 """Seconds after which a job that has no verdict is stuck: pods come back within seconds."""
 
@@ -82,6 +84,8 @@ class Process:
     """A call that its ranks stand still for, and since when."""
     ended: Ended | None = None
     """How its ranks have ended."""
+    is_ending: bool = False
+    """Its ranks are being ended, which takes a while."""
     late: list[Callable[[], None]] = field(default_factory=list)
     """What it does when it wakes."""
     ways: dict[str, int] = field(default_factory=dict)
@@ -121,7 +125,9 @@ class World:
             max_replacements=pick.choice([1, 4, 10]),
             timeout=120,
             heartbeat=HEARTBEAT,
+            settle=0.5,
             stop=0.5,
+            kill=SLOWEST_END,
             last_call=2,
             grace=GRACE,
             short_life=1,
@@ -196,9 +202,14 @@ class World:
             return
         if isinstance(message, Leaves):
             self.heard_leaving.add((host.name, name))
-        if isinstance(message, Ended) and message.cause is not None and not message.cause.consequence:
-            self.real.add((host.name, message.round))
-        self.send(host, coordinator.on(Said(name, message), self.now))
+        sent = coordinator.on(Said(name, message), self.now)
+        is_cause = isinstance(message, Ended | Failure) and message.cause is not None and not message.cause.consequence
+        is_heard = (host.name, name) not in self.heard_leaving and not any(isinstance(each, Greet) for _, each in sent)
+        if is_cause and is_heard:  # whom nobody knows is to say it again
+            self.real.add((host.name, message.round))  # type: ignore[union-attr]
+        if isinstance(message, Hello) and message.failure is not None and not message.failure.cause.consequence:
+            self.real.add((host.name, message.failure.round))
+        self.send(host, sent)
 
     def send(self, host: Process, sent: list[tuple[str, Message]]) -> None:
         for name, message in sent:
@@ -243,6 +254,9 @@ class World:
     # --- promises ------------------------------------------------------------------------------------------------
     def check(self, host: Process, name: str, message: Message) -> None:
         if isinstance(message, Go):
+            failed = any((host.name, number) in self.real for number in range(message.round))
+            if self.rules.max_restarts == 0 and failed:
+                raise Broken(f"round {message.round} begins, though a failure was told and max_restarts is 0")
             places = self.rounds.setdefault((host.name, message.round), {})
             if places.setdefault(message.node_rank, name) != name or list(places.values()).count(name) != 1:
                 raise Broken(f"places of round {message.round}: {places}, and {message.node_rank} to {name}")
@@ -317,7 +331,8 @@ class World:
             self.cut(process)
         elif host is None and newest is not None and newest.alive and newest.frozen_at is None:
             self.connect(process, newest)
-        if process.cut_at is not None and self.now - process.cut_at > GRACE and process.state in ("running", "done"):
+        is_cut = process.cut_at is not None and self.now - process.cut_at > GRACE
+        if is_cut and process.state in ("running", "done") and not process.is_ending:
             process.cut_at = None
             self.ends_ranks(process, None, cut=True)
 
@@ -358,10 +373,7 @@ class World:
         elif isinstance(message, Stop) and message.round == process.hello.round:
             self.stop(process)
         elif isinstance(message, Tell):
-            cause = process.ended and process.ended.cause
-            self.say(
-                process, Told(message.round, f"{'echo' if cause and cause.consequence else 'real'} {message.round}")
-            )
+            self.tell(process, message, link)
         elif isinstance(message, TheEnd):
             if message.uploads:
                 self.after(self.random.uniform(0.1, 4), lambda: self.does(process, lambda: self.upload(process)))
@@ -371,6 +383,15 @@ class World:
             self.cut(process)  # the name leads to another one by now
         elif isinstance(message, Gather | Answer | AllSaved):
             self.save(process, message)
+
+    def tell(self, process: Process, message: Tell, link: int) -> None:
+        """Its agent takes this when its ranks have ended."""
+        if process.is_ending:
+            self.after(LOOK, lambda: self.does(process, lambda: self.told(process, message, link)))
+        elif process.ended is not None and process.ended.round == message.round:
+            cause = process.ended.cause
+            kind = "echo" if cause is None or cause.consequence else "real"
+            self.say(process, Told(message.round, f"{kind} {message.round}"))
 
     def welcomed(self, process: Process, welcome: Welcome) -> None:
         if process.known and process.known != welcome.coordinator:
@@ -395,7 +416,7 @@ class World:
             self.checks(process, go)
             return
         process.checking = None
-        process.now(state="running", round=go.round)
+        process.now(state="running", round=go.round, failure=None)
         process.stands = None
         if self.saves:
             self.say(process, Listens(go.round))
@@ -429,7 +450,7 @@ class World:
 
     def runs_out(self, process: Process, round_no: int, cause: Cause | None) -> None:
         def ends() -> None:
-            if process.state != "running" or process.hello.round != round_no:
+            if process.state != "running" or process.hello.round != round_no or process.is_ending:
                 return
             if cause is not None:
                 self.ends_ranks(process, cause)
@@ -473,29 +494,46 @@ class World:
     def stop(self, process: Process) -> None:
         if process.state == "ended":
             self.say_ended(process)
+        if process.state == "ended" or process.is_ending:
             return
         state, number = process.state, process.hello.round
 
         def ended() -> None:
-            if process.state in ("running", "done") and process.hello.round == number:
+            if process.state in ("running", "done") and process.hello.round == number and not process.is_ending:
                 echoes = state == "running" and self.random.random() < 0.5
                 self.ends_ranks(process, self.echo(process) if echoes else None)
 
         self.after(self.random.uniform(0, 0.5), lambda: self.does(process, ended))
 
     def ends_ranks(self, process: Process, cause: Cause | None, *, cut: bool = False) -> None:
+        """The failure is said at once; the others of its ranks end in their time."""
+        if process.is_ending:
+            return
         self.tell_peers(process)
-        process.now(state="ended")
-        process.ended = Ended(process.hello.round, cause, (), cut)
-        process.stands = None
-        self.say_ended(process)
+        process.is_ending, process.stands = True, None
+        number = process.hello.round
+        if cause is not None:
+            process.now(failure=Failure(number, cause, "" if cause.consequence else f"real {number}"))
+            self.say(process, process.hello.failure)  # type: ignore[arg-type]
+
+        def ended() -> None:
+            process.is_ending = False
+            process.now(state="ended")
+            process.ended = Ended(number, cause, (), cut)
+            self.say_ended(process)
+
+        seconds = self.random.choice([0, 0, 0, 0, 0, 1, SLOWEST_END])
+        if seconds:
+            self.after(seconds, lambda: self.does(process, ended))
+        else:
+            ended()
 
     def say_ended(self, process: Process) -> None:
         if process.ended is not None:
             self.say(process, process.ended)
 
     def save(self, process: Process, message: Gather | Answer | AllSaved) -> None:
-        if process.state != "running" or message.round != process.hello.round:
+        if process.state != "running" or message.round != process.hello.round or process.is_ending:
             return
         if isinstance(message, Gather):
             process.stands = (message.call, self.now)

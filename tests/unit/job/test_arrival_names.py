@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from flytekitplugins_safedist import Timeouts, lastwords, texts
+from flytekitplugins_safedist.flyte.task_context import IN_POD
 from flytekitplugins_safedist.job import arrival
 from flytekitplugins_safedist.job.arrival import run_id
 from tests.unit.rank.test_order import SNAPSHOT
@@ -23,6 +24,12 @@ def test_each_attempt_of_each_execution_has_a_name_of_its_own():
     }
     assert len(names) == 6
     assert run_id(SNAPSHOT, {}) == run_id(SNAPSHOT, {"FLYTE_ATTEMPT_NUMBER": "0"})
+
+
+def test_two_tasks_of_one_execution_are_two_jobs_and_all_nodes_of_one_have_its_name():
+    prefixes = ("s3://b/f1/n0/data/0", "s3://b/f1/n1/data/0", "s3://b/f1/n1/data/0/")
+    one, other, same = (run_id(replace(SNAPSHOT, mode=IN_POD, output_metadata_prefix=each), {}) for each in prefixes)
+    assert one != other == same
 
 
 def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():

@@ -13,6 +13,7 @@ from flytekitplugins_safedist.job.messages import (
     Again,
     CannotBegin,
     Ended,
+    Failure,
     Go,
     Greet,
     Leave,
@@ -30,6 +31,7 @@ from flytekitplugins_safedist.job.messages import (
 )
 from flytekitplugins_safedist.job.preflight_messages import Checked, Cleared
 from flytekitplugins_safedist.preflight.judge import NodeReport, Trouble
+from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 from tests.unit.job.coordination import FIXED, RANGE, STEP, Job, begun, cause, stopped
 
 ENDED = "ended"
@@ -749,6 +751,120 @@ def test_who_returns_when_the_round_is_over_has_still_to_say_how_it_ended_there(
     assert job.heard(Go).keys() == set("abc")
 
 
+# --- a cause is told at once, and counts when it comes late -----------------------------------------------------------
+NO_RESTART = replace(FIXED, max_restarts=0)
+
+
+def test_a_cause_that_is_told_at_once_stops_the_others_and_its_node_may_take_its_time_to_end():
+    job = begun()
+    job.say("b", Failure(0, cause(1), "the record"))
+    assert stopped(job) == {"a", "c"}
+    job.all_end("a", "c")
+    job.wait(FIXED.patience - STEP)
+    assert job.heard(Again) == {}
+    job.say("b", Ended(0, cause(1)))
+    assert job.heard(Go).keys() == set("abc")
+    assert job.budgets == (1, 0)
+
+
+def test_an_echo_that_is_told_at_once_gives_way_to_the_cause_that_its_node_tells_at_the_end():
+    job = begun(NO_RESTART)
+    job.say("b", Failure(0, cause(1, echo=4)))
+    job.all_end("a", "c")
+    job.say("b", Ended(0, cause(2)))
+    assert job.heard(Tell).keys() == {"b"}
+    job.say("b", Told(0, "the record"))
+    assert (job.it.end.kind, job.it.end.outcome) == ("failed", "the record")
+
+
+@pytest.mark.parametrize("then", ["it is lost", "it does not end its ranks", "it does not answer"])
+def test_what_was_told_at_once_is_the_end_though_its_node_never_says_more(then):
+    job = begun(NO_RESTART)
+    job.say("b", Failure(0, cause(1), "the record"))
+    if then == "it is lost":
+        job.lose("b")
+    elif then == "it does not answer":
+        job.say("b", Ended(0, cause(1)))
+    job.all_end("a", "c")
+    job.wait(2 * FIXED.patience + 2 * STEP)
+    assert job.it.end == End("failed", outcome="the record", reason="max_restarts=0")
+    assert job.it.history.round == 0
+
+
+def test_the_coordinator_waits_for_all_that_a_node_may_need_to_say_how_it_ended():
+    assert FIXED.patience >= FIXED.heartbeat + FIXED.grace + FIXED.settle + FIXED.stop + FIXED.kill
+
+
+def lost_with_its_cause(job: Job) -> None:
+    """Node 1's agent stands still as its rank fails; the others lose their peer, and end; then it is given up."""
+    job.say("a", Ended(0, cause(0, echo=4)))
+    job.all_end("c")
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    assert job.budgets == (0, 1)
+    job.sent.clear()
+
+
+def test_a_cause_that_comes_when_its_node_was_given_up_ends_a_job_without_restarts():
+    job = begun(NO_RESTART)
+    lost_with_its_cause(job)
+    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1)))
+    job.say("b", Ended(0, cause(1)))
+    assert job.heard(Tell) == {"b": Tell(0)}
+    assert job.heard(Go) == {}
+    job.say("b", Told(0, "the record"))
+    assert job.it.end == End("failed", outcome="the record", reason="max_restarts=0")
+
+
+def test_a_cause_that_comes_late_is_the_restart_that_it_would_have_been_and_counts_once():
+    job = begun()
+    lost_with_its_cause(job)
+    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1)))
+    job.say("b", Ended(0, cause(1)))
+    job.say("b", Ended(0, cause(1)))
+    assert job.budgets == (1, 1)
+    assert job.heard(Go).keys() == set("abc")
+
+
+def test_a_cause_that_comes_late_ends_the_round_that_has_begun_without_it():
+    job = begun(replace(RANGE, max_restarts=0), "abc")
+    job.lose("b")
+    job.wait(RANGE.grace + STEP)
+    job.all_end("a", "c")
+    assert job.heard(Go).keys() >= {"a", "c"}
+    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1)))
+    job.say("b", Ended(0, cause(1)))
+    assert job.heard(Tell) == {"b": Tell(0)}
+    job.say("b", Told(0, "the record"))
+    assert {end.end.kind for end in job.heard(TheEnd).values()} == {"failed"}
+
+
+def test_a_cause_counts_that_a_process_brings_whose_place_was_taken():
+    job = begun(NO_RESTART)
+    lost_with_its_cause(job)
+    job.hello("b2", 1, started_ns=2)
+    job.sent.clear()
+    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1), "the record"))
+    sent = job.sent.copy()
+    assert [message.why for process, message in sent if process == "b" and isinstance(message, Refused)] == ["fenced"]
+    assert job.it.end == End("failed", outcome="the record", reason="max_restarts=0")
+
+
+@pytest.mark.parametrize("was_counted", [False, True])
+def test_the_next_coordinator_counts_a_cause_that_the_one_before_has_not(was_counted):
+    history = replace(begun().it.history, version=9)
+    if was_counted:
+        history = replace(history, restarts=(Spent(0, "1", "rank 1 failed"),))
+    after = Job(replace(FIXED, max_restarts=1), host="a2")
+    after.hello("b", state=ENDED, round=0, history=history, lost=("a",), failure=Failure(0, cause(1)))
+    after.say("b", Ended(0, cause(1)))
+    after.hello("c", state=ENDED, round=0, history=history, lost=("a",), failure=Failure(0, cause(2, echo=4)))
+    after.say("c", Ended(0, cause(2, echo=4)))
+    after.hello("a2", 0)
+    assert after.heard(Go).keys() == {"a2", "b", "c"}
+    assert after.budgets == (1, 1)
+
+
 # --- nodes that do not answer -----------------------------------------------------------------------------------------
 def test_a_slow_node_is_left_behind_where_the_cause_is_known_and_comes_when_it_is_ready():
     job = begun()
@@ -838,6 +954,32 @@ def test_a_node_that_cannot_begin_while_the_job_runs_is_turned_away_alone(rules)
     assert job.heard(Refused)["c2"].why == "begun"
     assert job.it.end is None
     assert job.budgets == before
+
+
+def test_why_a_replacement_cannot_begin_is_said_where_it_is_missing():
+    job = begun()
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.all_end("a", "c")
+    raised = Raised("ImportError", "libcuda.so.1: no such file", "")
+    outcome = RankOutcome(-1, -1, 1, -1, "host", 1, Status.RAISED, 1, raised=raised)
+    job.hello("b2", 1, state="cannot")
+    job.say("b2", CannotBegin(outcome.to_json(), "no rank was started"))
+    text = "node 1 came, and could not begin (ImportError: libcuda.so.1: no such file)"
+    job.wait(31)
+    assert text in job.heard(Waits)["a"].why
+    job.wait(FIXED.timeout)
+    assert text in job.it.end.text
+
+
+@pytest.mark.parametrize(("lost", "why"), [((), "was not heard"), (("z",), "coordinator was lost")])
+def test_a_node_that_is_back_after_its_loss_is_told_whose_it_was(lost, why):
+    job = begun()
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.sent.clear()
+    job.hello("b", state="running", round=0, lost=lost)
+    assert why in job.heard(Stop)["b"].why
 
 
 def test_nor_does_a_newcomer_that_cannot_begin_in_a_later_round_of_a_range():

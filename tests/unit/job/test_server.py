@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,9 @@ import pytest
 
 from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.errors import FsIoError
+from flytekitplugins_safedist.job import link as link_module
 from flytekitplugins_safedist.job import messages
+from flytekitplugins_safedist.job import server as server_module
 from flytekitplugins_safedist.job.facts import Rules
 from flytekitplugins_safedist.job.link import GivenUp, Link, LinkLost
 from flytekitplugins_safedist.job.messages import Go, Hello, Leaves, Message, Refused, Stop, Waits, Welcome
@@ -146,6 +149,84 @@ def test_a_reset_connection_comes_back_and_ends_no_round(node_0) -> None:
     assert node_0.server.others == 1
     assert node_0.server._coordinator.history.losses == ()
     link.close()
+
+
+def test_a_reset_connection_comes_back_though_dns_does_not_answer(node_0, monkeypatch) -> None:
+    link, inbox = linked(node_0.port)
+    heard(inbox, Go)
+    answers = threading.Event()
+    ask = link_module.whereabouts
+    monkeypatch.setattr(link_module, "whereabouts", lambda endpoint: answers.wait(60) and ask(endpoint))
+    link._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    heard(inbox, LinkLost)
+    heard(inbox, Welcome)
+    assert not answers.is_set()
+    answers.set()
+    link.close()
+
+
+def test_a_link_that_cannot_go_on_says_so() -> None:
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    endpoint = Endpoint("a..b", 9)  # no name at all: Python's codec for names refuses it
+    link = Link(Rules("job", 2, 2, fixed=True), endpoint, hello=hello, inbox=inbox, say=lambda _: None)
+    assert isinstance(inbox.get(timeout=30), UnicodeError)
+    link.close()
+
+
+def test_pauses_between_looks_for_node_0_grow_when_it_takes_minutes() -> None:
+    assert 0.18 < link_module.pause_after(0.0) < 0.32
+    assert 0.18 < link_module.pause_after(9.0) < 0.32
+    assert 1.4 < link_module.pause_after(600.0) < 2.6
+
+
+def test_a_search_is_over_when_the_leader_was_found_though_no_round_begins_here() -> None:
+    """Of a node that waits on purpose: its next search has all its time."""
+    node = Node0(nodes=3)  # the third never comes
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    rules = Rules("job", 3, 3, fixed=True, heartbeat=0.5, timeout=2)
+    link = Link(rules, Endpoint("127.0.0.1", node.port), hello=hello, inbox=inbox, say=lambda _: None)
+    for _ in range(2):
+        heard(inbox, Welcome)
+        began = time.monotonic()
+        while time.monotonic() - began < 2 * rules.timeout:  # as long as it is connected, nothing is searched for
+            time.sleep(0.1)
+            node.server._ways["1a"].send(Waits("nobody has moved"))
+        link._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        heard(inbox, LinkLost)
+    heard(inbox, Welcome)
+    link.close()
+    node.server.close()
+
+
+def test_whatever_fails_as_time_passes_the_coordinator_is_told_of_time(node_0, monkeypatch) -> None:
+    """No further thread may be started, as under a limit of processes: nobody looks for a newer node 0 then."""
+    link, inbox = linked(node_0.port)
+    heard(inbox, Go)
+    tried = threading.Semaphore(0)
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            tried.release()
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(server_module.threading, "Thread", Thread)
+    link.close()
+    for _ in range(3):
+        assert tried.acquire(timeout=60)
+
+
+LIMITS = """
+import resource
+from flytekitplugins_safedist.job.connections import allow_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+allow_open_files(300)
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_as_many_files_may_be_open_as_the_container_allows_for_ranks_connect_here_too() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4096", "4096"]
 
 
 def test_a_process_that_leaves_says_so_and_does_not_come_back_when_its_connection_is_lost(node_0) -> None:
