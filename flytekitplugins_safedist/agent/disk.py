@@ -7,12 +7,11 @@ pod's, and is looked at more often than the kubelet looks (every ten seconds).
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,16 @@ from .. import envvars
 from ..config.options import SCRATCH_MOUNT
 from ..config.registered import Registered
 from ..errors import ScratchError
+from ..flyte.patience import in_thread
 from ..rank.places import JobScratch
 from ..texts import human
 from . import scratch
 
 CALM_SECONDS, CLOSE_SECONDS = 5.0, 1.0
 """Between two looks: usually, and once half the limit is in use."""
+
+_REST = 20
+"""Times what the last look took, until the next."""
 
 _REST_OF_POD = 128 << 20
 """Bytes, or a tenth, that the pod's limit leaves to what is not the ranks': the code archive, the container's log."""
@@ -64,13 +67,13 @@ class Usage:
     Attributes:
         path: the job's directory.
         by_rank: rank and bytes of each, its log included.
-        free: bytes.
+        free: bytes; None where the file system does not say.
         earlier: bytes that are kept of earlier rounds.
     """
 
     path: Path
     by_rank: tuple[tuple[int, int], ...]
-    free: int
+    free: int | None
     earlier: int = 0
 
     @property
@@ -86,16 +89,26 @@ class Usage:
         ranked = sorted(self.by_rank, key=lambda item: -item[1])
         listed = [f"rank {rank}: {human(size)}" for rank, size in ranked]
         listed += [f"earlier rounds: {human(self.earlier)}"] if self.earlier else []
-        free = f"{human(self.free)} free on its file system"
-        return f"{human(self.total)} in {self.path} ({', '.join(listed)}); {free}"
+        free = "unknown" if self.free is None else human(self.free)
+        return f"{human(self.total)} in {self.path} ({', '.join(listed)}); {free} free on its file system"
 
 
 def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
-    """Measure a job in one of its rounds."""
+    """Measure a job in one of its rounds. This never fails: what cannot be read counts as nothing, or is not known."""
     own = {rank: (job.rank(round_, rank).path, job.rank(round_, rank).caches, job.log(round_, rank)) for rank in ranks}
     by_rank = tuple((rank, sum(map(bytes_of, paths))) for rank, paths in own.items())
-    earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
-    return Usage(path=job.path, by_rank=by_rank, free=shutil.disk_usage(job.path).free, earlier=earlier)
+    try:
+        earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
+    except OSError:
+        earlier = 0
+    return Usage(path=job.path, by_rank=by_rank, free=_free(job.path), earlier=earlier)
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:  # the directory is gone, or its file system fails: which is what the caller is about to say
+        return None
 
 
 @dataclass(frozen=True)
@@ -139,14 +152,14 @@ def _on_pods_disk(settings: Registered, environment: Mapping[str, str]) -> bool:
 
 
 class DiskWatch:
-    """Looks at what the ranks of one round hold, now and then. In a thread: a look at millions of files takes minutes,
-    in which the agent has to hear and to speak."""
+    """Looks at what the ranks of one round hold, now and then, in a thread of its own: with a million files a look
+    takes seconds, for which nobody is to wait; and never more than a twentieth of the time."""
 
     def __init__(self, limit: DiskLimit | None) -> None:
         self._limit = limit
         self._next = time.monotonic() + CALM_SECONDS
-        self._looks: queue.SimpleQueue[Usage | Exception] = queue.SimpleQueue()
-        self._is_looking = False
+        self._look: Future[Usage] | None = None
+        self._began = 0.0
 
     def excess(self, measure: Callable[[], Usage]) -> tuple[int, ScratchError] | None:
         """The rank that holds most, and the error for it, once all hold more than the limit; called again and again.
@@ -157,36 +170,18 @@ class DiskWatch:
         Raises:
             Exception: whatever *measure* has raised.
         """
-        if self._limit is None:
+        now = time.monotonic()
+        if self._limit is None or (self._look is None and now < self._next):
             return None
-        if not self._is_looking:
-            if time.monotonic() >= self._next:
-                self._begin(measure)
+        if self._look is None:
+            self._began, self._look = now, in_thread(measure)
+        if not self._look.done():
             return None
-        try:
-            found = self._looks.get_nowait()
-        except queue.Empty:
-            return None
-        self._is_looking = False
-        if isinstance(found, Exception):
-            raise found
+        found, self._look = self._look.result(), None
         close = found.total > self._limit.size // 2
-        self._next = time.monotonic() + (CLOSE_SECONDS if close else CALM_SECONDS)
+        self._next = now + max(CLOSE_SECONDS if close else CALM_SECONDS, _REST * (now - self._began))
         error = over_limit(found, self._limit)
         return None if error is None else (found.largest(), error)
-
-    def _begin(self, measure: Callable[[], Usage]) -> None:
-        def look() -> None:
-            try:
-                self._looks.put(measure())
-            except Exception as error:  # raised where the agent's loop takes it
-                self._looks.put(error)
-
-        self._is_looking = True
-        try:
-            threading.Thread(target=look, name="safedist disk", daemon=True).start()
-        except RuntimeError:  # the container may have no further thread
-            look()
 
 
 def over_limit(measured: Usage, limit: DiskLimit) -> ScratchError | None:

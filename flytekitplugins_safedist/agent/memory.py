@@ -27,6 +27,7 @@ class Cgroup:
             its own.
         peak: the most bytes that were in use there, cached files included; None where the kernel does not say (version
             2 before Linux 5.19).
+        as_one: whether one out-of-memory kill ends every process here (version 2's ``memory.oom.group``).
     """
 
     limit: int | None
@@ -34,6 +35,7 @@ class Cgroup:
     kills: int | None
     place: str = ""
     peak: int | None = None
+    as_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def cgroup(root: Path = Path("/")) -> Cgroup | None:
         real = [(limit, place) for limit, place in limits if not machine or limit < machine]
         limit, place = min(real, key=lambda each: each[0], default=(None, own))
         kills = _table(own / version.kills).get("oom_kill")
-        return Cgroup(limit, max(0, usage - cached), kills, str(place), _number(place / version.peak))
+        as_one = any(_number(each / "memory.oom.group") == 1 for each in above)
+        return Cgroup(limit, max(0, usage - cached), kills, str(place), _number(place / version.peak), as_one)
     return None
 
 
@@ -133,6 +136,17 @@ def shortage(group: Cgroup | None, *, ranks: int, imported: int) -> str | None:
         f"before a rank starts, and each rank adds about the {human(imported)} that the imports took: "
         f"{human(needed)} without any data of the task's. Ask for more (requests and limits with mem=...), or start "
         "fewer ranks"
+    )
+
+
+def loss_of_all(group: Cgroup | None) -> str | None:
+    """What an out-of-memory kill means here where it ends the whole container, in one line; else None."""
+    if group is None or not group.as_one:
+        return None
+    return (
+        "out of memory ends this whole container, agent included (memory.oom.group, which Kubernetes sets since 1.28 "
+        "with cgroup v2): nobody is left to say which rank it was; the kubelet's singleProcessOOMKill (1.32) has one "
+        "process ended"
     )
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import envvars
+from ..failures import ROWS, Failure
 from ..hangs.gpus import GpuFault, GpuUse, GpuWatch, indices_of, to_blame
 from ..rank.order import RankOrder
-from ..rank.outcome import Fault, RankOutcome
+from ..rank.outcome import RankOutcome
 
 _SECONDS = 10
 """From what a GPU reports to the failure that comes of it: CUDA says it at the program's next call."""
@@ -78,4 +79,5 @@ def _may_come_of_a_gpu(failure: RankOutcome) -> bool:
     if raised is None:
         return -(failure.exit_code or 0) not in _FROM_OUTSIDE
     said = any(_OF_A_GPU.search(text) for text in (raised.message, raised.traceback))
-    return raised.fault is Fault.USER and (raised.consequence or said)
+    is_for_others = raised.failure in (Failure.RECOVERABLE, Failure.STORAGE)
+    return not is_for_others and (ROWS[raised.failure].echo > 0 or said)

@@ -10,11 +10,12 @@ from typing import Any
 
 from ..config.registered import Registered
 from ..errors import LaunchError, SafedistError, ScratchError
+from ..failures import Failure, speaks_of_timeout
 from ..hangs import picture, stacks
 from ..hangs.gpus import GpuWatch
 from ..rank import literals, shared_page
 from ..rank.order import JobOrder, RankOrder
-from ..rank.outcome import Fault, Raised, RankOutcome, Status, is_consequence, speaks_of_timeout
+from ..rank.outcome import Raised, RankOutcome, Status
 from ..rank.places import JobScratch, RankFiles
 from ..rank.shared_page import AgentPage
 from ..rank_server import cleanup
@@ -218,7 +219,7 @@ class Ranks:
             expected="Timeouts(start=...) to be enough for that",
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
-        raised = Raised(type(error).__name__, str(error), "", Fault.RECOVERABLE, code="USER:RanksNotReady")
+        raised = Raised(type(error).__name__, str(error), "", Failure.RECOVERABLE, code="USER:RanksNotReady")
         return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=self._stood()))
 
     def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
@@ -261,7 +262,7 @@ class Ranks:
         while time.monotonic() < deadline:
             failures = [m.outcome for m in self._members if m.outcome is not None and m.outcome.failed]
             running = any(member.ended is None for member in self._members)
-            if not running or any(not is_consequence(outcome) for outcome in failures):
+            if not running or any(not outcome.end.is_echo for outcome in failures):
                 return
             self.poll(wait=0.05)
         if not self._stacks:
@@ -337,7 +338,8 @@ class Ranks:
         if stopping is not None and outcome.time_ns > stopping and outcome.failed:
             # It failed because we told it to end, whatever it raised then.
             return replace(outcome, status=Status.STOPPED)
-        return outcome
+        of_worker = outcome.raised is not None and outcome.raised.failure is Failure.WORKER_KILLED
+        return self._with_memory(outcome) if of_worker else outcome
 
     def _without_record(self, member: _Member) -> RankOutcome:
         ended = member.ended
@@ -365,7 +367,7 @@ class Ranks:
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self._settings.logs.tail_lines
         lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
-        if is_consequence(outcome):
+        if outcome.end.is_echo:
             outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
         tail = log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ()
         return self.gpus.named(replace(outcome, log_tail=tail))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..config.caches import CACHES
 from ..errors import ScratchError
-from ..rank.outcome import FULL_ERRNOS
+from ..failures import FULL_ERRNOS
 from ..rank.places import JobScratch, RankScratch, cache_variables
 from ..rank_server.cleanup import remove
 

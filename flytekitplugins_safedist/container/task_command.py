@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from .. import envvars, lastwords, stopping, topology
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
-from ..errors import RankFailedError, SafedistError
+from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError
 from ..flyte.patience import Patience, Request, in_thread
 from ..flyte.storage_errors import decisive, one_line
-from ..job.verdict import Code
 from ..pod.store import error_document
 from ..rank.task import source_by
 from ..texts import public
@@ -184,7 +183,7 @@ def _stoppable(
 def _stopped() -> error_document.SystemFailure:
     """The verdict on a pod that nobody replaces, told to stop where it has no ranks."""
     text = "this pod was told to stop by SIGTERM; no rank was running. Nothing is wrong with the task"
-    return error_document.SystemFailure(Code.STOPPED.value, text, time.time_ns())
+    return error_document.SystemFailure(JobInterruptedError.platforms, text, time.time_ns())
 
 
 def _fetched(inputs_path: str, ctx: Any) -> str:
@@ -208,7 +207,7 @@ def _fetched(inputs_path: str, ctx: Any) -> str:
         return Request(Patience(f"the task's inputs, {public(inputs_path)}"), fetch).result()
     except Exception as error:  # whatever the store's client raises
         text = f"the task's inputs cannot be fetched from {public(inputs_path)}: {one_line(decisive(error))}"
-        failure = error_document.SystemFailure(Code.STORAGE.value, text, time.time_ns())
+        failure = error_document.SystemFailure(StorageError.platforms, text, time.time_ns())
         arrival.of_no_task(FlyteDownloadDataException(text), os.environ)
         raise error_document.Decided(failure) from error
 

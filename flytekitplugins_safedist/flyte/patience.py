@@ -167,5 +167,8 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
             except BaseException as error:  # whatever it is, it belongs to whoever waits
                 answer.set_exception(error)
 
-    threading.Thread(target=work, name="safedist-store", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="safedist-store", daemon=True).start()
+    except RuntimeError:  # the container may have no further thread
+        work()
     return answer

@@ -128,7 +128,7 @@ class NodeAgent:
             finally:
                 self._end_round(signal.SIGTERM)
                 self.report.seconds["total"] = time.monotonic() - started
-        self.report.verdict = verdict_of(finish, self.plan.limit)
+        self.report.verdict = verdict_of(finish, self.plan.limit, self.plan.job.attempt.topology.max_nodes)
         if self.report.verdict is not None:
             self.report.result = None
         return finish
@@ -200,7 +200,7 @@ class NodeAgent:
         if self._ranks is not None:  # of a round that is over, though nobody could say so here
             self._ranks.stop()
             self.seen.over(self._ranks)
-        self._job.now(round=go.round, state="running", failure=None, history=go.history)
+        self._job.now(round=go.round, state="running", alarm=None, history=go.history)
         if self.report.rounds:  # the first round has its own start line
             if plan.settings.scratch.keep == "never":
                 # What filled the disk must not keep the next round from starting.
@@ -213,6 +213,7 @@ class NodeAgent:
         self.report.result, self.report.decks = None, ()
         self.seen.begins(go, checked)
         output = {"show": self._show, "say": self._say, "warn": logger.warning}
+        self._disk = DiskWatch(plan.limit)  # what an earlier round's has begun to look at is no matter any more
         ranks = Ranks(plan.server, plan.order, orders(go, plan), plan.settings, gpus=plan.gpus, **output)
         self._ranks = ranks
         ranks.start(fork=self._forks)
@@ -299,8 +300,8 @@ class NodeAgent:
             if self._joins_in_vain(found):
                 raise self._in_vain(found)
             # At once: to end the other ranks may take a while, in which this node may be lost.
-            self._job.now(failure=reports.failure(round_no, found))
-            self._job.tell(reports.failure(round_no, found))
+            self._job.now(alarm=reports.alarm(round_no, found))
+            self._job.tell(reports.alarm(round_no, found))
         ranks.stop()
         found = cause if isinstance(cause, RankOutcome) else root_cause(ranks.outcomes())
         if cause is not None:
@@ -312,7 +313,7 @@ class NodeAgent:
         self.seen.over(ranks, found)
         self._end_round(signal.SIGTERM)
         summary = None if found is None else reports.cause_of(found)
-        self._job.now(failure=None if found is None else reports.failure(round_no, found))
+        self._job.now(alarm=None if found is None else reports.alarm(round_no, found))
         self._becomes("ended", m.Ended(round_no, summary, returned, cut))
         if self._leaves is not None:
             self._leave(self._leaves[0])  # the round is over here: there is nothing left to wait for

@@ -24,10 +24,11 @@ from ..agent.rank_set import KILL_SECONDS, SETTLE_SECONDS
 from ..config.options import Preflight, Timeouts
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
+from ..failures import Failure
 from ..flyte import task_context
 from ..flyte.storage_errors import Retry, one_line
 from ..rank import recording
-from ..rank.outcome import NO_RANK, Fault, RankOutcome, Status
+from ..rank.outcome import NO_RANK, RankOutcome, Status
 from ..texts import ask, human, named, public
 from ..topology import Topology
 from . import ending, reports
@@ -273,7 +274,7 @@ def _told(job: Membership, message: CannotBegin) -> bool:
 def _outcome(error: Exception, place: Topology) -> RankOutcome:
     raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
     if isinstance(error, SafedistError) and not error.platforms:
-        raised = replace(raised, fault=Fault.USER)  # as it is where node 0 has it
+        raised = replace(raised, failure=Failure.OWN)  # as it is where node 0 has it
     return RankOutcome(
         rank=NO_RANK,
         local_rank=NO_RANK,

@@ -70,7 +70,7 @@ class Coordinator(Rounds):
         self._brought = 0  # the version of the history that was taken over
         self._on: dict[type, Callable[[Node, Any, float], None]] = {
             m.Returned: self._returned,
-            m.Failure: self._failed,
+            m.Alarm: self._failed,
             m.Ended: self._ended,
             m.Told: self._heard_text,
             m.Leaves: self._leaving,
@@ -136,8 +136,8 @@ class Coordinator(Rounds):
         node = self._nodes.of_process(hello.process)
         if node is not None:
             node.linked, node.heard = True, now
-            if hello.failure is not None:
-                self._failed(node, hello.failure, now)
+            if hello.alarm is not None:
+                self._failed(node, hello.alarm, now)
             self._catch_up(node, hello)
             return
         key: Key = hello.process if hello.node is None else hello.node
@@ -150,10 +150,10 @@ class Coordinator(Rounds):
 
     def _hear_late(self, hello: m.Hello, now: float) -> None:
         """What a process brings that was given up counts, also where another is in its place."""
-        failure, name = hello.failure, f"node {hello.node}" if self.rules.fixed else f"the node on {hello.host}"
-        if failure is not None:
+        alarm, name = hello.alarm, f"node {hello.node}" if self.rules.fixed else f"the node on {hello.host}"
+        if alarm is not None:
             who = hello.process, name, hello.ground, hello.where
-            self._count_late(Failing(failure.round, failure.cause, *who, failure.outcome), now)
+            self._count_late(Failing(alarm.round, alarm.cause, *who, alarm.outcome), now)
 
     def _take_in(self, hello: m.Hello, key: Key, now: float) -> None:
         """Give its place to a new process."""
@@ -297,7 +297,7 @@ class Coordinator(Rounds):
                 self._round.waits_for.discard(node.key)
             self._saving(returned.round, lambda save: save.done(node.key))
 
-    def _failed(self, node: Node, failure: m.Failure, now: float) -> None:
+    def _failed(self, node: Node, failure: m.Alarm, now: float) -> None:
         """Said at once: the others are stopped, whatever its node may need to end its ranks."""
         failing = self._failing(node, failure.round, failure.cause, failure.outcome)
         if self._is_of_this_round(node, failure):
@@ -311,7 +311,7 @@ class Coordinator(Rounds):
     def _failing(self, node: Node, round_no: int, cause: Cause, outcome: str = "") -> Failing:
         return Failing(round_no, cause, node.process, self._name(node), node.machine, node.where, outcome)
 
-    def _is_of_this_round(self, node: Node, said: m.Failure | m.Ended) -> bool:
+    def _is_of_this_round(self, node: Node, said: m.Alarm | m.Ended) -> bool:
         return said.round == self.history.round and node.state in ("running", "done")
 
     def _ended(self, node: Node, ended: m.Ended, now: float) -> None:

@@ -50,12 +50,13 @@ Finish = TheEnd | GivenUp
 """How the job ended, as this node knows it: as the coordinator says; or there is none to say it."""
 
 
-def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
+def verdict_of(finish: Finish, limit: DiskLimit | None, nodes: int) -> Verdict | None:
     """The verdict to upload; None where the job succeeded.
 
     Args:
         finish: how it ended.
         limit: how much ranks may write, or None.
+        nodes: how many the job has at most.
     """
     if isinstance(finish, GivenUp):
         return of_error(finish.error)
@@ -64,7 +65,7 @@ def verdict_of(finish: Finish, limit: DiskLimit | None) -> Verdict | None:
         return None
     if end.kind == "failed":
         cause = RankOutcome.from_json(end.outcome)
-        return judge(cause, end.reason, disk=end.disk, limit=limit, returned=end.returned)
+        return judge(cause, end.reason, disk=end.disk, limit=limit, returned=end.returned, nodes=nodes)
     return of_error(_of_platform(end))
 
 

@@ -63,8 +63,8 @@ class Cause(DataClassDictMixin):
     """A rank's failure, as far as the coordinator needs it to compare; its text is asked for afterwards.
 
     Attributes:
-        echo: how far it is from a cause of its own (:func:`..rank.outcome.echo`): 0 for a cause.
-        consequence: whether it may be only the echo of another rank's (:func:`..rank.outcome.is_consequence`).
+        echo: how far it is from a cause of its own (:attr:`..failures.EndOfRank.echo`): 0 for a cause.
+        consequence: whether it may be only the echo of another rank's (:attr:`..failures.EndOfRank.is_echo`).
         time_ns, rank: when, by its node's clock, and where.
         name: of the exception or of the end, for logs.
         repeats: it would come again: no restart is spent on it.

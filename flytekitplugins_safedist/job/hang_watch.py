@@ -10,11 +10,12 @@ from .. import envvars
 from ..agent.rank_set import Ranks
 from ..config.options import Hangs
 from ..errors import HangError
+from ..failures import Failure
 from ..hangs.judge import KINDS, Hang
 from ..hangs.processes import Process
 from ..hangs.snapshot import Snapshot
 from ..hangs.watch import LocalRank, Watch
-from ..rank.outcome import Fault, RankOutcome
+from ..rank.outcome import RankOutcome
 from ..rank_server.client import RankServer
 from .hang_messages import Hung, Look, Seen, Stalled
 from .messages import Message
@@ -102,7 +103,7 @@ class HangWatch:
             expected=repr(self._hangs),
             hint=KINDS[hang.kind].hint,
         )
-        facts = {"fault": Fault.RECOVERABLE, "code": error.error_code, "repeats": self._hangs.action == "fail"}
+        facts = {"failure": Failure.RECOVERABLE, "code": error.error_code, "repeats": self._hangs.action == "fail"}
         kept = self._leave(f"hang-round-{self._round}.txt", f"{error}\n\n{hang.evidence}\n")
         others = f"{hang.picture}\n\nAll stacks and connections of all ranks: {kept}"
         blamed = self._ranks.blame(hang.rank, error, **facts)

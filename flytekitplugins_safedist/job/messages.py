@@ -55,7 +55,7 @@ def parse(frame: bytes) -> Message:
 
 
 @dataclass(frozen=True)
-class Failure(Message):
+class Alarm(Message):
     """A rank here has failed. Said at once: to end the others may take a while, and :class:`Ended` follows then.
 
     Attributes:
@@ -86,7 +86,7 @@ class Hello(Message):
         state: ``new``: no rank runs; ``running``; ``done``: its ranks have returned; ``ended``: its ranks have ended
             otherwise; ``cannot``: it can start none, and will say why; ``looks``: this is no node, it only asks who
             coordinates.
-        failure: of its ranks in that round.
+        alarm: of its ranks in that round.
         protocol: :data:`PROTOCOL`.
         clock: the sender's monotonic clock as it is sent, in seconds.
     """
@@ -100,7 +100,7 @@ class Hello(Message):
     lost: tuple[str, ...] = ()
     round: int = -1
     state: Literal["new", "running", "done", "ended", "cannot", "looks"] = "new"
-    failure: Failure | None = None
+    alarm: Alarm | None = None
     protocol: int = PROTOCOL
     clock: float = 0.0
     machine: str = ""

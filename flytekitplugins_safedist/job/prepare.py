@@ -172,6 +172,10 @@ class NodePlan:
         """The job's directory on this node."""
         return self.scratched.job
 
+    def loss_of_all(self) -> str | None:
+        """What an out-of-memory kill means here, where it ends the whole container; else None."""
+        return memory.loss_of_all(memory.cgroup())
+
     def shortage(self) -> str | None:
         """What to warn of where the container's memory is less than its ranks will most likely need."""
         return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=self.size)

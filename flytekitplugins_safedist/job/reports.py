@@ -7,11 +7,12 @@ import json
 from dataclasses import dataclass, field
 
 from ..errors import HangError
-from ..rank.outcome import Fault, RankOutcome, echo, is_consequence, speaks_of_gpu_hardware
+from ..failures import Failure
+from ..rank.outcome import RankOutcome
 from ..rank.places import RankFiles
 from ..texts import encodable
 from .facts import Cause
-from .messages import Failure, Told
+from .messages import Alarm, Told
 from .verdict import Verdict
 
 TEXT_BYTES = 1 << 16
@@ -48,8 +49,8 @@ class Report:
 def cause_of(outcome: RankOutcome) -> Cause:
     """A failure, as the coordinator compares it with those of other nodes."""
     return Cause(
-        echo=echo(outcome),
-        consequence=is_consequence(outcome),
+        echo=outcome.end.echo,
+        consequence=outcome.end.is_echo,
         time_ns=outcome.time_ns,
         rank=outcome.rank,
         name=_name(outcome)[:_NAME_CHARACTERS],
@@ -70,15 +71,16 @@ def _name(outcome: RankOutcome) -> str:
 def _is_the_codes(outcome: RankOutcome) -> bool:
     """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
     raised = outcome.raised
-    if raised is None or speaks_of_gpu_hardware(raised) or (outcome.gpu is not None and outcome.gpu.is_hardware):
+    if raised is None or (outcome.gpu is not None and outcome.gpu.is_hardware):
         return False
-    return raised.type == HangError.__name__ or (raised.fault is Fault.USER and not raised.errnos)
+    is_for_others = raised.failure in (Failure.RECOVERABLE, Failure.STORAGE, Failure.GPU_HARDWARE)
+    return raised.type == HangError.__name__ or not (is_for_others or raised.errnos)
 
 
-def failure(round_no: int, outcome: RankOutcome) -> Failure:
+def alarm(round_no: int, outcome: RankOutcome) -> Alarm:
     """What is said of it at once."""
     cause = cause_of(outcome)
-    return Failure(round_no, cause, "" if cause.consequence else fitting(outcome, FIRST_BYTES))
+    return Alarm(round_no, cause, "" if cause.consequence else fitting(outcome, FIRST_BYTES))
 
 
 def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:

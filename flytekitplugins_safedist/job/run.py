@@ -87,6 +87,9 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
         short = plan.shortage()
         if short is not None:
             logger.warning(short)
+        loss = plan.loss_of_all()
+        if loss is not None:
+            say(loss)
         report, is_ours = _attend(plan, held)
         plan.scratched.succeeded = report.verdict is None
         result = _result(report) if is_ours else Elsewhere()

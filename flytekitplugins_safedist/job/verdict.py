@@ -10,8 +10,6 @@ flytepropeller's ``executor.go``, ``isEligibleForRetry``):
 
 from __future__ import annotations
 
-import errno
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +17,9 @@ from enum import Enum
 
 from ..agent.disk import DiskLimit
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..rank.outcome import (
-    FULL_ERRNOS,
-    Fault,
-    Raised,
-    RankOutcome,
-    Status,
-    is_consequence,
-    speaks_of_full_shared_memory,
-    speaks_of_gpu_hardware,
-)
-from ..rank.outcome_text import describe, error_code
+from ..failures import FULL_ERRNOS, ROWS, Failure, Payer, mistake
+from ..rank.outcome import RankOutcome
+from ..rank.outcome_text import describe
 
 
 class Kind(str, Enum):
@@ -46,43 +36,6 @@ class Origin(str, Enum):
     SYSTEM = "system"
 
 
-class Code(str, Enum):
-    """What failures that are not the user's own exception are called. Stable: metrics and alerts are keyed on them.
-
-    A user's exception is ``USER:`` and its class, or its own ``error_code``; a rank that left without a word is
-    ``USER:Exit`` and its status; one that a signal ended is ``USER:`` or ``SYSTEM:`` and the signal's name.
-    """
-
-    OUT_OF_MEMORY = "USER:OutOfMemory"
-    """A rank was OOM-killed."""
-    PEERS_LOST = "USER:PeersLost"
-    """Every rank that failed had only lost another one, and none of those is known to have failed."""
-    COLLECTIVE_TIMEOUT = "USER:CollectiveTimeout"
-    """Ranks waited in vain for others that were there."""
-    STOPPED = "SYSTEM:Stopped"
-    """The pod was told to stop: drained, preempted, evicted; or Ctrl-C."""
-    NODE_LOST = "SYSTEM:NodeLost"
-    """A node is gone and was not replaced in time, or nodes were lost too often."""
-    RENDEZVOUS = "SYSTEM:RendezvousTimeout"
-    """Not every node came within ``Timeouts.rendezvous``."""
-    LAUNCH = "SYSTEM:RanksNotStarted"
-    """Ranks could not be started, or what starts them died."""
-    STORAGE = "SYSTEM:Storage"
-    """The object store failed, also after the tries that could have helped."""
-    DISK = "SYSTEM:NodeDisk"
-    """The disk of a node failed; a full one is the task's own doing."""
-    GPU = "SYSTEM:GpuHardware"
-    """A GPU's memory, or a link between GPUs, failed, by CUDA's word. What the driver has reported has codes of its own
-    (:mod:`..hangs.gpus`)."""
-
-
-BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
-"""What a disk, or a file server, says when it fails by itself."""
-
-_PLATFORM_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
-"""Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The one error of a failed job, as it is uploaded.
@@ -90,7 +43,7 @@ class Verdict:
     Attributes:
         kind: whether Flyte may try again.
         origin: whose doing it is.
-        code: its stable name (:class:`Code`).
+        code: its stable name: metrics and alerts are keyed on it.
         error: what the user reads.
         time_ns: when the root cause happened, in nanoseconds since the epoch.
         decks: name and HTML of those that a failed rank left.
@@ -121,7 +74,13 @@ def of_error(error: SafedistError) -> Verdict | None:
 
 
 def judge(
-    cause: RankOutcome, reason: str, *, disk: str, limit: DiskLimit | None, returned: Sequence[int] = ()
+    cause: RankOutcome,
+    reason: str,
+    *,
+    disk: str,
+    limit: DiskLimit | None,
+    returned: Sequence[int] = (),
+    nodes: int = 1,
 ) -> Verdict:
     """What a job that failed with this root cause, and is not restarted any more, ends as.
 
@@ -131,80 +90,56 @@ def judge(
         disk: what scratch held on the root cause's node, as text.
         limit: how much ranks may write there, or None.
         returned: ranks that had returned before, where the root cause is only the echo of a lost peer.
+        nodes: how many the job has: one has no network between nodes.
     """
-    kind, origin, code = _judged(cause, returned)
-    text = f"{describe(cause)}\n\nNot restarted in place: {reason}."
-    if cause.raised is not None and speaks_of_full_shared_memory(cause.raised):
-        error: SafedistError = RankFailedError(
-            f"rank {cause.rank} found the node's shared memory (/dev/shm) full.\n\n{text}",
-            hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
-        ).with_code(code)
-    elif _is_full(cause):
-        allowed = f"limited to {limit}" if limit is not None else "with no size limit"
-        error = RankFailedError(
-            f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n{text}",
-            hint="write less, give the task more ephemeral storage, or move scratch to a larger volume "
-            "(Scratch(path=...))",
-        ).with_code(code)
-    elif code == Code.PEERS_LOST.value:
-        error = RankFailedError(f"{_echo(returned)}\n\n{text}", hint=_ECHO_HINT[bool(returned)]).with_code(code)
-    elif code == Code.COLLECTIVE_TIMEOUT.value:
-        error = RankFailedError(f"{_TIMED_OUT}. {text}", hint=_TIMED_OUT_HINT).with_code(code)
-    elif cause.gpu is not None and not cause.gpu.is_hardware:
-        error = RankFailedError(text, hint=_USERS_XID_HINT).with_code(code)
-    elif origin is Origin.SYSTEM:
-        error = RankKilledError(text, hint=_HARDWARE_HINT if cause.gpu is not None else "")
+    end = cause.end
+    # An echo where somebody was gone: else native code of this rank's may have given up by itself.
+    failure = Failure.PEER_LOST if end.is_echo and returned else end.failure
+    row = ROWS[failure]
+    code = row.code or end.label
+    opening, hint = _opening(cause, failure, disk=disk, limit=limit, returned=returned, nodes=nodes)
+    text = f"{opening}{describe(cause)}\n\nNot restarted in place: {reason}."
+    kind, origin = _BUDGETS[row.payer]
+    if row.payer is Payer.FLYTE:
+        error: SafedistError = RankKilledError(text, hint=hint)
     else:
-        error = RankFailedError(text).with_code(code)
+        error = RankFailedError(text, hint=hint).with_code(code)
     return Verdict(kind, origin, code, error, cause.time_ns)
 
 
-_USERS_XID_HINT = (
-    "run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel does it; "
-    "where one GPU alone reports this with every program, it is the hardware's after all"
-)
-_HARDWARE_HINT = (
-    "drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there says more"
-)
+_BUDGETS = {
+    Payer.NOBODY: (Kind.NON_RECOVERABLE, Origin.USER),
+    Payer.RETRIES: (Kind.RECOVERABLE, Origin.USER),
+    Payer.FLYTE: (Kind.RECOVERABLE, Origin.SYSTEM),
+}
 
 
-def _judged(cause: RankOutcome, returned: Sequence[int]) -> tuple[Kind, Origin, str]:
-    if cause.timed_out and not returned and cause.gpu is None:
-        return Kind.RECOVERABLE, Origin.USER, Code.COLLECTIVE_TIMEOUT.value
-    # SIGABRT is an echo where somebody was gone; else native code of this rank's may have given up by itself.
-    if is_consequence(cause) and (cause.raised is not None or returned):
-        return Kind.RECOVERABLE, Origin.USER, Code.PEERS_LOST.value
-    platforms = _platforms(cause)
-    if platforms is not None:
-        return Kind.RECOVERABLE, Origin.SYSTEM, platforms
-    if cause.raised is not None and cause.raised.fault is Fault.RECOVERABLE:
-        return Kind.RECOVERABLE, Origin.USER, error_code(cause)
-    if _signal_of(cause) == signal.SIGKILL:
-        # Out of memory: it will most likely come again. Whether it is tried is for the user's retries to say.
-        return Kind.RECOVERABLE, Origin.USER, Code.OUT_OF_MEMORY.value
-    return Kind.NON_RECOVERABLE, Origin.USER, error_code(cause)
-
-
-def _platforms(cause: RankOutcome) -> str | None:
-    """The code of a failure that is the platform's; None for the program's own. The user's word wins: an error that
-    the user calls recoverable is the user's, and a disk that is full stays full."""
-    number = _signal_of(cause)
-    if cause.gpu is not None:
-        return cause.gpu.code if cause.gpu.is_hardware else None  # a kernel at fault fails again: no retry for that
-    if cause.raised is not None:
-        is_the_users = cause.raised.fault is Fault.RECOVERABLE or _is_full(cause)
-        return None if is_the_users else _platforms_exception(cause.raised)
-    if number not in _PLATFORM_SIGNALS or (number == signal.SIGKILL and cause.out_of_memory):
-        return None
-    return f"SYSTEM:{signal.Signals(number).name}"
-
-
-def _platforms_exception(raised: Raised) -> str | None:
-    if BROKEN_ERRNOS.intersection(raised.errnos):
-        return Code.DISK.value
-    if speaks_of_gpu_hardware(raised):
-        return Code.GPU.value
-    return (raised.code or Code.STORAGE.value) if raised.fault is Fault.SYSTEM else None
+def _opening(
+    cause: RankOutcome,
+    failure: Failure,
+    *,
+    disk: str,
+    limit: DiskLimit | None,
+    returned: Sequence[int],
+    nodes: int,
+) -> tuple[str, str]:
+    """What stands before the description of a failure, and the hint behind it."""
+    hint, raised = ROWS[failure].hint, cause.raised
+    if failure is Failure.FULL_SHARED_MEMORY:
+        return f"rank {cause.rank} found the node's shared memory (/dev/shm) full.\n\n", hint
+    if raised is not None and FULL_ERRNOS.intersection(raised.errnos):
+        allowed = f"limited to {limit}" if limit is not None else "with no size limit"
+        opening = f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n"
+        return opening, ROWS[Failure.FULL_DISK].hint
+    if failure is Failure.MISTAKE and raised is not None:
+        return "", (mistake(raised.message) or ("", False))[0]
+    network = _NETWORK_HINT if nodes > 1 else ""
+    openings = {
+        Failure.PEER_LOST: (f"{_echo(returned)}\n\n", _RETURNED_HINT if returned else network),
+        Failure.NOT_MET: (f"{_NOT_MET}. The first to give up:\n\n", "; else ".join(filter(None, (hint, network)))),
+        Failure.TIMED_OUT: (f"{_TIMED_OUT}. ", "; or ".join(filter(None, (hint, network)))),
+    }
+    return openings.get(failure, ("", hint))
 
 
 def _echo(returned: Sequence[int]) -> str:
@@ -215,25 +150,10 @@ def _echo(returned: Sequence[int]) -> str:
     return f"{lost}. Rank(s) {ranks} had already returned from the task's function. The first to miss them:"
 
 
-_ECHO_HINT = {
-    True: "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
-    "torch's Join), or end the function with a barrier",
-    False: "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts",
-}
-
-
-_TIMED_OUT = "a collective timed out: most likely ranks called different collectives"
-_TIMED_OUT_HINT = (
-    "compare where the ranks were (stacks are in the nodes' logs): all have to call the same collectives in the "
-    "same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same one, raise "
-    "init_process_group(timeout=...), or look at the network between the nodes"
+_RETURNED_HINT = (
+    "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
+    "torch's Join), or end the function with a barrier"
 )
-
-
-def _signal_of(cause: RankOutcome) -> int:
-    """The signal that ended a rank; 0 for every other end."""
-    return -(cause.exit_code or 0) if cause.status is Status.KILLED else 0
-
-
-def _is_full(cause: RankOutcome) -> bool:
-    return cause.raised is not None and bool(FULL_ERRNOS.intersection(cause.raised.errnos))
+_NETWORK_HINT = "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts"
+_NOT_MET = "the ranks did not come together in init_process_group, and none failed otherwise"
+_TIMED_OUT = "a collective timed out: most likely ranks called different collectives"

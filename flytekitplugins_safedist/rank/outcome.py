@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import re
-import signal
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from ..failures import EndOfRank, Failure
 from ..hangs.gpus import GpuFault
 from ..texts import encodable
 from .context import RankContext
 from .order import Record
-
-FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Of a disk that is full."""
 
 
 class Status(str, Enum):
@@ -34,16 +29,6 @@ class Status(str, Enum):
     """Ended by us, because another rank had failed."""
 
 
-class Fault(str, Enum):
-    """Whose fault an exception is; decides what Flyte is told."""
-
-    USER = "user"
-    RECOVERABLE = "recoverable"
-    """``FlyteRecoverableException`` or a subclass: Flyte retries."""
-    SYSTEM = "system"
-    """Storage and platform trouble: Flyte retries, nothing is uploaded."""
-
-
 @dataclass(frozen=True)
 class Raised(Record):
     """An exception as text: it crosses processes and machines without pickles. All text in it is encodable.
@@ -52,23 +37,21 @@ class Raised(Record):
         type: qualified name of the class.
         message: ``str(exception)``.
         traceback: the formatted traceback, causes included.
-        fault: whose fault it is.
+        failure: its row in the table of failures, by itself alone.
         repeats: whether a relaunch of the ranks would surely fail the same way (ImportError, SyntaxError, config, full
             disk).
         errnos: ``errno`` of every OSError in the chain of causes.
-        consequence: whether it only says that a peer was lost (connection closed, collective aborted).
-        told: whether it is another rank's failure, told here.
+        of_another: whether it tells of another rank's failure.
         code: the exception's own ``error_code``, which flytekit shows in place of its own; "" where it has none.
     """
 
     type: str
     message: str
     traceback: str
-    fault: Fault = Fault.USER
+    failure: Failure = Failure.OWN
     repeats: bool = False
     errnos: tuple[int, ...] = ()
-    consequence: bool = False
-    told: bool = False
+    of_another: bool = False
     code: str = ""
 
     def __post_init__(self) -> None:
@@ -143,6 +126,25 @@ class RankOutcome(Record):
         """Whether this is a failure in itself, and not our own tearing down."""
         return self.status in (Status.RAISED, Status.EXITED, Status.KILLED)
 
+    @property
+    def end(self) -> EndOfRank:
+        """As the table of failures takes it."""
+        raised, code = self.raised, self.exit_code or 0
+        return EndOfRank(
+            raised=None if raised is None else raised.failure,
+            name="" if raised is None else raised.type.rpartition(".")[2],
+            code="" if raised is None else raised.code,
+            of_another=raised is not None and raised.of_another,
+            signal=-code if self.status is Status.KILLED else 0,
+            exit_code=self.exit_code,
+            is_killed=self.status is Status.KILLED,
+            out_of_memory=self.out_of_memory,
+            timed_out=self.timed_out,
+            others=bool(self.others),
+            gpu_code="" if self.gpu is None else self.gpu.code,
+            gpu_is_hardware=self.gpu is not None and self.gpu.is_hardware,
+        )
+
     def shortened(self, limit: int) -> RankOutcome:
         """The same record with no text longer than ``limit`` characters: the middle is cut, the ends say most."""
 
@@ -186,88 +188,4 @@ def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
 
 
 def _order(outcome: RankOutcome) -> tuple[int, int, int]:
-    return (echo(outcome), outcome.time_ns, outcome.rank)
-
-
-def echo(outcome: RankOutcome) -> int:
-    """How far this failure is from a cause: 0 where it speaks for itself, 1 for a collective that timed out (2 where no
-    other rank of its node was elsewhere then), 3 for one that tells of another rank's, and for an abort, which may be
-    the echo of a lost peer or the cause of one, and 4 for an exception that says that a peer was lost.
-
-    Not by time alone: the peers of a rank that aborts raise before its end is seen. An abort that others had to wait
-    for would have ended the round long before their time was up.
-    """
-    if not is_consequence(outcome):
-        return 3 if outcome.raised is not None and outcome.raised.told else 0
-    if outcome.timed_out:
-        return 1 if outcome.others else 2
-    return 4 if outcome.raised is not None else 3
-
-
-def is_consequence(outcome: RankOutcome) -> bool:
-    """Whether this failure may be only the echo of another rank's."""
-    if outcome.gpu is not None:
-        return False
-    if outcome.raised is not None:
-        return outcome.raised.consequence
-    # Gloo and NCCL abort the process when a peer vanishes during set-up; nothing else of ours ends in SIGABRT.
-    return outcome.exit_code == -signal.SIGABRT
-
-
-_LOST_PEER_TYPES = ("HorovodInternalError", "DistBackendError", "DistNetworkError", "DistStoreError")
-# Only what gloo, NCCL and Horovod write: a service that the task calls loses connections too. Gloo's texts begin with
-# the file of its own that they come from.
-_LOST_PEER_TEXTS = (
-    "gloo/transport",
-    "gloo/rendezvous",
-    "failed to pass monitoredbarrier",
-    "nccl communicator was aborted",
-    "remote process exited or there was a network error",
-    "horovod has been shut down",
-)
-
-
-def speaks_of_lost_peer(type_name: str, message: str) -> bool:
-    """Whether an exception of a collective operation says that another rank is gone, if there are others."""
-    short = type_name.rpartition(".")[2]
-    if short in _LOST_PEER_TYPES:
-        # Horovod compares what ranks submit under one name, and tells all of them (horovod/common/controller.cc).
-        return not message.startswith("Mismatched ")
-    text = message.lower()
-    return short == "RuntimeError" and any(part in text for part in _LOST_PEER_TEXTS)
-
-
-# gloo; torch's store, where ranks meet for a new group; NCCL's watchdog, which ends its process.
-_TIMED_OUT = re.compile(
-    r"gloo/.*Timed out waiting \d+ ?ms for |^wait timeout after \d+ ?ms, keys: |"
-    "Watchdog caught collective operation timeout"
-)
-
-
-def speaks_of_timeout(text: str) -> bool:
-    """Whether a failed collective, or the log of a rank that aborted, says that its time was up, and no more."""
-    return _TIMED_OUT.search(text) is not None
-
-
-# torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback).
-_SHARED_MEMORY_FULL = re.compile(
-    r"</torch_[^>]*>[^\n]*No space left on device|No space left on device[^\n]*/dev/shm/|"
-    r"DataLoader worker \([^)]*\) is killed by signal: Bus error"
-)
-
-
-def speaks_of_full_shared_memory(raised: Raised) -> bool:
-    """Whether an exception says that /dev/shm is full."""
-    return any(_SHARED_MEMORY_FULL.search(text) for text in (raised.message, raised.traceback))
-
-
-# CUDA's own texts of cudaErrorECCUncorrectable (214) and cudaErrorNvlinkUncorrectable (220), as torch passes them on:
-# both are the hardware's alone (CUDA Runtime API, "Data types used by CUDA Runtime"). A message only begins with them
-# where torch wrote it.
-_GPU_HARDWARE = re.compile(r"CUDA error: uncorrectable (ECC|NVLink) error ")
-_OF_CUDA = ("RuntimeError", "AcceleratorError")
-
-
-def speaks_of_gpu_hardware(raised: Raised) -> bool:
-    """Whether an exception of torch's says that a GPU's memory, or a link between GPUs, failed by itself."""
-    return raised.type.rpartition(".")[2] in _OF_CUDA and _GPU_HARDWARE.match(raised.message) is not None
+    return (outcome.end.echo, outcome.time_ns, outcome.rank)

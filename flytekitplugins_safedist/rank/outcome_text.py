@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
+from ..failures import Failure, name_of, worker_killed
 from .outcome import NO_RANK, Raised, RankOutcome, Status
 
-_SIGNAL_REASONS = {
+_SIGNAL_REASONS: dict[int, str] = {
     signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
     signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",
     signal.SIGINT: "interrupted from outside (Ctrl-C)",
@@ -24,23 +26,8 @@ _OUT_OF_MEMORY = "SIGKILL: the kernel's out-of-memory killer"
 
 def signal_reason(number: int) -> str:
     """The signal's name and its likely reason, as ``SIGKILL: most often …``."""
-    try:
-        name = signal.Signals(number)
-    except ValueError:
-        return f"signal {number}"
-    reason = _SIGNAL_REASONS.get(name)
-    return f"{name.name}: {reason}" if reason else name.name
-
-
-def error_code(outcome: RankOutcome) -> str:
-    """What a failure is called in Flyte's console and in its metrics, as ``USER:ValueError`` or ``USER:SIGSEGV``."""
-    if outcome.gpu is not None:
-        return outcome.gpu.code
-    if outcome.raised is not None:
-        return outcome.raised.code or f"USER:{outcome.raised.type.rpartition('.')[2]}"
-    if outcome.status is Status.KILLED:
-        return f"USER:{signal_reason(-(outcome.exit_code or 0)).partition(':')[0].replace(' ', '')}"
-    return f"USER:Exit{outcome.exit_code}"
+    name, reason = name_of(number), _SIGNAL_REASONS.get(number)
+    return f"{name}: {reason}" if reason else name
 
 
 def how(outcome: RankOutcome) -> str:
@@ -49,7 +36,7 @@ def how(outcome: RankOutcome) -> str:
     if outcome.raised is not None and outcome.status is Status.RAISED:
         return f"raised {_class(outcome.raised)}{gpu}"
     if outcome.status is Status.KILLED:
-        return signal_reason(-(outcome.exit_code or 0)).partition(":")[0] + gpu
+        return name_of(-(outcome.exit_code or 0)) + gpu
     words = {Status.SUCCEEDED: "returned", Status.STOPPED: "ended with the others"}
     return words.get(outcome.status, f"exit code {outcome.exit_code}{gpu}")
 
@@ -57,6 +44,30 @@ def how(outcome: RankOutcome) -> str:
 def _class(raised: Raised) -> str:
     """Its class: of flytekit's and ours, whose modules would take what a list of executions shows, without them."""
     return raised.type.rpartition(".")[2] if raised.type.startswith("flytekit") else raised.type
+
+
+_CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.\n")
+
+
+def _message(raised: Raised) -> str:
+    """What it says; of what torch raises again for a DataLoader's worker, the worker's own words, which are the last of
+    many lines: the traceback has them all."""
+    caught = _CAUGHT.match(raised.message)
+    if caught is None:
+        return raised.message
+    own = list(re.finditer(rf"^(?:[\w.]+\.)?{caught[1]}: ", raised.message, re.MULTILINE))
+    if not own:
+        return raised.message
+    return f"{raised.message[own[-1].end() :].strip()} (in DataLoader worker process {caught[2]})"
+
+
+def _loss(outcome: RankOutcome) -> str:
+    """Of a rank whose DataLoader lost workers to the kernel, that it did."""
+    raised = outcome.raised
+    if raised is None or outcome.end.failure is not Failure.OUT_OF_MEMORY:
+        return ""
+    workers = worker_killed(raised.message) or worker_killed(raised.traceback)
+    return f"lost DataLoader worker(s) {workers} (process ids) to the kernel's out-of-memory killer, and "
 
 
 def _frames(raised: Raised) -> str:
@@ -72,7 +83,8 @@ def describe(outcome: RankOutcome) -> str:
         node = "a node" if outcome.node_rank < 0 else f"node {outcome.node_rank}"
         place = f"{node} ({outcome.host}) cannot begin: it"
     if outcome.raised is not None:
-        text = f"{place} raised {_class(outcome.raised)}: {outcome.raised.message}\n\n{_frames(outcome.raised)}"
+        text = f"{place} {_loss(outcome)}raised {_class(outcome.raised)}: {_message(outcome.raised)}"
+        text += f"\n\n{_frames(outcome.raised)}"
     elif outcome.status is Status.KILLED:
         reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
         text = f"{place} was killed by {reason}"

@@ -7,10 +7,12 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from .. import failures
 from ..errors import HangError, SafedistError
+from ..failures import ChainLink, Failure
 from ..flyte.storage_errors import failed_by_itself
 from ..texts import ask, chain, said
-from .outcome import FULL_ERRNOS, Fault, Raised, speaks_of_lost_peer
+from .outcome import Raised
 from .users_code import imported
 
 _CODE_CHARACTERS = 200
@@ -22,19 +24,23 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
     message = _message(error)
-    fault, echo = _fault(error), error.echo if isinstance(error, SafedistError) else 0
+    by_class, echo = _by_class(error), error.echo if isinstance(error, SafedistError) else 0
+    links = [
+        ChainLink(type(each).__qualname__, message if each is error else said(each), depth, failures.in_setup(each))
+        for each, depth in failures.linked(error)
+    ]
     causes = [cause for cause in chain(error, implied=True) if isinstance(cause, OSError)]
     errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
+    failure = failures.of_exception(links, errnos, by_class=by_class, world_size=world_size, is_word_of_loss=echo == 2)
     return Raised(
         type=qualified[:_CODE_CHARACTERS],
         message=message,
         traceback=shown,
-        fault=fault,
-        repeats=(_comes_again(error) and fault is Fault.USER) or not FULL_ERRNOS.isdisjoint(errnos),
+        failure=failure,
+        repeats=(failure is Failure.OWN and _comes_again(error)) or failures.repeats(failure, links, errnos),
         errnos=errnos,
-        consequence=world_size > 1 and (echo == 2 or speaks_of_lost_peer(qualified, message)),
-        told=echo == 1,
-        code=ask(lambda: _own_code(error, fault), str),
+        of_another=echo == 1,
+        code=ask(lambda: _own_code(error, by_class), str),
     )
 
 
@@ -49,10 +55,10 @@ def _message(error: BaseException) -> str:
     return said(error)
 
 
-def _own_code(error: BaseException, fault: Fault) -> str:
+def _own_code(error: BaseException, by_class: Failure) -> str:
     """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException). Of the
     platform's that of our class, if it has one."""
-    if fault is Fault.SYSTEM:
+    if by_class is Failure.STORAGE:
         return error.platforms if isinstance(error, SafedistError) else ""
     try:
         code = getattr(error, "error_code", None)
@@ -70,16 +76,16 @@ def flytes_errors() -> tuple[type[Exception], type[Exception]]:
     return FlyteSystemException, FlyteRecoverableException
 
 
-def _fault(error: BaseException) -> Fault:
+def _by_class(error: BaseException) -> Failure:
     system, recoverable = flytes_errors()
     # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
     if isinstance(error, system):
-        return Fault.SYSTEM
+        return Failure.STORAGE
     if isinstance(error, (recoverable, HangError)):
-        return Fault.RECOVERABLE
+        return Failure.RECOVERABLE
     # Ours say by their class whose doing they are, or by what they were raised from.
     is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))
-    return Fault.SYSTEM if is_platforms else Fault.USER
+    return Failure.STORAGE if is_platforms else Failure.OWN
 
 
 def shown(error: BaseException) -> str:

@@ -406,3 +406,45 @@ def test_a_killed_rank_server_is_infrastructure(warm, tmp_path, ranks_gate, as_p
     ended = lost_server(warm, tmp_path / "job", ranks_gate, "execute")
     as_promised(ended)
     assert "SIGKILL" in error_document(ended).error.message
+
+
+def test_a_killed_rank_is_the_cause_though_the_others_wrap_their_loss(warm, tmp_path):
+    ended = failed(warm, tmp_path / "job", "", task="losses_are_wrapped", kind="execute")
+    error = error_document(ended).error
+    assert (error.code, error.kind) == ("SYSTEM:SIGKILL", errors_pb2.ContainerError.RECOVERABLE)
+    assert error.message.startswith("rank 1 (local_rank 1) on node 0")
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "says"),
+    [
+        ("has_a_wrong_interface", "USER:RuntimeError", "GLOO_SOCKET_IFNAME"),
+        ("takes_a_port_twice", "USER:DistNetworkError", "bind to port 0"),
+    ],
+)
+def test_a_mistake_of_a_rank_is_no_lost_peer_and_one_node_has_no_network(warm, tmp_path, task, code, says):
+    error = error_document(failed(warm, tmp_path / "job", "", task=task, kind="execute")).error
+    assert error.code == code, error.message
+    assert says in error.message
+    assert "between the nodes" not in error.message
+    assert "different collectives" not in error.message
+    assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
+
+
+@pytest.mark.end(
+    "the ranks do not come together in `init_process_group` (another `world_size` or rank than theirs, a store of an "
+    "earlier round)",
+    "USER:RanksNotMet",
+)
+def test_ranks_that_wait_for_more_than_there_are_have_not_met_and_no_collective_failed(warm, tmp_path, as_promised):
+    ended = failed(warm, tmp_path / "job", "", task="expects_more_ranks", kind="execute")
+    as_promised(ended)
+    message = error_document(ended).error.message
+    assert "call init_process_group() without world_size" in message
+    assert "between the nodes" not in message
+    assert "different collectives" not in message
+
+
+def test_a_rank_and_what_it_starts_go_first_when_memory_is_out(warm, tmp_path):
+    servers, own, started = warm.run("job_failing:shows_who_goes_first_when_memory_is_out", tmp_path / "job").value
+    assert own == started == min(1000, servers + 500)

@@ -34,6 +34,7 @@ BEGINS = {
     "USER:ScratchError": RANK_1 + "raised ScratchError:",
     "USER:PeersLost": "every rank that failed had only lost its connection to others: none failed by itself",
     "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
+    "USER:RanksNotMet": "the ranks did not come together in init_process_group, and none failed otherwise. The first",
     "USER:HangError": "rank 3 (local_rank 1) on node 1 (" + HOST + ") raised HangError: t",
     "USER:RanksNotReady": RANK_0 + "raised LaunchError:",
     "SYSTEM:NodeDisk": RANK_1 + "raised OSError: [Er",

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.rank.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.failures import ChainLink, Failure, of_exception
+from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 
 
 def outcome(rank: int = 0, status: Status = Status.SUCCEEDED, time_ns: int = 100, **more: Any) -> RankOutcome:
@@ -24,6 +25,10 @@ def outcome(rank: int = 0, status: Status = Status.SUCCEEDED, time_ns: int = 100
 
 
 def raised(type_: str = "ValueError", message: str = "bad", **more: Any) -> Raised:
+    """An exception's record; its row is that of a rank without peers, unless it is given."""
+    links = [ChainLink(type_.rpartition(".")[2], message)]
+    row = of_exception(links, more.get("errnos", ()), by_class=Failure.OWN, world_size=1)
+    more = {"failure": row, **more}
     return Raised(**{"type": type_, "message": message, "traceback": f"Traceback\n{type_}: {message}\n", **more})
 
 
@@ -39,10 +44,10 @@ RAISED = st.builds(
     type=TEXTS,
     message=TEXTS,
     traceback=TEXTS,
-    fault=st.sampled_from(Fault),
+    failure=st.sampled_from(Failure),
     repeats=st.booleans(),
     errnos=st.lists(st.integers(0, 200), max_size=3).map(tuple),
-    consequence=st.booleans(),
+    of_another=st.booleans(),
     code=TEXTS,
 )
 

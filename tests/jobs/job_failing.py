@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 from flytekit import current_context, task
 from flytekit.exceptions.system import FlyteUploadDataException
@@ -322,3 +323,58 @@ def keeps_on_failure() -> str:
 def keeps_always() -> str:
     """Scratch stays."""
     return _report_and_wait()
+
+
+class StepFailedError(Exception):
+    """What a training loop makes of any error of a step."""
+
+
+@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK))
+def losses_are_wrapped() -> None:
+    """Rank 1 is killed in the middle of training; the others make an error of their own of that."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for step in range(100):
+        try:
+            if step == 5 and current_rank().rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(1000))
+        except Exception as error:
+            raise StepFailedError(f"step {step} failed") from error
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def has_a_wrong_interface() -> None:
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth7"
+    dist.init_process_group("gloo")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def takes_a_port_twice() -> None:
+    import socket
+
+    import torch.distributed as dist
+
+    held = socket.create_server(("127.0.0.1", 0))
+    dist.TCPStore("127.0.0.1", held.getsockname()[1], 2, is_master=True)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def expects_more_ranks() -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", world_size=4, rank=current_rank().rank, timeout=timedelta(seconds=3))
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def shows_who_goes_first_when_memory_is_out() -> list[int]:
+    """The scores of the rank server, of this rank, and of a process that it starts."""
+    started = subprocess.run(["cat", "/proc/self/oom_score_adj"], check=True, capture_output=True, text=True).stdout
+    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in (os.getppid(), os.getpid())]
+    return [*map(int, scores), int(started)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,8 @@ import pytest
 
 from flytekitplugins_safedist import SafeTorch, Scratch
 from flytekitplugins_safedist.agent import disk
-from flytekitplugins_safedist.agent.disk import DiskLimit, DiskWatch, Usage, limit_of, over_limit
+from flytekitplugins_safedist.agent.disk import DiskLimit, DiskWatch, Usage, limit_of, over_limit, usage
+from flytekitplugins_safedist.agent.scratch import make_job
 from flytekitplugins_safedist.config.options import SCRATCH_MOUNT
 from flytekitplugins_safedist.errors import ScratchError
 from tests.unit.config.plans import planned
@@ -70,32 +75,20 @@ def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:
     )
 
 
-def end_looks() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "safedist disk":
-            thread.join()
-
-
-def test_a_look_at_millions_of_files_holds_nobody_up_and_its_error_is_told():
-    measured, errors = threading.Event(), [OSError("gone")]
-
-    def measure() -> Usage:
-        measured.wait()
-        raise errors.pop()
-
+def test_what_a_look_fails_with_is_told(monkeypatch):
+    failed: Future[Usage] = Future()
+    failed.set_exception(OSError("gone"))
+    monkeypatch.setattr(disk, "in_thread", lambda _measure: failed)
     watch = DiskWatch(DiskLimit(100, "by me"))
-    watch._next = 0.0
-    for _ in range(3):
-        assert watch.excess(measure) is None
-    measured.set()
-    end_looks()
+    monkeypatch.setattr(disk.time, "monotonic", lambda: float("inf"))
     with pytest.raises(OSError, match="gone"):
-        watch.excess(measure)
+        watch.excess(lambda: USAGE)
 
 
 def test_the_nearer_the_limit_the_more_often_it_is_looked_at_and_never_without_one(monkeypatch):
     now, looked = [100.0], []
     monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(disk, "in_thread", at_once)
 
     def measure(size: int) -> Usage:
         looked.append(now[0])
@@ -105,10 +98,52 @@ def test_the_nearer_the_limit_the_more_often_it_is_looked_at_and_never_without_o
     for count, size in enumerate((10, 10, 60, 60, 101), 1):
         while len(looked) < count:
             now[0] += 0.5
-            assert watch.excess(lambda size=size: measure(size)) is None
-            end_looks()
-        found = watch.excess(lambda: measure(0))
+            found = watch.excess(lambda size=size: measure(size))
     assert looked == [105.0, 110.0, 115.0, 116.0, 117.0]
     assert found is not None
     assert found[0] == 0
     assert DiskWatch(None).excess(lambda: measure(10**9)) is None
+
+
+def at_once(measure: Callable[[], Usage]) -> Future[Usage]:
+    answer: Future[Usage] = Future()
+    answer.set_result(measure())
+    return answer
+
+
+def test_nobody_waits_for_a_look():
+    may_end, measured = threading.Event(), threading.Event()
+
+    def measure() -> Usage:
+        assert may_end.wait(60)
+        measured.set()
+        return USAGE
+
+    watch = DiskWatch(DiskLimit(100, "by me"))
+    while watch.excess(measure) is None and not measured.is_set():
+        may_end.set()  # which a look in this very thread would never come to see
+        time.sleep(0.01)
+
+
+def test_the_longer_a_look_takes_the_rarer_it_is(monkeypatch):
+    now, looks = [100.0], []
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(disk, "in_thread", lambda measure: looks.append(Future()) or looks[-1])
+    watch = DiskWatch(DiskLimit(100, "by me"))
+    for now[0] in (104.0, 105.0, 108.0):
+        assert watch.excess(lambda: USAGE) is None
+    looks[0].set_result(replace(USAGE, by_rank=((0, 10),)))
+    for now[0] in (108.0, 167.0):  # it took three seconds: the next is sixty later
+        assert watch.excess(lambda: USAGE) is None
+    assert len(looks) == 1
+    now[0] = 168.0
+    watch.excess(lambda: USAGE)
+    assert len(looks) == 2
+
+
+def test_measuring_what_is_gone_is_no_error(tmp_path):
+    job = make_job(tmp_path)
+    shutil.rmtree(job.path)
+    found = usage(job, 0, [0, 1])
+    assert (found.total, found.free) == (0, None)
+    assert "unknown free on its file system" in str(found)

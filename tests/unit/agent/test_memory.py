@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.agent.memory import Cgroup, anonymous, cgroup, high_water, killed, shortage, told
+from flytekitplugins_safedist.agent.memory import (
+    Cgroup,
+    anonymous,
+    cgroup,
+    high_water,
+    killed,
+    loss_of_all,
+    shortage,
+    told,
+)
 
 MIB = 1024**2
 NO_LIMIT_V1 = "9223372036854771712"
@@ -51,6 +60,17 @@ class Machine:
         self.write(f"{place}/memory.current", str(usage))
         self.write(f"{place}/memory.stat", f"anon 5\ninactive_file {cached}\nactive_file {MIB}")
         self.write(f"{place}/memory.events", f"low 0\nhigh 0\nmax 7\noom 3\noom_kill {kills}\noom_group_kill 0")
+
+
+@pytest.mark.parametrize("as_one", ["1", "0", ""])
+def test_where_one_kill_ends_the_whole_container_that_is_said(tmp_path: Path, as_one: str) -> None:
+    machine = Machine(tmp_path, groups="0::/")
+    machine.v2("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB)
+    machine.write("sys/fs/cgroup/memory.oom.group", as_one)
+    said = loss_of_all(cgroup(tmp_path))
+    assert (said is not None) == (as_one == "1")
+    assert said is None or "singleProcessOOMKill" in said
+    assert loss_of_all(None) is None
 
 
 def test_a_pod_under_version_1_whose_mount_begins_at_its_own_group(tmp_path: Path) -> None:

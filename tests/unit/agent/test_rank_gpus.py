@@ -11,10 +11,11 @@ import pytest
 
 from flytekitplugins_safedist.agent.rank_gpus import RankGpus
 from flytekitplugins_safedist.agent.scratch import make_job
+from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.hangs.gpus import GpuUse, fault_of
 from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.order import RankOrder
-from flytekitplugins_safedist.rank.outcome import Fault, RankOutcome, Status, is_consequence, root_cause
+from flytekitplugins_safedist.rank.outcome import RankOutcome, Status, root_cause
 from tests.harness.outcomes import failed, outcome, raised
 
 SECOND = 10**9
@@ -51,7 +52,7 @@ def gpus(tmp_path: Any) -> tuple[RankGpus, Watch, int]:
 
 
 CUDAS = raised("RuntimeError", "CUDA error: unspecified launch failure")
-LOST = raised("DistBackendError", "peer gone", consequence=True)
+LOST = raised("DistBackendError", "peer gone", failure=Failure.PEER_LOST)
 ABORTED = outcome(1, Status.KILLED, exit_code=-signal.SIGABRT)
 
 
@@ -65,8 +66,8 @@ ABORTED = outcome(1, Status.KILLED, exit_code=-signal.SIGABRT)
         (outcome(1, Status.EXITED, exit_code=1), True),
         (failed(0, of=CUDAS), False),
         (failed(1), False),
-        (failed(1, of=replace(CUDAS, fault=Fault.RECOVERABLE)), False),
-        (failed(1, of=replace(CUDAS, fault=Fault.SYSTEM)), False),
+        (failed(1, of=replace(CUDAS, failure=Failure.RECOVERABLE)), False),
+        (failed(1, of=replace(CUDAS, failure=Failure.STORAGE)), False),
         (outcome(1, Status.KILLED, exit_code=-signal.SIGKILL), False),
         (outcome(1, Status.KILLED, exit_code=-signal.SIGTERM), False),
     ],
@@ -118,11 +119,11 @@ def test_a_row_of_memory_that_was_remapped_long_before_is_no_cause(gpus) -> None
 def test_whose_gpu_has_failed_is_the_root_cause_though_others_were_earlier(gpus) -> None:
     made, _, seen = gpus
     failures = [failed(0, seen + SECOND, of=LOST), failed(1, seen + 2 * SECOND, of=LOST)]
-    assert all(map(is_consequence, failures))
+    assert all(each.end.is_echo for each in failures)
     cause = root_cause(map(made.named, failures))
     assert cause is not None
     assert cause.rank == 1
-    assert not is_consequence(cause)
+    assert not cause.end.is_echo
 
 
 def test_a_rank_has_its_own_gpus_and_their_faults(gpus) -> None:

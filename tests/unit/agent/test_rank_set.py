@@ -18,12 +18,13 @@ from flytekitplugins_safedist.agent import rank_set as module
 from flytekitplugins_safedist.agent.rank_set import Ranks
 from flytekitplugins_safedist.agent.scratch import make_job, make_rank
 from flytekitplugins_safedist.errors import ScratchError
+from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.hangs import stacks
 from flytekitplugins_safedist.hangs.gpus import GpuWatch
 from flytekitplugins_safedist.rank import main, shared_page
 from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.order import RankOrder, TaskSource
-from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status, is_consequence, root_cause
+from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status, root_cause
 from flytekitplugins_safedist.rank.outcome_text import describe
 from flytekitplugins_safedist.rank.places import JobScratch
 from flytekitplugins_safedist.rank.shared_page import open_page
@@ -186,6 +187,23 @@ def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_wher
     assert "\n\nMemory high-water of each rank of this node: rank 4 3.0 MiB, rank 5 5.0 MiB. " in told
 
 
+@pytest.mark.parametrize(("kills_now", "code"), [(8, "USER:OutOfMemory"), (7, "USER:RuntimeError")])
+def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, monkeypatch, kills_now, code):
+    ranks, _, orders, _ = round_
+    ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
+    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
+    message, short = "DataLoader worker (pid(s) 71) exited unexpectedly", kills_now == 8
+    killed = Raised("RuntimeError", message, "", failure=Failure.WORKER_KILLED)
+    leave(orders[1], Status.RAISED, time_ns=1, raised=killed)
+    ranks.poll()
+    [outcome] = ranks.outcomes()
+    assert outcome.end.label == code
+    first, _, rest = describe(outcome).partition("\n")
+    lost = "lost DataLoader worker(s) 71 (process ids) to the kernel's out-of-memory killer, and raised RuntimeError: "
+    assert (lost in first) == short
+    assert "Memory high-water of each rank" in rest
+
+
 @pytest.mark.parametrize("code", [-15, 3])
 def test_other_ends_say_nothing_of_memory(round_, code):
     ranks, processes, _, _ = round_
@@ -303,7 +321,7 @@ def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_aft
     assert [outcome.status for outcome in ranks.outcomes()] == [Status.RAISED, Status.KILLED]
 
 
-ECHO = Raised("RuntimeError", "Connection closed by peer", "", consequence=True)
+ECHO = Raised("RuntimeError", "Connection closed by peer", "", failure=Failure.PEER_LOST)
 
 
 def test_an_echo_waits_for_the_failure_that_it_echoes(round_, monkeypatch):
@@ -346,7 +364,7 @@ def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_)
     ranks._members[0].outcome = None
     processes.to_come = [EndedRank(101, -signal.SIGABRT, 1)]
     ranks.poll()
-    assert all(is_consequence(outcome) for outcome in ranks.outcomes())
+    assert all(outcome.end.is_echo for outcome in ranks.outcomes())
     ranks.settle()
 
 

@@ -19,12 +19,12 @@ from flytekitplugins_safedist.job.coordinator import Coordinator, Disconnected, 
 from flytekitplugins_safedist.job.facts import Cause, End, Rules, Spent, replacements
 from flytekitplugins_safedist.job.messages import (
     Again,
+    Alarm,
     AllSaved,
     Answer,
     Asks,
     Beat,
     Ended,
-    Failure,
     Floor,
     Gather,
     Go,
@@ -203,12 +203,12 @@ class World:
         if isinstance(message, Leaves):
             self.heard_leaving.add((host.name, name))
         sent = coordinator.on(Said(name, message), self.now)
-        is_cause = isinstance(message, Ended | Failure) and message.cause is not None and not message.cause.consequence
+        is_cause = isinstance(message, Ended | Alarm) and message.cause is not None and not message.cause.consequence
         is_heard = (host.name, name) not in self.heard_leaving and not any(isinstance(each, Greet) for _, each in sent)
         if is_cause and is_heard:  # whom nobody knows is to say it again
             self.real.add((host.name, message.round))  # type: ignore[union-attr]
-        if isinstance(message, Hello) and message.failure is not None and not message.failure.cause.consequence:
-            self.real.add((host.name, message.failure.round))
+        if isinstance(message, Hello) and message.alarm is not None and not message.alarm.cause.consequence:
+            self.real.add((host.name, message.alarm.round))
         self.send(host, sent)
 
     def send(self, host: Process, sent: list[tuple[str, Message]]) -> None:
@@ -416,7 +416,7 @@ class World:
             self.checks(process, go)
             return
         process.checking = None
-        process.now(state="running", round=go.round, failure=None)
+        process.now(state="running", round=go.round, alarm=None)
         process.stands = None
         if self.saves:
             self.say(process, Listens(go.round))
@@ -513,8 +513,8 @@ class World:
         process.is_ending, process.stands = True, None
         number = process.hello.round
         if cause is not None:
-            process.now(failure=Failure(number, cause, "" if cause.consequence else f"real {number}"))
-            self.say(process, process.hello.failure)  # type: ignore[arg-type]
+            process.now(alarm=Alarm(number, cause, "" if cause.consequence else f"real {number}"))
+            self.say(process, process.hello.alarm)  # type: ignore[arg-type]
 
         def ended() -> None:
             process.is_ending = False

@@ -11,9 +11,9 @@ from flytekitplugins_safedist.job.ending import verdict_of
 from flytekitplugins_safedist.job.facts import Cause, End, History, Spent
 from flytekitplugins_safedist.job.messages import (
     Again,
+    Alarm,
     CannotBegin,
     Ended,
-    Failure,
     Go,
     Greet,
     Leave,
@@ -478,7 +478,7 @@ def test_a_node_that_dies_soon_after_it_is_back_is_replaced_twice_and_the_job_sa
     assert all(loss.why.endswith("a new process has taken its place") for loss in job.it.history.losses)
     assert job.it.end.text.startswith("node 1 was lost 3 times, and lived less than 600 s each time it was back")
     assert job.it.end.text.endswith("memory is limited to 2.0 GiB.")
-    assert verdict_of(TheEnd(job.it.end, uploads=True), None).code == "SYSTEM:NodeLost"
+    assert verdict_of(TheEnd(job.it.end, uploads=True), None, 2).code == "SYSTEM:NodeLost"
 
 
 def test_a_process_that_was_there_before_this_coordinator_has_lived_nobody_knows_how_long():
@@ -757,7 +757,7 @@ NO_RESTART = replace(FIXED, max_restarts=0)
 
 def test_a_cause_that_is_told_at_once_stops_the_others_and_its_node_may_take_its_time_to_end():
     job = begun()
-    job.say("b", Failure(0, cause(1), "the record"))
+    job.say("b", Alarm(0, cause(1), "the record"))
     assert stopped(job) == {"a", "c"}
     job.all_end("a", "c")
     job.wait(FIXED.patience - STEP)
@@ -769,7 +769,7 @@ def test_a_cause_that_is_told_at_once_stops_the_others_and_its_node_may_take_its
 
 def test_an_echo_that_is_told_at_once_gives_way_to_the_cause_that_its_node_tells_at_the_end():
     job = begun(NO_RESTART)
-    job.say("b", Failure(0, cause(1, echo=4)))
+    job.say("b", Alarm(0, cause(1, echo=4)))
     job.all_end("a", "c")
     job.say("b", Ended(0, cause(2)))
     assert job.heard(Tell).keys() == {"b"}
@@ -780,7 +780,7 @@ def test_an_echo_that_is_told_at_once_gives_way_to_the_cause_that_its_node_tells
 @pytest.mark.parametrize("then", ["it is lost", "it does not end its ranks", "it does not answer"])
 def test_what_was_told_at_once_is_the_end_though_its_node_never_says_more(then):
     job = begun(NO_RESTART)
-    job.say("b", Failure(0, cause(1), "the record"))
+    job.say("b", Alarm(0, cause(1), "the record"))
     if then == "it is lost":
         job.lose("b")
     elif then == "it does not answer":
@@ -808,7 +808,7 @@ def lost_with_its_cause(job: Job) -> None:
 def test_a_cause_that_comes_when_its_node_was_given_up_ends_a_job_without_restarts():
     job = begun(NO_RESTART)
     lost_with_its_cause(job)
-    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1)))
+    job.hello("b", state=ENDED, round=0, alarm=Alarm(0, cause(1)))
     job.say("b", Ended(0, cause(1)))
     assert job.heard(Tell) == {"b": Tell(0)}
     assert job.heard(Go) == {}
@@ -819,7 +819,7 @@ def test_a_cause_that_comes_when_its_node_was_given_up_ends_a_job_without_restar
 def test_a_cause_that_comes_late_is_the_restart_that_it_would_have_been_and_counts_once():
     job = begun()
     lost_with_its_cause(job)
-    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1)))
+    job.hello("b", state=ENDED, round=0, alarm=Alarm(0, cause(1)))
     job.say("b", Ended(0, cause(1)))
     job.say("b", Ended(0, cause(1)))
     assert job.budgets == (1, 1)
@@ -832,7 +832,7 @@ def test_a_cause_that_comes_late_ends_the_round_that_has_begun_without_it():
     job.wait(RANGE.grace + STEP)
     job.all_end("a", "c")
     assert job.heard(Go).keys() >= {"a", "c"}
-    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1)))
+    job.hello("b", state=ENDED, round=0, alarm=Alarm(0, cause(1)))
     job.say("b", Ended(0, cause(1)))
     assert job.heard(Tell) == {"b": Tell(0)}
     job.say("b", Told(0, "the record"))
@@ -844,7 +844,7 @@ def test_a_cause_counts_that_a_process_brings_whose_place_was_taken():
     lost_with_its_cause(job)
     job.hello("b2", 1, started_ns=2)
     job.sent.clear()
-    job.hello("b", state=ENDED, round=0, failure=Failure(0, cause(1), "the record"))
+    job.hello("b", state=ENDED, round=0, alarm=Alarm(0, cause(1), "the record"))
     sent = job.sent.copy()
     assert [message.why for process, message in sent if process == "b" and isinstance(message, Refused)] == ["fenced"]
     assert job.it.end == End("failed", outcome="the record", reason="max_restarts=0")
@@ -856,9 +856,9 @@ def test_the_next_coordinator_counts_a_cause_that_the_one_before_has_not(was_cou
     if was_counted:
         history = replace(history, restarts=(Spent(0, "1", "rank 1 failed"),))
     after = Job(replace(FIXED, max_restarts=1), host="a2")
-    after.hello("b", state=ENDED, round=0, history=history, lost=("a",), failure=Failure(0, cause(1)))
+    after.hello("b", state=ENDED, round=0, history=history, lost=("a",), alarm=Alarm(0, cause(1)))
     after.say("b", Ended(0, cause(1)))
-    after.hello("c", state=ENDED, round=0, history=history, lost=("a",), failure=Failure(0, cause(2, echo=4)))
+    after.hello("c", state=ENDED, round=0, history=history, lost=("a",), alarm=Alarm(0, cause(2, echo=4)))
     after.say("c", Ended(0, cause(2, echo=4)))
     after.hello("a2", 0)
     assert after.heard(Go).keys() == {"a2", "b", "c"}

@@ -17,9 +17,10 @@ from flytekitplugins_safedist.errors import (
     RendezvousTimeoutError,
     SafedistError,
 )
+from flytekitplugins_safedist.failures import ROWS, Failure
 from flytekitplugins_safedist.hangs.gpus import GpuUse, fault_of
-from flytekitplugins_safedist.job.verdict import Code, Kind, Origin, Verdict, judge, of_error
-from flytekitplugins_safedist.rank.outcome import Fault, RankOutcome, Status
+from flytekitplugins_safedist.job.verdict import Kind, Origin, Verdict, judge, of_error
+from flytekitplugins_safedist.rank.outcome import RankOutcome, Status
 from tests.harness.outcomes import failed, outcome, raised
 
 FAILURES = Path(__file__).parents[3] / "docs" / "failures.md"
@@ -44,7 +45,7 @@ def unfit(subject: str) -> SafedistError:
 ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
     "USER:ValueError": (failed(), "raised ValueError: bad"),
     "USER:FlyteRecoverableException": (
-        failed(of=raised("flytekit.exceptions.user.FlyteRecoverableException", fault=Fault.RECOVERABLE)),
+        failed(of=raised("flytekit.exceptions.user.FlyteRecoverableException", failure=Failure.RECOVERABLE)),
         "raised FlyteRecoverableException",
     ),
     "USER:OutOfMemory": (killed(signal.SIGKILL, out_of_memory=True), "out-of-memory killer"),
@@ -58,19 +59,23 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
         "raised ScratchError",
     ),
     "USER:PeersLost": (
-        failed(of=raised("RuntimeError", consequence=True)),
+        failed(of=raised("RuntimeError", failure=Failure.PEER_LOST)),
         "none failed by itself, and no node was lost",
     ),
+    "USER:RanksNotMet": (
+        failed(of=raised("DistStoreError", failure=Failure.NOT_MET)),
+        "the ranks did not come together in init_process_group",
+    ),
     "USER:CollectiveTimeout": (
-        replace(failed(of=raised("RuntimeError", consequence=True)), timed_out=True),
+        replace(failed(of=raised("RuntimeError", failure=Failure.PEER_LOST)), timed_out=True),
         "most likely ranks called different collectives",
     ),
     "USER:HangError": (
-        failed(of=raised("HangError", "the job does not move", fault=Fault.RECOVERABLE, code="USER:HangError")),
+        failed(of=raised("HangError", "the job does not move", failure=Failure.RECOVERABLE, code="USER:HangError")),
         "raised HangError: the job does not move",
     ),
     "USER:RanksNotReady": (
-        failed(of=raised("LaunchError", "not begun in time", fault=Fault.RECOVERABLE, code="USER:RanksNotReady")),
+        failed(of=raised("LaunchError", "not begun in time", failure=Failure.RECOVERABLE, code="USER:RanksNotReady")),
         "raised LaunchError: not begun in time",
     ),
     "SYSTEM:NodeDisk": (failed(of=raised("OSError", errnos=(errno.EIO,))), "raised OSError"),
@@ -91,7 +96,10 @@ ENDS: dict[str, tuple[RankOutcome | SafedistError, str]] = {
             (31, "USER:GpuXidError"),
         ]
     },
-    "SYSTEM:Storage": (failed(of=raised("FlyteUploadDataException", fault=Fault.SYSTEM)), "FlyteUploadDataException"),
+    "SYSTEM:Storage": (
+        failed(of=raised("FlyteUploadDataException", failure=Failure.STORAGE)),
+        "FlyteUploadDataException",
+    ),
     "SYSTEM:RanksNotStarted": (LaunchError("the rank server died"), "the rank server died"),
     "SYSTEM:Stopped": (JobInterruptedError("told to stop by SIGTERM"), "told to stop by SIGTERM"),
     **{
@@ -124,10 +132,10 @@ def verdict(end: RankOutcome | SafedistError) -> Verdict | None:
 
 def test_the_table_tells_of_every_code() -> None:
     assert set(promised()) == set(ENDS)
-    assert {code.value for code in Code} <= set(ENDS)
+    assert {row.code for row in ROWS.values()} - {""} <= set(ENDS)
 
 
-@pytest.mark.end("a rank is OOM-killed", "USER:OutOfMemory")
+@pytest.mark.end("a rank, or a DataLoader worker of it, is OOM-killed", "USER:OutOfMemory")
 @pytest.mark.parametrize("code", ENDS)
 def test_what_the_table_says_is_what_is_uploaded(code: str) -> None:
     end, text = ENDS[code]
@@ -141,4 +149,4 @@ def test_what_the_table_says_is_what_is_uploaded(code: str) -> None:
 def test_the_loss_of_node_0_has_the_code_of_every_lost_node() -> None:
     judged = of_error(NodeLostError("node 0 is gone"))
     assert judged is not None
-    assert judged.code == Code.NODE_LOST.value
+    assert judged.code == "SYSTEM:NodeLost"

@@ -11,17 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.rank.outcome import (
     NO_RANK,
-    Fault,
     RankOutcome,
     Status,
-    is_consequence,
     root_cause,
-    speaks_of_lost_peer,
-    speaks_of_timeout,
 )
-from flytekitplugins_safedist.rank.outcome_text import describe, error_code, signal_reason
+from flytekitplugins_safedist.rank.outcome_text import describe, signal_reason
 from tests.harness.outcomes import OUTCOMES, failed, outcome, raised
 
 
@@ -55,7 +52,7 @@ JSON = st.recursive(
 @example(5)
 @example({"raised": None, "log_tail": None})
 @example({"raised": 5})
-@example({"raised": {"fault": "nobody's", "errnos": []}})
+@example({"raised": {"failure": "nobody's", "errnos": []}})
 def test_json_that_is_no_record_is_refused_as_that(data: object) -> None:
     with pytest.raises(ValueError, match="not a RankOutcome"):
         RankOutcome.from_json(json.dumps(data))
@@ -170,7 +167,7 @@ def test_the_lowest_rank_wins_a_tie() -> None:
 
 
 def test_a_failure_that_speaks_for_itself_wins_over_an_earlier_echo() -> None:
-    echo = failed(0, 1, of=raised("horovod.common.exceptions.HorovodInternalError", consequence=True))
+    echo = failed(0, 1, of=raised("horovod.common.exceptions.HorovodInternalError", failure=Failure.PEER_LOST))
     aborted = outcome(1, Status.KILLED, 2, exit_code=-signal.SIGABRT)
     real = failed(2, 3)
     assert root_cause([echo, aborted, real]) is real
@@ -182,12 +179,12 @@ def test_a_failure_that_speaks_for_itself_wins_over_an_earlier_echo() -> None:
 
 def test_among_echoes_alone_the_earliest_is_all_there_is() -> None:
     first = outcome(1, Status.KILLED, 2, exit_code=-signal.SIGABRT)
-    assert root_cause([failed(0, 3, of=raised(consequence=True)), first]) is first
+    assert root_cause([failed(0, 3, of=raised(failure=Failure.PEER_LOST)), first]) is first
 
 
 def test_a_rank_that_aborts_is_nearer_to_the_root_than_those_that_lost_it_however_late_its_end_is_seen():
     aborted = outcome(1, Status.KILLED, 200, exit_code=-6)
-    assert root_cause([failed(0, 100, of=raised(consequence=True)), aborted]) is aborted
+    assert root_cause([failed(0, 100, of=raised(failure=Failure.PEER_LOST)), aborted]) is aborted
     assert root_cause([aborted, failed(2, 300)]).rank == 2
 
 
@@ -205,88 +202,25 @@ def test_the_choice_does_not_depend_on_the_order_of_reports(outcomes: list[RankO
     cause = root_cause(unique)
     assert root_cause(shuffled) == cause
     assert (cause is None) == (not any(each.failed for each in unique))
-    if cause is not None and is_consequence(cause):
-        assert all(is_consequence(each) for each in unique if each.failed)
+    if cause is not None and cause.end.is_echo:
+        assert all(each.end.is_echo for each in unique if each.failed)
 
 
 def test_only_a_lost_peer_or_an_abort_counts_as_an_echo() -> None:
-    assert is_consequence(failed(of=raised(consequence=True)))
-    assert not is_consequence(failed())
-    assert is_consequence(outcome(0, Status.KILLED, exit_code=-6))
-    assert not is_consequence(outcome(0, Status.KILLED, exit_code=-9))
-    assert not is_consequence(outcome(0, Status.EXITED, exit_code=6))
-
-
-PAIR = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc"
-"""As torch 2.13.0 has it in its texts."""
-
-
-@pytest.mark.parametrize(
-    ("type_", "message"),
-    [
-        ("horovod.common.exceptions.HorovodInternalError", "anything"),
-        ("HorovodInternalError", ""),
-        ("torch.distributed.DistBackendError", "NCCL error in: ..."),
-        ("torch.distributed.DistNetworkError", "failed to recv, got 0 bytes"),
-        ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"),
-        ("RuntimeError", f"[{PAIR}:553] Connection closed by peer [127.0.0.1]:31121. This is typically caused by"),
-        ("RuntimeError", f"[{PAIR}:589] Read error [127.0.0.1]:4242: Connection reset by peer"),
-        ("RuntimeError", "[../gloo/rendezvous/context.cc:54] Gloo connectFullMesh failed with: Connection refused"),
-        ("RuntimeError", "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1800000 ms"),
-        ("RuntimeError", "Horovod has been shut down. This was caused by an exception on one of the ranks"),
-        ("RuntimeError", "NCCL communicator was aborted on rank 1"),
-        ("RuntimeError", "remote process exited or there was a network error"),
-        ("RuntimeError", "[enforce fail at gloo/transport/tcp/device.cc:83]"),
-    ],
-)
-def test_collectives_that_lost_a_peer_are_recognised(type_: str, message: str) -> None:
-    assert speaks_of_lost_peer(type_, message)
-
-
-@pytest.mark.parametrize(
-    ("type_", "message"),
-    [
-        ("ValueError", "connection closed by peer"),
-        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
-        ("RuntimeError", "feature store: connection refused"),
-        ("RuntimeError", "Broken pipe"),
-        ("RuntimeError", "read error in shard 7"),
-        ("RuntimeError", "database: socket timeout, connection reset by peer"),
-        ("RuntimeError", "CUDA error: out of memory"),
-        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
-        ("my.RuntimeErrorOfMine", "broken pipe"),
-        ("MyHorovodInternalErrorHandler", ""),
-        (
-            "horovod.common.exceptions.HorovodInternalError",
-            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor",
-        ),
-    ],
-)
-def test_what_a_user_program_raises_of_its_own_is_no_echo(type_: str, message: str) -> None:
-    assert not speaks_of_lost_peer(type_, message)
+    assert failed(of=raised(failure=Failure.PEER_LOST)).end.is_echo
+    assert not failed().end.is_echo
+    assert outcome(0, Status.KILLED, exit_code=-6).end.is_echo
+    assert not outcome(0, Status.KILLED, exit_code=-9).end.is_echo
+    assert not outcome(0, Status.EXITED, exit_code=6).end.is_echo
 
 
 def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_lost_the_one_that_waited() -> None:
-    lost = failed(0, 1, of=raised(consequence=True))
-    waited = failed(1, 2, of=raised(consequence=True), timed_out=True)
-    knows = failed(2, 3, of=raised(consequence=True), timed_out=True, others="Where rank 3 was then")
+    lost = failed(0, 1, of=raised(failure=Failure.PEER_LOST))
+    waited = failed(1, 2, of=raised(failure=Failure.PEER_LOST), timed_out=True)
+    knows = failed(2, 3, of=raised(failure=Failure.PEER_LOST), timed_out=True, others="Where rank 3 was then")
     assert root_cause([lost, waited]) is waited
     assert root_cause([lost, waited, knows]) is knows
     assert root_cause([lost, waited, knows, failed(3, 4)]).rank == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "timed_out"),
-    [
-        ("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete", True),
-        ("wait timeout after 3000ms, keys: /default_pg/0//1//cpu//0/1", True),
-        ("...\n[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)\n...", True),
-        (f"[{PAIR}:553] Connection closed by peer [127.0.0.1]:31121", False),
-        ("Timed out waiting 30 ms for a shard", False),
-    ],
-)
-def test_a_time_out_is_told_from_a_lost_peer(text: str, timed_out: bool) -> None:
-    assert speaks_of_timeout(text) == timed_out
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -333,7 +267,7 @@ def test_signals_without_a_known_reason_keep_their_name_or_number() -> None:
     ],
 )
 def test_a_failure_has_a_name_for_consoles_and_metrics(ended: RankOutcome, code: str) -> None:
-    assert error_code(ended) == code
+    assert ended.end.label == code
 
 
 @pytest.mark.parametrize(("node_rank", "node"), [(-1, "a node"), (0, "node 0"), (1, "node 1")])
@@ -380,7 +314,7 @@ def test_a_failure_after_restarts_says_so() -> None:
 def test_outcomes_are_frozen_and_default_to_the_users_fault() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         outcome().rank = 1  # type: ignore[misc]
-    assert raised().fault is Fault.USER
+    assert raised().failure is Failure.OWN
 
 
 def test_letters_that_no_encoding_has_are_spelled_out_wherever_they_stand() -> None:
@@ -397,3 +331,18 @@ def test_letters_that_no_encoding_has_are_spelled_out_wherever_they_stand() -> N
 def test_control_characters_of_an_exception_are_spelled_out() -> None:
     shown = raised("ValueError", "\x1b[2J\x07gone\r\x00\x9b\ttab\nline")
     assert shown.message == "\\x1b[2J\\x07gone\\x0d\\x00\\x9b\ttab\nline"
+
+
+def test_what_a_loaders_worker_said_stands_in_the_first_line() -> None:
+    of_worker = (
+        "Caught BadSample in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
+        '  File "data.py", line 7, in read\n    raise KeyError(17)\nKeyError: 17\n\nDuring handling of the above '
+        "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+        '  File "data.py", line 9, in __getitem__\n    raise BadSample(17)\n'
+        "my.data.BadSample: bad sample 17:\n  truncated JPEG\n"
+    )
+    text = describe(failed(of=raised("my.data.BadSample", of_worker)))
+    assert "raised my.data.BadSample: bad sample 17:\n  truncated JPEG (in DataLoader worker process 3)\n\n" in text
+    assert text.count("Original Traceback") == 1, "in the traceback alone"
+    cut = "Caught BadSample in DataLoader worker process 3.\nOriginal Traceback ..."
+    assert f"raised BadSample: {cut}" in describe(failed(of=raised("BadSample", cut)))

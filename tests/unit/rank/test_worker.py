@@ -30,11 +30,12 @@ from flytekitplugins_safedist.errors import (
     PayloadError,
     ScratchError,
 )
+from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.rank import main, recording, shared_page
 from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.fork import Reads, die_with_parent
 from flytekitplugins_safedist.rank.order import RankOrder
-from flytekitplugins_safedist.rank.outcome import Fault, Raised, RankOutcome, Status
+from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 from flytekitplugins_safedist.rank.places import RankFiles
 from flytekitplugins_safedist.texts import chain
 from tests.harness.procs import DEADLINE
@@ -100,32 +101,32 @@ def test_a_record_has_type_message_and_the_whole_traceback_with_its_causes() -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "fault", "repeats"),
+    ("error", "failure", "repeats"),
     [
-        (ValueError("x"), Fault.USER, False),
-        (OSError(errno.EIO, "x"), Fault.USER, False),
-        (SystemExit(3), Fault.USER, False),
-        (KeyboardInterrupt(), Fault.USER, False),
-        (ImportError("x"), Fault.USER, True),
-        (ModuleNotFoundError("x"), Fault.USER, True),
-        (SyntaxError("x"), Fault.USER, True),
-        (IndentationError("x"), Fault.USER, True),
-        (ConfigError([]), Fault.USER, True),
-        (MissingDependencyError("x"), Fault.USER, True),
-        (NotInTaskError("x"), Fault.USER, True),
-        (PayloadError("x"), Fault.USER, True),
-        (ScratchError("x"), Fault.USER, False),
-        (FsIoError("x"), Fault.SYSTEM, False),
-        (CheckpointError("x"), Fault.USER, True),
-        (FlyteRecoverableException("x"), Fault.RECOVERABLE, False),
-        (MyRecoverableError("x"), Fault.RECOVERABLE, False),
-        (FlyteDownloadDataException("x"), Fault.SYSTEM, False),
+        (ValueError("x"), Failure.OWN, False),
+        (OSError(errno.EIO, "x"), Failure.NODE_DISK, False),
+        (SystemExit(3), Failure.OWN, False),
+        (KeyboardInterrupt(), Failure.OWN, False),
+        (ImportError("x"), Failure.OWN, True),
+        (ModuleNotFoundError("x"), Failure.OWN, True),
+        (SyntaxError("x"), Failure.OWN, True),
+        (IndentationError("x"), Failure.OWN, True),
+        (ConfigError([]), Failure.OWN, True),
+        (MissingDependencyError("x"), Failure.OWN, True),
+        (NotInTaskError("x"), Failure.OWN, True),
+        (PayloadError("x"), Failure.OWN, True),
+        (ScratchError("x"), Failure.OWN, False),
+        (FsIoError("x"), Failure.STORAGE, False),
+        (CheckpointError("x"), Failure.OWN, True),
+        (FlyteRecoverableException("x"), Failure.RECOVERABLE, False),
+        (MyRecoverableError("x"), Failure.RECOVERABLE, False),
+        (FlyteDownloadDataException("x"), Failure.STORAGE, False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_whose_fault_it_is_and_whether_it_repeats(error: BaseException, fault: Fault, repeats: bool) -> None:
+def test_whose_fault_it_is_and_whether_it_repeats(error: BaseException, failure: Failure, repeats: bool) -> None:
     record = recorded(error)
-    assert (record.fault, record.repeats) == (fault, repeats)
+    assert (record.failure, record.repeats) == (failure, repeats)
 
 
 def test_sys_exit_in_the_function_is_said_to_be_that() -> None:
@@ -172,9 +173,9 @@ def test_a_suppressed_context_is_no_cause() -> None:
 
 def test_a_lost_peer_is_marked_as_a_consequence() -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
-    assert recording.record(lost, "", world_size=2).consequence
-    assert not recording.record(lost, "", world_size=1).consequence, "it has no peers"
-    assert not recording.record(RuntimeError("shapes do not match"), "", world_size=2).consequence
+    assert recording.record(lost, "", world_size=2).failure is Failure.PEER_LOST
+    assert recording.record(lost, "", world_size=1).failure is Failure.OWN, "it has no peers"
+    assert recording.record(RuntimeError("shapes do not match"), "", world_size=2).failure is Failure.OWN
 
 
 def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path) -> None:

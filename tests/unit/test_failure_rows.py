@@ -1,0 +1,438 @@
+"""What texts of NCCL, gloo, torch and Horovod say, alone and in chains; what becomes of one rank's end."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+
+import pytest
+
+from flytekitplugins_safedist.failures import (
+    ROWS,
+    ChainLink,
+    EndOfRank,
+    Failure,
+    Payer,
+    linked,
+    of_chain,
+    of_exception,
+    of_link,
+    repeats,
+    speaks_of_timeout,
+)
+from flytekitplugins_safedist.rank import recording
+from flytekitplugins_safedist.rank.outcome import Raised
+
+LOST, LATE, MISTAKE, OWN = Failure.PEER_LOST, Failure.TIMED_OUT, Failure.MISTAKE, None
+REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+USAGE = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+UNIQUE = "setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0'"
+SHUT = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution."
+)
+
+# The texts as people reported them: repository and number of the issue, class, text, what it says.
+REPORTED = [
+    (
+        "NVIDIA/nccl#2076",
+        "DistBackendError",
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
+        f"network error, NCCL version 2.21.5\n{REMOTE}Last error:\n"
+        "socketProgressOpt: Call to recv from 172.1.1.1<33759> failed : Connection reset by peer",
+        LOST,
+    ),
+    (
+        "NVIDIA/nccl#1928",
+        "DistBackendError",
+        "NCCL error in: /opt/pytorch/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3763, remote process "
+        f"exited or there was a network error, NCCL version 2.28.8\n{REMOTE}Last error:\nNET/OFI Request "
+        "0x7f14cc5b60c0 completed with error. RC: 113. Error: 2 (UNDELIVERABLE). Completed length: 0",
+        LOST,
+    ),
+    (
+        "NVIDIA/nccl#1514",
+        "DistBackendError",
+        "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3\n"
+        "ncclInternalError: Internal check failed.\nLast error:\nNet : Connection closed by remote peer user<50260>",
+        LOST,
+    ),
+    (
+        "NVIDIA/nccl#934",
+        "DistBackendError",
+        "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1347, remote process exited or there was a "
+        f"network error, NCCL version 2.18.5\n{REMOTE}",
+        LOST,
+    ),
+    (
+        "tatsu-lab/stanford_alpaca#207",
+        "RuntimeError",
+        f"NCCL error: remote process exited or there was a network error, NCCL version 2.14.3\n{REMOTE}Last error:\n"
+        "NET/IB : Got completion from peer 11.214.147.122<39138> with error 12, opcode 0, len 0, vendor err 129",
+        LOST,
+    ),
+    ("PeterGriffinJin/Search-R1#170", "DistBackendError", "NCCL communicator was aborted on rank 0.", LOST),
+    (
+        "verl-project/verl#161",
+        "DistBackendError",
+        "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, invalid usage (run with NCCL_DEBUG=WARN for "
+        f"details), NCCL version 2.20.5\n{USAGE}Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+        MISTAKE,
+    ),
+    (
+        "NVIDIA/Megatron-LM#661",
+        "DistBackendError",
+        "NCCL error in: /opt/pytorch/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1727, invalid usage (run "
+        f"with NCCL_DEBUG=WARN for details), NCCL version 2.19.3\n{USAGE}"
+        "Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000",
+        MISTAKE,
+    ),
+    (
+        "NVIDIA/nccl#1241",
+        "DistBackendError",
+        f"NCCL error in: X.cpp:1287, invalid usage, NCCL version 2.17.1\n{USAGE}",
+        MISTAKE,
+    ),
+    ("horovod/horovod#3929", "HorovodInternalError", "ncclCommInitRank failed: invalid usage", MISTAKE),
+    ("Lightning-AI/pytorch-lightning#20219", "DistBackendError", "NCCL error: Invalid rank requested", MISTAKE),
+    (
+        "pytorch/pytorch#111187",
+        "DistBackendError",
+        "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1331, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.18.1",
+        MISTAKE,
+    ),
+    ("pytorch/pytorch#17349", "RuntimeError", "NCCL error in: ProcessGroupNCCL.cpp:260, unhandled cuda error", MISTAKE),
+    (
+        "NVIDIA/nccl#207",
+        "RuntimeError",
+        "NCCL error in: /torch/lib/c10d/ProcessGroupNCCL.cpp:260, unhandled system error",
+        OWN,
+    ),
+    (
+        "Alibaba-NLP/DeepResearch#107",
+        "DistBackendError",
+        "NCCL error in: NCCLUtils.hpp:94, internal error\nBootstrap : no socket interface found",
+        MISTAKE,
+    ),
+    (
+        "hiyouga/LlamaFactory#3698",
+        "DistBackendError",
+        f"[4] is {UNIQUE}, but store->get('0') got error: Socket Timeout",
+        LATE,
+    ),
+    (
+        "NVIDIA-NeMo/Speech#14399",
+        "DistBackendError",
+        f"[1] is {UNIQUE}, but store->get('0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+        LATE,
+    ),
+    (
+        "pytorch/pytorch#82091",
+        "RuntimeError",
+        f"[1] is {UNIQUE}, but store->get('0') got error: Timeout waiting for key: default_pg/0/0 after 1800000 ms",
+        LATE,
+    ),
+    (
+        "hiyouga/LlamaFactory#7396",
+        "DistBackendError",
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE) "
+        "ran for 600060 milliseconds before timing out.",
+        LATE,
+    ),
+    (
+        "RVC-Project/Retrieval-based-Voice-Conversion-WebUI#1882",
+        "RuntimeError",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10895",
+        LOST,
+    ),
+    (
+        "RVC-Project/Retrieval-based-Voice-Conversion-WebUI#1882",
+        "RuntimeError",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error [192.1.7.9]:25266: Connection reset by peer",
+        LOST,
+    ),
+    (
+        "pytorch/pytorch#61670",
+        "RuntimeError",
+        "[/var/lib/jenkins/workspace/third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+        "[172.17.0.2]:16786",
+        LOST,
+    ),
+    (
+        "aws-samples/aws-do-eks#50",
+        "RuntimeError",
+        "Gloo connectFullMesh failed ... timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:14215",
+        LOST,
+    ),
+    (
+        "sgl-project/sglang#3226",
+        "RuntimeError",
+        "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+        LOST,
+    ),
+    (
+        "aws-samples/aws-do-eks#51",
+        "RuntimeError",
+        "[enforce fail at .../gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ^lo",
+        MISTAKE,
+    ),
+    (
+        "NVIDIA/Megatron-LM#436",
+        "RuntimeError",
+        "[enforce fail at /root/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to "
+        "find address for: bond1",
+        MISTAKE,
+    ),
+    (
+        "msr-fiddle/pipedream#32",
+        "RuntimeError",
+        "[enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:127] rp != nullptr. Unable to find address "
+        "for: dgx-1.ai",
+        MISTAKE,
+    ),
+    (
+        "vllm-project/vllm#39015",
+        "DistNetworkError",
+        "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, "
+        "name: EADDRINUSE, message: address already in use",
+        MISTAKE,
+    ),
+    (
+        "meta-pytorch/torchtune#1025",
+        "DistNetworkError",
+        "The server socket has failed to listen on any local network address. The server socket has failed to bind to "
+        "[::]:29500 (errno: 98 - Address already in use).",
+        MISTAKE,
+    ),
+    ("pytorch/pytorch#118666", "DistNetworkError", "Connection reset by peer", LOST),
+    (
+        "vllm-project/vllm#19670",
+        "DistNetworkError",
+        "The client socket has timed out after 600000ms while trying to connect to (172.17.0.9, 46229).",
+        LOST,
+    ),
+    (
+        "lllyasviel/ControlNet#382",
+        "TimeoutError",
+        "The client socket has timed out after 1800s while trying to connect to (127.0.0.1, 48391).",
+        LOST,
+    ),
+    (
+        "OpenRLHF/OpenRLHF#1040",
+        "DistStoreError",
+        "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
+        LATE,
+    ),
+    ("alibaba/Pai-Megatron-Patch#468", "DistStoreError", "Socket Timeout", LATE),
+    (
+        "tczhangzhi/pytorch-distributed#18",
+        "RuntimeError",
+        "Timed out initializing process group in store based barrier on rank: 2, for key: store_based_barrier_key:1 "
+        "(world_size=2, worker_count=4, timeout=0:30:00)",
+        LATE,
+    ),
+    ("horovod/horovod#3412", "UnknownError", SHUT, LOST),
+    ("horovod/horovod#1421", "HorovodInternalError", SHUT, LOST),
+    ("horovod/horovod#110", "UnknownError", "ncclCommInitRank failed: unhandled system error", OWN),
+    ("mittagessen/kraken#266", "RuntimeError", "DataLoader worker (pid 22048) is killed by signal: Killed.", OWN),
+    ("tloen/alpaca-lora#123", "RuntimeError", "CUDA error: uncorrectable ECC error encountered", OWN),
+    (
+        "MIC-DKFZ/nnUNet#1519",
+        "RuntimeError",
+        "CUDA error: uncorrectable NVLink error detected during the execution",
+        OWN,
+    ),
+]
+
+
+@pytest.mark.parametrize(("where", "type_", "text", "says"), REPORTED, ids=[each[0] for each in REPORTED])
+def test_what_is_reported_in_public_is_read_right(where: str, type_: str, text: str, says: Failure | None) -> None:
+    assert of_link(ChainLink(type_, text)) is says
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "says"),
+    [
+        ("HorovodInternalError", "", LOST),  # its class is its word that a collective failed
+        ("HorovodInternalError", "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor", MISTAKE),
+        ("DistNetworkError", "failed to recv, got 0 bytes", LOST),
+        # what gloo tells the peers of a rank whose time was up
+        ("RuntimeError", "[/x/gloo/transport/tcp/pair.cc:1] Application timeout caused pair closure", LOST),
+        ("RuntimeError", "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1800000 ms", LOST),
+        (
+            "RuntimeError",
+            "[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete",
+            LATE,
+        ),
+        ("DistStoreError", "wait timeout after 3000ms, keys: /default_pg/0//1//cpu//0/1", LATE),
+        ("DistBackendError", "NCCL error in: something that nobody has seen yet", OWN),
+        ("ValueError", "connection closed by peer", OWN),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", OWN),
+        ("RuntimeError", "feature store: connection refused", OWN),
+        ("RuntimeError", "database: socket timeout, connection reset by peer", OWN),
+        ("RuntimeError", "address already in use", OWN),
+        ("TimeoutError", "[Errno 110] Connection timed out", OWN),
+        ("RuntimeErrorOfMine", "gloo/transport: broken pipe", OWN),
+        ("MyHorovodInternalErrorHandler", "", OWN),
+        ("RuntimeError", "CUDA error: out of memory", OWN),
+    ],
+)
+def test_only_what_a_library_of_collectives_writes_is_its_word(type_: str, text: str, says: Failure | None) -> None:
+    assert of_link(ChainLink(type_, text)) is says
+
+
+def test_a_log_says_that_a_collective_timed_out() -> None:
+    watchdog = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)"
+    assert speaks_of_timeout(f"...\n{watchdog}\n...")
+    assert not speaks_of_timeout("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31121")
+    assert not speaks_of_timeout("Timed out waiting 30 ms for a shard")
+
+
+# --- chains ----------------------------------------------------------------------------------------------------------
+PEER = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31121"
+DUPLICATE = "NCCL error in: x.hpp:275, invalid usage\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"
+
+
+class StepFailed(Exception):
+    pass
+
+
+def raised_from(cause: BaseException, error: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def while_handling(context: BaseException, error: BaseException) -> BaseException:
+    error.__context__ = context
+    return error
+
+
+def hidden(context: BaseException, error: BaseException) -> BaseException:
+    error.__context__, error.__suppress_context__ = context, True
+    return error
+
+
+def of(error: BaseException, world_size: int = 2) -> Raised:
+    return recording.record(error, "", world_size=world_size)
+
+
+@pytest.mark.parametrize("wrap", [raised_from, while_handling, hidden])
+def test_a_lost_peer_that_the_users_code_wraps_is_an_echo(wrap) -> None:
+    wrapped = wrap(RuntimeError(PEER), StepFailed("step 5 failed"))
+    assert of(wrapped).failure is Failure.PEER_LOST
+    assert of(wrapped, world_size=1).failure is Failure.OWN
+    assert of(wrap(ValueError("mine"), StepFailed("step 5 failed"))).failure is Failure.OWN
+
+
+def test_an_emergency_save_that_fails_after_a_peer_was_lost_is_an_echo() -> None:
+    full = while_handling(RuntimeError(PEER), OSError(errno.ENOSPC, "full"))
+    assert (of(full).failure, of(full).repeats) == (Failure.PEER_LOST, False)
+    assert of(full, world_size=1).repeats
+    assert not of(while_handling(RuntimeError(PEER), ImportError("of the handler"))).repeats
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
+def test_a_lost_peer_in_a_group_is_an_echo() -> None:
+    group = BaseExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("more", [RuntimeError(PEER)])])  # noqa: F821
+    assert of(group).failure is Failure.PEER_LOST
+    assert of(ExceptionGroup("tasks", [ValueError("x")])).failure is Failure.OWN  # noqa: F821
+
+
+def test_what_was_said_first_counts() -> None:
+    mistake = raised_from(RuntimeError(DUPLICATE), while_handling(RuntimeError(PEER), StepFailed("x")))
+    assert of(mistake).failure is Failure.PEER_LOST, "side by side: whoever lost a peer is no cause"
+    assert of(while_handling(RuntimeError(DUPLICATE), RuntimeError(PEER))).failure is Failure.MISTAKE
+    assert of(while_handling(RuntimeError(PEER), RuntimeError(DUPLICATE))).failure is Failure.PEER_LOST
+
+
+def test_a_chain_that_is_a_ring_or_has_no_end_is_read_as_far_as_it_says_something() -> None:
+    one, two = ValueError("1"), ValueError("2")
+    one.__cause__, two.__cause__ = two, one
+    assert [each for each, _ in linked(one)] == [one, two]
+    many: BaseException = ValueError("0")
+    for number in range(1000):
+        many = raised_from(many, ValueError(str(number)))
+    assert len(list(linked(many))) < 100
+
+
+def test_in_init_process_group_no_collective_has_failed() -> None:
+    late, lost = "Timed out after 31 seconds waiting for clients. 1/3 clients joined.", "Connection reset by peer"
+    assert of_link(ChainLink("DistStoreError", late, in_setup=True)) is Failure.NOT_MET
+    assert of_link(ChainLink("DistNetworkError", lost, in_setup=True)) is Failure.NOT_MET
+    in_use = "The server socket has failed to listen: EADDRINUSE"
+    assert of_link(ChainLink("DistNetworkError", in_use, in_setup=True)) is Failure.MISTAKE
+    assert (
+        of_chain([ChainLink("StepFailed", "x"), ChainLink("DistStoreError", late, 1, in_setup=True)]) is Failure.NOT_MET
+    )
+
+
+def test_torchs_own_end_of_a_setup_without_the_others_is_that() -> None:
+    import datetime
+
+    from torch import distributed
+
+    store = distributed.HashStore()
+    with pytest.raises(Exception) as met:
+        distributed.init_process_group(
+            "gloo", store=store, rank=0, world_size=2, timeout=datetime.timedelta(milliseconds=300)
+        )
+    assert of(met.value).failure is Failure.NOT_MET, met.value
+
+
+def test_a_mistake_comes_again_where_it_surely_does() -> None:
+    assert of(RuntimeError(DUPLICATE)).repeats
+    assert not of(RuntimeError("[c10d] The server socket has failed to bind: EADDRINUSE")).repeats
+    assert not repeats(Failure.OWN, [ChainLink("RuntimeError", DUPLICATE)], ())
+
+
+# --- one rank's end --------------------------------------------------------------------------------------------------
+KILLED_WORKER = "DataLoader worker (pid 25974) is killed by signal: Killed. "
+GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
+
+
+@pytest.mark.parametrize(
+    ("message", "failure"),
+    [
+        (KILLED_WORKER, Failure.WORKER_KILLED),
+        (GONE_WORKER, Failure.WORKER_KILLED),
+        ("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", Failure.OWN),
+        ("unable to write to file </torch_71_302_0>: No space left on device (28)", Failure.FULL_SHARED_MEMORY),
+        ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible", Failure.FULL_SHARED_MEMORY),
+    ],
+)
+def test_what_a_worker_died_of_may_be_below_the_exception(message: str, failure: Failure) -> None:
+    assert of(RuntimeError(message)).failure is failure
+    assert of(raised_from(RuntimeError(message), StepFailed("x"))).failure is failure
+
+
+def test_a_worker_that_was_killed_was_out_of_memory_where_the_kernel_counts_one() -> None:
+    end = EndOfRank(raised=Failure.WORKER_KILLED, name="RuntimeError")
+    assert (end.label, end.row.payer) == ("USER:RuntimeError", Payer.NOBODY)
+    short = EndOfRank(raised=Failure.WORKER_KILLED, name="RuntimeError", out_of_memory=True)
+    assert (short.label, short.row.payer) == ("USER:OutOfMemory", Payer.RETRIES)
+    assert EndOfRank(raised=Failure.OWN, name="ValueError", out_of_memory=True).label == "USER:ValueError"
+
+
+def test_every_row_says_who_pays_and_no_echo_is_free() -> None:
+    assert set(ROWS) == set(Failure)
+    assert all(row.payer is not Payer.FLYTE for row in ROWS.values() if row.echo)
+    assert all(row.code.startswith("SYSTEM:") == (row.payer is Payer.FLYTE) for row in ROWS.values() if row.code)
+
+
+def test_the_order_of_what_is_known_of_one_end() -> None:
+    everything = {"raised": Failure.PEER_LOST, "signal": signal.SIGKILL, "out_of_memory": True, "timed_out": True}
+    assert EndOfRank(**everything, gpu_code="SYSTEM:GpuXidError", gpu_is_hardware=True).failure is Failure.GPU_FAULT
+    assert EndOfRank(**everything).failure is Failure.TIMED_OUT
+    assert EndOfRank(**{**everything, "timed_out": False}).failure is Failure.PEER_LOST
+    assert EndOfRank(signal=signal.SIGKILL, is_killed=True, out_of_memory=True).failure is Failure.OUT_OF_MEMORY
+    assert EndOfRank(signal=signal.SIGKILL, is_killed=True).failure is Failure.KILLED
+
+
+def test_the_users_word_wins_over_disks_and_stores() -> None:
+    recoverable, link = Failure.RECOVERABLE, [ChainLink("MyError", "x")]
+    for number in (errno.ENOSPC, errno.EIO):
+        assert of_exception(link, [number], by_class=recoverable, world_size=1) is recoverable
+    both = [errno.ENOSPC, errno.EIO]
+    assert of_exception(link, both, by_class=Failure.STORAGE, world_size=1) is Failure.FULL_DISK
