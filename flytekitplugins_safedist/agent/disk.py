@@ -35,12 +35,17 @@ _REST_OF_POD = 128 << 20
 
 
 def bytes_of(path: Path) -> int:
-    """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing."""
+    """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing. Of
+    a file with several names each has its part: what ranks share counts once."""
     try:
         found = os.lstat(path)
     except OSError:
         return 0
-    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else found.st_blocks * 512
+    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else _size(found)
+
+
+def _size(found: os.stat_result) -> int:
+    return found.st_blocks * 512 // max(1, found.st_nlink)
 
 
 def _sizes(path: Path) -> Iterator[int]:
@@ -55,7 +60,7 @@ def _sizes(path: Path) -> Iterator[int]:
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)
                 else:
-                    yield entry.stat(follow_symlinks=False).st_blocks * 512
+                    yield _size(entry.stat(follow_symlinks=False))
             except OSError:
                 continue
 
@@ -69,17 +74,19 @@ class Usage:
         by_rank: rank and bytes of each, its log included.
         free: bytes; None where the file system does not say.
         earlier: bytes that are kept of earlier rounds.
+        together: bytes that are no one rank's: in ``node_dir``, and of inputs.
     """
 
     path: Path
     by_rank: tuple[tuple[int, int], ...]
     free: int | None
     earlier: int = 0
+    together: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of all ranks together, and of earlier rounds."""
-        return sum(size for _, size in self.by_rank) + self.earlier
+        """Bytes of all ranks, of earlier rounds, and of what ranks share."""
+        return sum(size for _, size in self.by_rank) + self.earlier + self.together
 
     def largest(self) -> int:
         """The rank that holds most."""
@@ -89,6 +96,7 @@ class Usage:
         ranked = sorted(self.by_rank, key=lambda item: -item[1])
         listed = [f"rank {rank}: {human(size)}" for rank, size in ranked]
         listed += [f"earlier rounds: {human(self.earlier)}"] if self.earlier else []
+        listed += [f"node_dir and inputs: {human(self.together)}"] if self.together else []
         free = "unknown" if self.free is None else human(self.free)
         return f"{human(self.total)} in {self.path} ({', '.join(listed)}); {free} free on its file system"
 
@@ -101,7 +109,8 @@ def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
         earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
     except OSError:
         earlier = 0
-    return Usage(path=job.path, by_rank=by_rank, free=_free(job.path), earlier=earlier)
+    together = bytes_of(job.node) + bytes_of(job.inputs)
+    return Usage(path=job.path, by_rank=by_rank, free=_free(job.path), earlier=earlier, together=together)
 
 
 def _free(path: Path) -> int | None:

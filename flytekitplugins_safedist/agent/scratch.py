@@ -47,8 +47,8 @@ def make_job(root: Path) -> JobScratch:
         path = Path(tempfile.mkdtemp(prefix="safedist-", dir=root))
         try:
             job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
-            job.orders.mkdir(mode=0o700)
-            job.logs.mkdir(mode=0o700)
+            for each in (job.orders, job.logs, job.node, job.inputs):
+                each.mkdir(mode=0o700)
         except BaseException:
             remove(path)
             raise

@@ -192,15 +192,16 @@ def project_root(file: str) -> str:
 
 def file_access(
     around: Callable[[Any, str, str, Callable[[str, Any], Awaitable[Any]]], Awaitable[Any]],
-    followed: Callable[[str, str], Any],
+    around_download: Callable[..., Awaitable[Any]],
 ) -> type[Any]:
-    """flytekit's ``FileAccessProvider``, with something around each upload: of outputs and of files, all go through
-    its ``_put``. What types do by clients of their own (pandas, say) does not.
+    """flytekit's ``FileAccessProvider``, with something around each upload, of outputs and of files, and each download:
+    all go through its ``_put`` and ``get``. What types do by clients of their own (pandas, say) does not.
 
     Args:
         around: called with the provider, the path that is uploaded, the address it goes to, and what does it, given
             the path and what fsspec is to call meanwhile.
-        followed: gives what fsspec is to call during a download, of what it is and its address.
+        around_download: called with the address, the path it goes to, what downloads it there, given the path and what
+            fsspec is to call meanwhile, and, as ``is_directory``, what it is.
 
     Raises:
         IncompatibleVersionError: uploads go another way.
@@ -218,8 +219,11 @@ def file_access(
             return await around(self, from_path, to_path, once)
 
         async def get(self, from_path: str, to_path: str, recursive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-            told = {"callback": followed("download of", from_path), **kwargs}
-            return await super().get(from_path, to_path, recursive=recursive, **told)
+            async def once(path: str, callback: Any) -> Any:
+                told = {"callback": callback, **kwargs}
+                return await super(WatchedFileAccess, self).get(from_path, path, recursive=recursive, **told)
+
+            return await around_download(from_path, to_path, once, is_directory=recursive)
 
     return WatchedFileAccess
 

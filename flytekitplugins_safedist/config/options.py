@@ -133,6 +133,8 @@ class Scratch:
             else the disk. The volume has it as well: beyond it the kubelet evicts the pod.
         shared_caches: names of compile caches (docs/configuration.md#compile-caches) that ranks share on purpose,
             because the library locks them well enough for the user's file system.
+        share_inputs: whether the ranks of a node download an input of the task (``FlyteFile``, ``FlyteDirectory``) once
+            for all of them (docs/fs.md#inputs). They may not write to its files then. False: each rank has a copy.
         volume: what is mounted in a pod: ``"disk"`` of the node, or ``"memory"``, which counts against the container's
             memory limit; None: nothing, scratch lives in the container's file system.
         claim: name of a PersistentVolumeClaim to mount instead; all pods of the job mount the same one.
@@ -142,6 +144,7 @@ class Scratch:
     keep: Literal["never", "on_failure", "always"] = "never"
     size_limit: Size | None = None
     shared_caches: CacheNames = ()
+    share_inputs: bool = True
     volume: Literal["disk", "memory"] | None = "disk"
     claim: Claim | None = None
 

@@ -170,6 +170,20 @@ def entered(
         yield entered_ctx
 
 
+@contextlib.contextmanager
+def downloading_to(sandbox: Path, ctx: FlyteContext) -> Iterator[FlyteContext]:
+    """Inside, what flytekit is to download, at once or later, gets its place below ``sandbox``."""
+    from flytekit import FlyteContextManager
+
+    access = type(ctx.file_access)(
+        local_sandbox_dir=str(sandbox),
+        raw_output_prefix=ctx.file_access.raw_output_prefix,
+        execution_metadata=flytekit_inside.execution_metadata(ctx.file_access) or None,
+    )
+    with FlyteContextManager.with_context(ctx.with_file_access(access)) as inside:
+        yield inside
+
+
 def _checkpoint(snapshot: FlyteSnapshot, access: FileAccessProvider, *, restarted: bool) -> Any:
     from flytekit.core.checkpointer import SyncCheckpoint
 

@@ -1,4 +1,5 @@
-"""flytekit's way to the store, whose uploads are tried again, and which says how far a long transfer is.
+"""flytekit's way to the store: uploads are tried again, a long transfer says how far it is, and the ranks of a node
+download an input of the task once for all of them.
 
 flytekit tries once. After hours of training that is too little: what is to be uploaded is still on this node's disk,
 whole, and putting it again overwrites what a broken try left.
@@ -18,6 +19,7 @@ from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from ..texts import how_far, public
 from .patience import Patience, Request, in_thread
+from .shared_inputs import SharedInputs
 from .storage_errors import Retry, outlasting
 
 if TYPE_CHECKING:
@@ -49,18 +51,22 @@ class Transfers:
     Args:
         seconds: for which an upload is tried again after its first failure.
         tells: whether it says how far it is. One rank of a node says it for all, which take the same.
+        inputs: what the ranks of the node share; None: each downloads for itself.
 
     Attributes:
         seconds: see there; 0 within :meth:`outlast`.
+        inputs: see there.
     """
 
-    def __init__(self, seconds: float = LONGEST_SECONDS, *, tells: bool = True) -> None:
-        self.seconds = seconds
+    def __init__(
+        self, seconds: float = LONGEST_SECONDS, *, tells: bool = True, inputs: SharedInputs | None = None
+    ) -> None:
+        self.seconds, self.inputs = seconds, inputs
         self._tells = tells
 
     def access(self) -> type[FileAccessProvider]:
         """flytekit's ``FileAccessProvider``, which does so."""
-        return flytekit_inside.file_access(self.upload, self._followed)
+        return flytekit_inside.file_access(self.upload, self.download)
 
     async def upload(
         self, _access: FileAccessProvider, path: str, to: str, once: Callable[[str, Callback], Awaitable[Any]]
@@ -83,6 +89,23 @@ class Transfers:
 
         call = Request(patience, begin, progress=lambda: transfer.bytes)
         return await asyncio.wrap_future(in_thread(call.result))
+
+    async def download(
+        self, address: str, to: str, once: Callable[[str, Callback], Awaitable[Any]], *, is_directory: bool
+    ) -> Any:
+        """Do *once*, or take what another rank of the node has downloaded.
+
+        Args:
+            address: what is downloaded.
+            to: where.
+            once: downloads it to a path, and tells how far it is.
+            is_directory: whether it is one, and not a file.
+        """
+        if self.inputs is None or not self.inputs.has(to):
+            return await once(to, self._followed("download of", address))
+        transfer = Transfer(f"download of {public(address)}")  # whichever rank it is, it is the only one that knows
+        await self.inputs.bring(address, to, lambda path: once(path, transfer), is_directory=is_directory)
+        return to
 
     def outlast(self, what: str, action: Callable[[], T]) -> T:
         """What *action* returns, which moves data to or from the store by whatever client: it is done again as a whole

@@ -10,7 +10,9 @@ import os
 import re
 import stat
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,23 @@ def _digest_of_address(uri: str) -> str:
     return hashlib.sha256(os.fsencode(f"{place}?{query}")).hexdigest()
 
 
+def _below(filesystem: Any, path: str, draft: Path) -> tuple[list[str], list[str]]:
+    """The files below a directory, and where each goes, below directories that are made. Listed by their names: a text
+    that fsspec is to fetch may be a pattern to it ("run-[lr=0.1]")."""
+    root = str(filesystem.info(path.rstrip("/") or "/")["name"]).rstrip("/")
+    files, places = [], []
+    for name, about in sorted(filesystem.find(root or "/", withdirs=True, detail=True).items()):
+        below = os.path.relpath(name, root or "/")
+        if below.partition("/")[0] == "..":
+            raise DownloadError("a name in this directory leads out of it", seen=name, expected=f"a name below {root}")
+        if about["type"] == "directory" or name.endswith("/"):
+            (draft / below).mkdir(parents=True, exist_ok=True)
+        elif below != ".":
+            files.append(name)
+            places.append(str(draft / below))
+    return files, places
+
+
 # --- fetching --------------------------------------------------------------------------------------------------------
 class _Fetch:
     def __init__(self, uri: str, name: str, sha256: str | None, callback: Any, deadline: float) -> None:
@@ -259,10 +278,13 @@ class _Fetch:
             hint="give it a longer timeout=, or see whether the source answers",
         )
         for tried in range(1, _TRIES + 1):
+            left_behind = threading.Event()
             try:
-                bounded(lambda: self._get(draft), max(0.0, self._deadline - time.monotonic()), late)
+                fetch = partial(self._get_unless, left_behind, draft)
+                bounded(fetch, max(0.0, self._deadline - time.monotonic()), late)
                 break
             except (FsTimeoutError, *_FINAL):
+                left_behind.set()
                 raise
             except Exception as error:
                 pause = jittered(tried, 0.5, 1.5)
@@ -272,8 +294,16 @@ class _Fetch:
                 discard(draft)
                 time.sleep(pause)
 
-    def _get(self, draft: Path) -> None:
+    def _get_unless(self, left_behind: threading.Event, draft: Path) -> None:
+        try:
+            self._get(draft, left_behind)
+        finally:
+            if left_behind.is_set():  # the draft was removed before the last file was whole, which has made it anew
+                discard(draft)
+
+    def _get(self, draft: Path, left_behind: threading.Event) -> None:
         from fsspec.asyn import AsyncFileSystem
+        from fsspec.callbacks import DEFAULT_CALLBACK
         from fsspec.core import url_to_fs
 
         if "flytekit" in sys.modules:
@@ -287,11 +317,22 @@ class _Fetch:
         if isinstance(filesystem, AsyncFileSystem):  # else its own thread goes on for ever after the deadline
             options["timeout"] = max(0.0, self._deadline - time.monotonic()) + 1
         # To ask a web server whether a page is a directory would be to fetch it.
-        if not path.startswith(("http://", "https://")) and (path.endswith("/") or filesystem.isdir(path)):
-            draft.mkdir()
-            filesystem.get(path.rstrip("/") + "/", f"{draft}/", recursive=True, **options)
-        else:
+        if path.startswith(("http://", "https://")) or not (path.endswith("/") or filesystem.isdir(path)):
             filesystem.get_file(path, str(draft), **options)
+            return
+        draft.mkdir()
+        files, places = _below(filesystem, path, draft)
+        if isinstance(filesystem, AsyncFileSystem):
+            filesystem.get(files, places, **options)
+            return
+        # One by one, so that what is left behind stops: nothing can end another file system's own loop.
+        callback = options.get("callback", DEFAULT_CALLBACK)
+        callback.set_size(len(files))
+        for file, place in callback.wrap(zip(files, places, strict=True)):
+            if left_behind.is_set():
+                return
+            with callback.branched(file, place) as child:
+                filesystem.get_file(file, place, callback=child)
 
     def _verify(self, draft: Path) -> None:
         if self._sha256 is not None and (digest := _digest(draft)) != self._sha256.lower():

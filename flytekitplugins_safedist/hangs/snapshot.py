@@ -90,6 +90,8 @@ class Snapshot:
         """What it does beside computing: a verb; "" for nothing that one sees."""
         if self.steps.is_saving or self.steps.is_writing:
             return "saves or restores a checkpoint"
+        if self.steps.is_fetched_for:
+            return "waits for an input that another rank of its node downloads"
         if self.moved:
             return "moves"
         return f"reads or writes ({self.data / 1e6:.1f} MB a second)" if self.data >= _MOVED_BYTES else ""

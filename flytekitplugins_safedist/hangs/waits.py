@@ -78,12 +78,14 @@ class Steps:
         step: that it is in; -1 where nobody knows.
         is_saving: it saves or restores a checkpoint, or waits for that.
         is_writing: a thread of it writes one, beside the training.
+        is_fetched_for: another rank of its node downloads an input that it waits for.
     """
 
     told: tuple[int, int] = (0, 0)
     step: int = -1
     is_saving: bool = False
     is_writing: bool = False
+    is_fetched_for: bool = False
 
     def wait(self, rank: int) -> Wait | None:
         """The step as a wait; None where it tells none, or saves."""

@@ -235,6 +235,7 @@ def _order(job: Job, made: JobScratch) -> JobOrder:
         inputs=made.orders / "inputs.pb",
         flyte=job.attempt.flyte,
         upload_timeout=job.settings.timeouts.upload,
+        shared_inputs=made.inputs if job.settings.scratch.share_inputs else None,
     )
 
 

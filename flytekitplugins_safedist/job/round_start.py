@@ -47,6 +47,7 @@ def _context(go: Go, plan: NodePlan, local_rank: int) -> RankContext:
         attempt=plan.job.number,
         job=plan.job.name,
         scratch=scratch.make_rank(plan.scratch, go.round, rank).path,
+        node_dir=plan.scratch.node,
     )
 
 

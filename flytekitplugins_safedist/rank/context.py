@@ -42,10 +42,13 @@ class RankContext(Identity):
         attempt: which Flyte attempt this is (0 at first, one more after each retry).
         job: names the task's node in its execution: the same in every rank, restart and attempt (a local run: random).
         scratch: this rank's private directory, mode 0700, gone after success.
+        node_dir: a directory that all ranks of this node share, mode 0700. It is there from the first line of the task
+            on, stays when the ranks are started again, and goes with the job.
     """
 
     job: str
     scratch: Path
+    node_dir: Path
 
     @property
     def preempted(self) -> bool:

@@ -145,9 +145,7 @@ def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], 
         if reads is not None and (why := as_fresh(order.environment)) is not None:
             _start_again(job, order, server, why)
         RECORDER.value = _recorder(order, began)
-        from ..flyte.transfers import Transfers, patience_of  # and fsspec, which a rank server need not have
-
-        transfers = Transfers(patience_of(job.upload_timeout), tells=order.context.local_rank == 0)
+        transfers = _transfers(job, order)
         with ExitStack() as held:
             try:
                 entity, ctx = _imported(job, order, transfers, held)
@@ -231,6 +229,23 @@ def _start_again(job: JobOrder, order: RankOrder, server: int, why: str) -> NoRe
     _become_fresh(job, order, server)
 
 
+def _transfers(job: JobOrder, order: RankOrder) -> Transfers:
+    from ..flyte.shared_inputs import SharedInputs
+    from ..flyte.transfers import Transfers, patience_of  # and fsspec, which a rank server need not have
+
+    me, inputs = order.context, None
+    if job.shared_inputs is not None and me.local_world_size > 1:
+        inputs = SharedInputs(job.shared_inputs, me.scratch / "flyte", context.page().fetched_for)
+    return Transfers(patience_of(job.upload_timeout), tells=me.local_rank == 0, inputs=inputs)
+
+
+def _inputs(job: JobOrder, entity: Any, ctx: Any, transfers: Transfers) -> dict[str, Any]:
+    if transfers.inputs is None:
+        return literals.native_inputs(job.inputs, entity, ctx)
+    with task_context.downloading_to(transfers.inputs.sandbox, ctx) as inside:
+        return literals.native_inputs(job.inputs, entity, inside)
+
+
 def _work(
     job: JobOrder,
     order: RankOrder,
@@ -243,9 +258,7 @@ def _work(
     context.page().begin()
     with literals.decks_left(ctx, order.files.decks):
         with users_code.without_children():
-            inputs = transfers.outlast(
-                "fetching the task's inputs", lambda: literals.native_inputs(job.inputs, entity, ctx)
-            )
+            inputs = transfers.outlast("fetching the task's inputs", lambda: _inputs(job, entity, ctx, transfers))
         phase_ended("inputs")
         with context.IN_ANY_CASE:
             with users_code.without_children():

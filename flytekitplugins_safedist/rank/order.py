@@ -107,6 +107,7 @@ class JobOrder(Record):
         inputs: file with the serialized ``LiteralMap``.
         flyte: the Flyte context.
         upload_timeout: seconds that an upload may take.
+        shared_inputs: where the ranks of the node have what they download of the inputs; None: each for itself.
     """
 
     source: TaskSource
@@ -116,3 +117,4 @@ class JobOrder(Record):
     inputs: Path
     flyte: FlyteSnapshot
     upload_timeout: float
+    shared_inputs: Path | None = None

@@ -6,6 +6,8 @@ Layout, all of it mode 0700::
         round-0/rank-3/        what current_rank().scratch names
             tmp/               TMPDIR
             flyte/             flytekit's local sandbox and working directory
+        node/                  what current_rank().node_dir names, of all ranks and rounds
+        inputs/                what ranks download of the task's inputs, once for all of them
         cache/rank-3/<name>/   compile caches (caches.py): a restart does not compile again
         cache/preload/<name>/  those of the process that imports libraries for all ranks
         logs/round-0-rank-3.log
@@ -72,6 +74,16 @@ class JobScratch:
     def orders(self) -> Path:
         """The task's inputs, and what ranks hand back to the agent."""
         return self.path / "orders"
+
+    @property
+    def node(self) -> Path:
+        """What all ranks share, in every round."""
+        return self.path / "node"
+
+    @property
+    def inputs(self) -> Path:
+        """What ranks have downloaded of the task's inputs (:mod:`..flyte.shared_inputs`)."""
+        return self.path / "inputs"
 
     @property
     def preload(self) -> Path:

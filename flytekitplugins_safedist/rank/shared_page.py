@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ _NO_STEP = _STEP_MASK
 
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
-_WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES, _OF, _FRESH = 16, 17, 18, 19, 20, 21, 22, 23
+_WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES, _OF, _FRESH, _FETCHED_FOR = 16, 17, 18, 19, 20, 21, 22, 23, 24
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 _AWAITED_AT, _AWAITED_BYTES = 256, 128
@@ -196,7 +197,13 @@ class AgentPage:
         """How far the rank is, by the steps that it tells or saves by."""
         words = self._words
         told = int(words[_STEPS]), int(words[_FLOOR])
-        return Steps(told, _under_way(words), is_saving=bool(words[_SAVES]), is_writing=bool(words[_WRITES]))
+        return Steps(
+            told,
+            _under_way(words),
+            is_saving=bool(words[_SAVES]),
+            is_writing=bool(words[_WRITES]),
+            is_fetched_for=bool(words[_FETCHED_FOR]),
+        )
 
     @property
     def steps_to_come(self) -> int:
@@ -225,6 +232,7 @@ class RankPage:
         self._call = 0
         self._target = NOWHERE
         self._urgent = False
+        self._counting = threading.Lock()
 
     @property
     def preempted(self) -> bool:
@@ -260,6 +268,17 @@ class RankPage:
             yield
         finally:
             self._words[word] = before
+
+    @contextmanager
+    def fetched_for(self) -> Iterator[None]:
+        """Inside, a thread of this rank waits for an input that another rank of its node downloads."""
+        with self._counting:
+            self._words[_FETCHED_FOR] += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._words[_FETCHED_FOR] -= 1
 
     def take_part(self, step: int) -> None:
         """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""

@@ -58,6 +58,17 @@ def test_a_flyte_file_is_fetched_once_per_node(s3, tmp_path, kind):
     assert s3.count("GET", key) == RANKS // PER_NODE
 
 
+def test_a_directory_whose_name_looks_like_a_pattern_is_fetched_from_the_store(s3, tmp_path):
+    for name in ("run-[lr=0.1]/weights*.bin", "run-l/other"):
+        s3.put(name, name.encode())
+
+    def work(place: Path) -> list[str]:
+        found = download_once("s3://code/run-[lr=0.1]", place / "run")
+        return [file.name for file in found.iterdir()]
+
+    assert [one.get() for one in _in_ranks(s3, tmp_path, work)] == [["weights*.bin"]] * RANKS
+
+
 @pytest.mark.parametrize("kind", ["plain", "with a format", "as a task gets it"])
 def test_a_flyte_directory_is_fetched_once_per_node(s3, tmp_path, kind):
     prefix = f"{kind.replace(' ', '-')}/images"

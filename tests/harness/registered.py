@@ -18,6 +18,7 @@ OPTIONS: dict[str, Any] = {
         "keep": "never",
         "size_limit": None,
         "shared_caches": [],
+        "share_inputs": True,
         "volume": "disk",
         "claim": None,
     },

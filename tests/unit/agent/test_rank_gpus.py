@@ -43,7 +43,7 @@ class Watch:
 def gpus(tmp_path: Any) -> tuple[RankGpus, Watch, int]:
     job = make_job(tmp_path)
     place = {"node_rank": 0, "world_size": 2, "local_world_size": 2, "nnodes": 1, "round": 0, "attempt": 0, "job": "j"}
-    ranks = [RankContext(rank=at, local_rank=at, scratch=tmp_path, **place) for at in range(2)]
+    ranks = [RankContext(rank=at, local_rank=at, scratch=tmp_path, node_dir=tmp_path, **place) for at in range(2)]
     watch = Watch(time.time_ns() + 60 * SECOND)
     made = RankGpus(
         watch, [RankOrder(context, {}, job.files(0, context.rank), job.log(0, context.rank)) for context in ranks]

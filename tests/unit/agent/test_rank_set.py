@@ -88,6 +88,7 @@ def contexts(job: JobScratch) -> list[RankContext]:
             attempt=0,
             job="f0-1234",
             scratch=make_rank(job, 1, 4 + local).path,
+            node_dir=job.node,
         )
         for local in range(2)
     ]

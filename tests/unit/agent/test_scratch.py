@@ -80,7 +80,7 @@ def test_the_layout_is_the_documented_one_and_private_throughout(tmp_path: Path)
     made = {path.relative_to(job.path).as_posix() for path in job.path.rglob("*")}
     parts = {"round-1", *(f"round-1/rank-3{part}" for part in ("", "/tmp", "/flyte"))}
     caches = {"cache", "cache/rank-3", *(f"cache/rank-3/{cache.name}" for cache in CACHES)}
-    assert made == {"orders", "logs", *parts, *caches}
+    assert made == {"orders", "logs", "node", "inputs", *parts, *caches}
     assert {mode(path) for path in [job.path, *job.path.rglob("*")]} == {0o700}
 
 
@@ -359,7 +359,23 @@ def test_earlier_rounds_make_room_for_the_next(tmp_path):
         made = scratch.make_rank(job, round_, 0)
         (made.tmp / "file").write_text("text")
     scratch.remove_rounds_before(job, 10)
-    assert sorted(path.name for path in job.path.iterdir()) == ["cache", "logs", "orders", "round-10"]
+    assert sorted(path.name for path in job.path.iterdir()) == ["cache", "inputs", "logs", "node", "orders", "round-10"]
+
+
+def test_what_ranks_share_counts_once_and_stays_for_the_next_round(tmp_path):
+    job = scratch.make_job(tmp_path)
+    (job.inputs / "model").write_bytes(os.urandom(1 << 20))
+    (job.node / "mine").write_bytes(os.urandom(1 << 18))
+    before = disk.usage(job, 0, [0, 1]).total
+    for rank in range(2):
+        (scratch.make_rank(job, 0, rank).path / "model").hardlink_to(job.inputs / "model")
+    found = disk.usage(job, 0, [0, 1])
+    assert before >= (1 << 20) + (1 << 18)
+    assert abs(found.total - before) < 1 << 10
+    assert "node_dir and inputs: " in str(found)
+    scratch.remove_rounds_before(job, 1)
+    assert (job.inputs / "model").exists()
+    assert (job.node / "mine").exists()
 
 
 def test_compile_caches_are_the_ranks_in_every_round_and_count_as_its_own(tmp_path):

@@ -35,6 +35,7 @@ def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
             attempt=0,
             job="job",
             scratch=tmp_path,
+            node_dir=tmp_path,
         )
         monkeypatch.setattr(context._RANK, "value", me)
 

@@ -33,7 +33,7 @@ def access(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     def made(seconds: float) -> Any:
         kind = flytekit_inside.file_access(
             lambda _access, path, address, once: once(path, Transfer(f"upload to {address}", ticking(seconds))),
-            lambda what, address: Transfer(f"{what} {address}", ticking(seconds)),
+            lambda address, to, once, is_directory: once(to, Transfer(f"download of {address}", ticking(seconds))),
         )
         return kind(local_sandbox_dir=str(tmp_path / "sandbox"), raw_output_prefix=f"s3://{BUCKET}/raw")
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsspec.callbacks import Callback
 
 from flytekitplugins_safedist.errors import DownloadError, FsTimeoutError
 from flytekitplugins_safedist.fs import atomic_write, download, download_once
@@ -234,11 +235,57 @@ def test_who_finds_that_another_node_was_faster_keeps_what_is_there(tmp_path, mo
 
 def test_a_source_that_says_nothing_is_given_up_at_the_deadline(tmp_path, monkeypatch):
     never = threading.Event()
-    monkeypatch.setattr(download._Fetch, "_get", lambda _self, _draft: never.wait())
+    monkeypatch.setattr(download._Fetch, "_get", lambda *_: never.wait())
     with pytest.raises(FsTimeoutError, match="the download was not done in time"):
         download_once("s3://bucket/file", tmp_path / "file", timeout=0.05)
     never.set()
     assert os.listdir(tmp_path) == []
+
+
+class Held(Callback):
+    """Holds the second file of a directory up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[str] = []
+        self.goes_on = threading.Event()
+
+    def branched(self, path_1: str, path_2: str, **_: Any) -> Callback:
+        self.files.append(path_1)
+        if len(self.files) == 2:
+            self.goes_on.wait()
+        return Callback()
+
+
+def test_a_directory_past_its_deadline_is_not_written_any_further_and_nothing_of_it_stays(tmp_path):
+    (tmp_path / "source").mkdir()
+    for name in "abc":
+        (tmp_path / "source" / name).write_bytes(BODY)
+    held = Held()
+    with pytest.raises(FsTimeoutError, match="the download was not done in time"):
+        download_once(tmp_path / "source", tmp_path / "copy", timeout=0.2, callback=held)
+    (behind,) = (each for each in threading.enumerate() if each.name == "safedist-fs-bounded")
+    held.goes_on.set()
+    behind.join()
+    assert [Path(file).name for file in held.files] == ["a", "b"]
+    assert os.listdir(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("name", ["run-[lr=0.1]", "what?", "a*b"])
+def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path, name):
+    for each in (name, "run-l", "whatx", "aab"):  # which the patterns match
+        (tmp_path / "source" / each).mkdir(parents=True)
+        (tmp_path / "source" / each / f"{each}.txt").write_text(each)
+    found = download_once(f"{tmp_path}/source/{name}/", tmp_path / "one")
+    assert [file.name for file in found.iterdir()] == [f"{name}.txt"]
+    found = download_once(tmp_path / "source" / name / f"{name}.txt", tmp_path / "file")
+    assert found.read_text() == name
+    assert (download_once(tmp_path / "source", tmp_path / "all") / name / f"{name}.txt").read_text() == name
+
+
+def test_an_empty_directory_is_one_in_the_copy(tmp_path):
+    (tmp_path / "source" / "deep" / "empty").mkdir(parents=True)
+    assert (download_once(tmp_path / "source", tmp_path / "copy") / "deep" / "empty").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def found(*snapshots: Snapshot) -> Hang:
         ({"cpu": 1.0, "holds_gil": True}, "slow", "computes (1.0 core(s) in use)"),
         ({"data": 20_000}, "slow", "reads or writes"),
         ({"steps": Steps(is_saving=True)}, "slow", "saves or restores a checkpoint"),
+        ({"steps": Steps(is_fetched_for=True)}, "slow", "waits for an input that another rank of its node downloads"),
         ({"steps": Steps(is_writing=True), "process": Process(1, "D"), "is_stuck": True}, "slow", "saves or restores"),
         ({"steps": Steps(is_saving=True), "process": Process(1, "T")}, "frozen", "stopped (SIGSTOP)"),
         ({"threads": ((),)}, "missing", "is where nobody knows: its main thread is not among the hundred"),

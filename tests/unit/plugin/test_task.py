@@ -55,8 +55,9 @@ def test_current_rank_says_the_same_under_both_backends(call, ranks_gate, backen
     said = sorted((json.loads(line) for line in ranks_gate.heard(2)), key=lambda each: each["rank"])
     assert ended.value == "0 of 2"
     for number, each in enumerate(said):
-        scratch = Path(each.pop("scratch"))
+        scratch, shared = Path(each.pop("scratch")), Path(each.pop("node_dir"))
         assert each.pop("job").startswith("local-")
+        assert shared == scratch.parents[1] / "node"
         assert scratch.is_relative_to(ended.files / "tmp")
         assert each == {
             "rank": str(number),

@@ -26,6 +26,7 @@ RANK = RankContext(
     attempt=7,
     job="f0-1234",
     scratch=Path("/scratch/round-4/rank-5"),
+    node_dir=Path("/scratch/node"),
 )
 
 
@@ -97,6 +98,7 @@ def test_it_has_everything_that_was_promised() -> None:
         "attempt",
         "job",
         "scratch",
+        "node_dir",
     }
 
 
@@ -149,3 +151,13 @@ def test_what_saves_is_seen_from_outside_and_nothing_happens_outside_a_rank(tmp_
             assert (agent.steps.is_saving, agent.steps.is_writing) == (True, True)
         assert (agent.steps.is_saving, agent.steps.is_writing) == (False, True)
     assert not agent.steps.is_writing
+
+
+def test_its_agent_sees_for_how_long_it_waits_for_an_input_that_another_rank_downloads(tmp_path: Path) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    page = shared_page.open_page(tmp_path / "page")
+    with page.fetched_for():
+        with page.fetched_for():
+            assert agent.steps.is_fetched_for
+        assert agent.steps.is_fetched_for
+    assert not agent.steps.is_fetched_for

@@ -54,6 +54,7 @@ def order(directory: Path, /, **environment: str) -> RankOrder:
             attempt=7,
             job="f0-1234",
             scratch=directory / "rank-5",
+            node_dir=directory / "node",
         ),
         environment=environment,
         files=RankFiles(directory / "5", directory / "5.fr"),

@@ -58,6 +58,7 @@ def order(directory: Path, name: str) -> RankOrder:
         attempt=0,
         job="f0-1234",
         scratch=directory,
+        node_dir=directory,
     )
     return RankOrder(
         context=place,

@@ -1,0 +1,157 @@
+"""A task's inputs that are fetched from the store once per node: by the rank that needs one first, for all of them.
+
+Each rank then has names of its own for the same files: a download of its own would hold the same bytes again. What is
+whole has its name by one rename, so nobody takes a part for the whole, and a rank that is killed as it fetches leaves
+its draft in its own scratch, which goes with its round. The lock only saves work, and the kernel drops it with its
+holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from ..fs.atomic import discard
+from ..texts import human, public
+from .patience import in_thread
+
+logger = logging.getLogger(__name__)
+
+_CONTENT = "content"
+
+
+class SharedInputs:
+    """What one rank of a node fetches for all, as each of them has it.
+
+    Args:
+        directory: of the node.
+        own: the rank's own directory, on the same file system.
+        waiting: entered for as long as another rank downloads what this one waits for.
+
+    Attributes:
+        sandbox: what is to be downloaded to a place below this is an input.
+    """
+
+    def __init__(
+        self, directory: Path, own: Path, waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        self.sandbox = own / "inputs"
+        self._directory, self._own, self._waiting = directory, own, waiting
+
+    def has(self, place: str) -> bool:
+        """Whether an input is to be downloaded there."""
+        return Path(place).is_relative_to(self.sandbox)
+
+    async def bring(self, address: str, to: str, fetch: Callable[[str], Awaitable[Any]], *, is_directory: bool) -> None:
+        """Have an input at a place of this rank's own; return when all of it is there.
+
+        Args:
+            address: of the input in the store. What was fetched from there once is not looked at again: inputs of a
+                task do not change.
+            to: the path.
+            fetch: downloads it to a path.
+            is_directory: whether that is one.
+
+        Raises:
+            Exception: what ``fetch`` raises. The next rank that comes tries for itself.
+        """
+        key = hashlib.sha256(os.fsencode(f"{'directory' if is_directory else 'file'} {address}")).hexdigest()
+        entry = self._directory / key
+        async with _alone(self._directory / f"{key}.lock", self._waiting):
+            if not entry.exists():
+                await self._fetch(address, entry, fetch, is_directory=is_directory)
+        await asyncio.wrap_future(in_thread(partial(_give_names, entry / _CONTENT, Path(to))))
+
+    async def _fetch(
+        self, address: str, entry: Path, fetch: Callable[[str], Awaitable[Any]], *, is_directory: bool
+    ) -> None:
+        began = time.monotonic()
+        draft = Path(tempfile.mkdtemp(prefix="draft-", dir=self._own))
+        content = draft / _CONTENT
+        try:
+            if is_directory:
+                content.mkdir()
+            await fetch(str(content))
+            files, size = await asyncio.wrap_future(in_thread(partial(_protect, content)))
+            _publish(draft, entry)
+        finally:
+            discard(draft)  # where it has no other name
+        seconds = time.monotonic() - began
+        what = f"{public(address)}, {files} file{'s' * (files != 1)}, {human(size)}"
+        logger.info(f"{what}, fetched in {seconds:.1f} s for all ranks of this node")
+
+
+def _publish(draft: Path, entry: Path) -> None:
+    try:
+        draft.rename(entry)
+    except OSError:
+        if not entry.exists():  # else another rank was first, where locks do nothing
+            raise
+
+
+@asynccontextmanager
+async def _alone(path: Path, waiting: Callable[[], AbstractContextManager[object]]) -> AsyncIterator[None]:
+    """Inside, no other process of the node is, nor another thread of this one."""
+    file = await asyncio.wrap_future(in_thread(partial(_lock, path, waiting)))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)  # children that were forked meanwhile have it open as well
+        file.close()
+
+
+def _lock(path: Path, waiting: Callable[[], AbstractContextManager[object]]) -> IO[bytes]:
+    file = path.open("ab")
+    try:
+        with waiting():
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            file.close()
+            raise
+    return file
+
+
+def _files(content: Path) -> Iterator[Path]:
+    """The files of an input: itself, or what is below it."""
+    if not content.is_dir():
+        yield content
+    for parent, _, names in os.walk(content):
+        yield from (Path(parent, name) for name in names)
+
+
+def _protect(content: Path) -> tuple[int, int]:
+    """Make all files read-only, as they are to have several names; how many there are, and their bytes."""
+    count, size = 0, 0
+    for count, file in enumerate(_files(content), 1):  # noqa: B007
+        found = file.stat()
+        file.chmod(found.st_mode & 0o555)
+        size += found.st_size
+    return count, size
+
+
+def _give_names(content: Path, to: Path) -> None:
+    for parent, names, _ in os.walk(content):
+        for name in ("", *names):
+            (to / Path(parent, name).relative_to(content)).mkdir(parents=True, exist_ok=True)
+    for file in _files(content):
+        own = to / file.relative_to(content)
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.unlink(missing_ok=True)
+        try:
+            os.link(file, own)
+        except OSError:  # no hard links there, or too many: then a copy on the same disk
+            shutil.copyfile(file, own)
