@@ -22,6 +22,7 @@ def train(where: str, steps: int = 12) -> int:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
+    torch.manual_seed(0)  # all ranks begin with the same model
     me, model = current_rank(), torch.nn.Linear(4, 4)
     ckpt, state = Checkpoints(where, every=2), {"model": model}
     begin = ckpt.restore(state)

@@ -25,7 +25,8 @@ SETTINGS = SerializationSettings(image_config=ImageConfig(default_image=Image("d
 
 
 def environment(further: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SAFEDIST", "OMP_NUM"))}
+    of_tests = ("SAFEDIST", "OMP_NUM", "OPENBLAS_NUM", "PYTORCH_NVML")  # set also by what other tests have imported
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(of_tests)}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), str(JOBS), *filter(None, sys.path)]), **further}
 
 

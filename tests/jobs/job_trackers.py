@@ -28,7 +28,6 @@ def _tracked(log: Callable[[str], None]) -> str:
     if me.round < int(os.environ.get("TEST_FAILURES", "0")):
         if me.rank == 0:
             raise ValueError(f"bad data in round {me.round}")
-        # Were this one the first to end, rank 0 would be ended while mlflow writes its run at exit, and leave half.
         threading.Event().wait()
     return me.job
 
@@ -44,8 +43,8 @@ def _by_mlflow(where: str) -> None:
     mlflow.set_tracking_uri(Path(where, "mlruns").as_uri())
     experiment = mlflow.set_experiment("digits").experiment_id
     found = mlflow.MlflowClient().search_runs([experiment], f"tags.job = '{me.job}'", max_results=1)
-    mlflow.start_run(run_id=found[0].info.run_id if found else None, tags={"job": me.job})
-    mlflow.log_metric("loss", 1.0, step=10 * me.attempt + me.round)  # and no end_run: the rank may fail
+    with mlflow.start_run(run_id=found[0].info.run_id if found else None, tags={"job": me.job}):
+        mlflow.log_metric("loss", 1.0, step=10 * me.attempt + me.round)
 
 
 @task(task_config=CONFIG, retries=1)

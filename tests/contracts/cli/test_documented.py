@@ -70,6 +70,8 @@ NOT_HERE = {
     "pyflyte register --resource-requests …": "a cluster; what it registers is tested without one",
     "flytectl register files": "a cluster; tests/harness/flytectl.py does what it was seen to do",
     "make gpu": "a GPU",
+    "python -c": "no command: pages speak of what it has no source for",
+    "python -m": "no command: pages say that scripts and modules are run as it runs them",
     "make help": "prints the lines of the Makefile",
     "nox -s matrix": "hours",
     "python horovod_build/build.py --gpu nccl": "gigabytes of CUDA; docs/versions.md says where it was built",

@@ -119,7 +119,7 @@ def test_of_several_the_save_is_of_those_that_save_by_themselves_else_of_all(
     agent, stood_still, tmp_path, every, saved
 ):
     places = [tmp_path / "one", tmp_path / "two"]
-    several = [Checkpoints(place, every=steps, keep=None) for place, steps in zip(places, every, strict=True)]
+    several = [Checkpoints(place, every=each, keep=None) for place, each in zip(places, every, strict=True)]
     best = every.index(None)
     for step in range(280):
         if step == 270:
