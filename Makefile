@@ -27,6 +27,8 @@ MUTANTS ?=
 WORKERS ?=
 export WORKERS
 IMAGE_OPTIONS ?=
+# Of `make simulation`.
+ORDERS ?= 200000
 
 # The one line that `make demo` is about.
 DEMO = $(BIN)/pyflyte run examples/digits_horovod.py digits
@@ -50,7 +52,7 @@ LIBRARIES_STAMP := $(VENV)/.stamp-libraries
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container gpu coverage mutants corners matrix lint types docs demo-torch constraints format bench image clean
+.PHONY: help demo examples check test test-container gpu coverage mutants corners matrix simulation lint types docs demo-torch constraints format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -91,6 +93,10 @@ coverage: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
 ##                      after `make coverage`, by which it knows what to run for each
 mutants: $(DEV_STAMP) $(LIBRARIES_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/nox -s mutants -- --python $(abspath $(BIN)/python) $(MUTANTS)
+
+## make simulation      200,000 random orders of faults of a job, in virtual time, on all cores: for the night (ORDERS=...)
+simulation: $(DEV_STAMP)
+	$(BIN)/python -m tests.simulation $(ORDERS) --workers "$$(nproc)"
 
 ## make corners         the oldest and the newest versions together, on the Pythons that are here: a smoke subset each
 corners: $(DEV_STAMP)

@@ -1,0 +1,124 @@
+"""What a node's agent is to do, as values: :mod:`.policy` decides, the agent's loop carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..coordinator.books import Round, Verdict
+from ..coordinator.messages import HangNotice
+
+
+@dataclass(frozen=True)
+class MakeOffer:
+    """Have ready what the ranks of the next round meet at (ports that are kept free): ``on_offer``."""
+
+    after: Round
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    """Those of this node, in a round; or its checks.
+
+    Attributes:
+        round: which.
+        number: of the round, as ranks and people count.
+        node_rank, size: this node's place, of how many.
+        offer: what they find at the leader's node.
+        is_checks: the node is to be checked instead: ``on_return`` with the report.
+    """
+
+    round: Round
+    number: int
+    node_rank: int
+    size: int
+    offer: Mapping[str, str]
+    is_checks: bool = False
+
+
+@dataclass(frozen=True)
+class EndRanks:
+    """Those of this node; ``on_quiet`` when none is left. ``shows_stacks``: a collective has timed out elsewhere, and
+    one of these may be the rank that was waited for."""
+
+    shows_stacks: bool = False
+
+
+@dataclass(frozen=True)
+class CallRanks:
+    """For a save: each says the first step that it has not passed, and does not pass it: ``on_floor``."""
+
+    call: int
+
+
+@dataclass(frozen=True)
+class SaveAt:
+    """All ranks save at this step, and ``on_save``; -1: none saves by steps. ``is_urgent``: a node is told to stop."""
+
+    call: int
+    step: int
+    is_urgent: bool
+
+
+@dataclass(frozen=True)
+class TakePicture:
+    """Of this node's ranks, for a look at a job that may hang; put it where the coordinator is, then ``on_picture``."""
+
+    look: int
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The job does not move: show it; and if the rank is of this node, and the task's settings say so, it fails."""
+
+    hang: HangNotice
+
+
+@dataclass(frozen=True)
+class LookAtStore:
+    """Read the leader's sign, and whether the attempt's verdict is there: ``on_look``; nothing where that cannot be
+    read."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Put the verdict, unless one is there: ``on_upload``."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class DropLink:
+    """Look for the leader anew: this one is not the job's any more."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """A sentence for the node's log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End this process; no rank is left. ``code`` 0: the attempt's verdict is in the store."""
+
+    code: int
+    why: str
+
+
+Action: TypeAlias = (
+    MakeOffer
+    | StartRanks
+    | EndRanks
+    | CallRanks
+    | SaveAt
+    | TakePicture
+    | Blame
+    | LookAtStore
+    | Upload
+    | DropLink
+    | Say
+    | Exit
+)

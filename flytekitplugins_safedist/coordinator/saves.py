@@ -1,0 +1,77 @@
+"""All ranks of a round save at one step: because one asks, or because a node is told to stop. Pure.
+
+The coordinator calls all nodes; each answers with its floor, the first step that none of its ranks has passed; the
+highest floor is the step at which all save. Nobody waits for a rank to get anywhere, so ranks may be in native code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from .messages import Save, Status
+
+
+class RoundSaves:
+    """The saves of one round.
+
+    Args:
+        members: its processes.
+    """
+
+    def __init__(self, members: Collection[str]) -> None:
+        self._there = set(members)
+        self._silent = set(members)  # of those, who has not begun in this round: nobody knows what its ranks would do
+        self._missing: set[str] = set()  # and who has not answered yet
+        self._listeners: set[str] = set()
+        self._preempted: set[str] = set()
+        self._asks = 0  # the latest call that a rank wants
+        self._highest = -1  # floor
+        self.save: Save | None = None
+        """The latest."""
+
+    def on_status(self, status: Status) -> None:
+        """A member says how it is in this round, and its ranks run."""
+        process = status.process
+        if process not in self._there:
+            return
+        self._silent.discard(process)
+        self._asks = max(self._asks, status.asks)
+        (self._listeners.add if status.listens else self._listeners.discard)(process)
+        if status.is_preempted:
+            self._preempted.add(process)
+        if self.save is not None and not self.save.is_done and self._has_answered(status, self.save):
+            self._missing.discard(process)
+        self._advance()
+
+    def on_leave(self, process: str) -> None:
+        """A member's ranks have returned, or it is lost: nobody waits for it."""
+        for each in (self._there, self._silent, self._missing, self._listeners, self._preempted):
+            each.discard(process)
+        self._advance()
+
+    def _has_answered(self, status: Status, save: Save) -> bool:
+        if save.step is not None:
+            return status.saved >= save.call
+        if status.floor.call == save.call:
+            self._highest = max(self._highest, status.floor.step)
+        return status.floor.call >= save.call
+
+    def _advance(self) -> None:
+        while self.save is None or self.save.is_done:
+            if not self._is_wanted():
+                return
+            last = self.save.call if self.save is not None else 0
+            self._missing, self._highest = set(self._there), -1
+            self.save = Save(last + 1, bool(self._preempted), is_done=not self._listeners)
+        if self.save.step is None and not self._missing:
+            self._missing = set(self._there)
+            self.save = replace(self.save, step=self._highest)
+        if self.save.step is not None and not self._missing:
+            self.save = replace(self.save, is_done=True)
+            self._advance()  # what was asked for meanwhile
+
+    def _is_wanted(self) -> bool:
+        if self._silent or (self.save is not None and self.save.is_urgent):
+            return False  # after a save for a node that leaves, ranks stand still until they are ended
+        return bool(self._preempted) or self._asks > (self.save.call if self.save is not None else 0)

@@ -1,0 +1,25 @@
+"""Random orders of faults in virtual time, some of each kind; ``python -m tests.simulation 200000`` plays many."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.__main__ import play
+from tests.simulation.faults import PROFILES
+
+ORDERS = {"any": 600}
+"""Of each kind; 40 of those that are not named."""
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_whatever_happens_the_job_keeps_its_promises(profile: str) -> None:
+    _, broken = play(range(ORDERS.get(profile, 40)), profile)
+    assert broken == []
+
+
+def test_a_broken_rule_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flytekitplugins_safedist.coordinator.rules import Rules
+
+    monkeypatch.setattr(Rules, "patience", property(lambda rules: rules.grace))
+    _, broken = play(range(60), "relapse", stops=True)
+    assert broken

@@ -1,0 +1,496 @@
+"""What one node does with what its coordinator wants, with its ranks, signals, time and the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.agent import actions as act
+from flytekitplugins_safedist.agent.policy import UNDECIDED, NodePolicy
+from flytekitplugins_safedist.coordinator.books import NO_ROUND, Books, Cause, Leader, Memory, Outcome, Round, Verdict
+from flytekitplugins_safedist.coordinator.messages import Course, Floor, HangNotice, Offer, Save, Status, Want
+from flytekitplugins_safedist.coordinator.rules import Rules
+from flytekitplugins_safedist.coordinator.sign import Sign, StoreLook
+
+RULES = Rules("job", 3, 3, max_restarts=1)
+ALONE = replace(RULES, min_nodes=1, max_nodes=1)
+LEADER = Leader(1, "a")
+FIRST, SECOND = Round(LEADER, 0), Round(LEADER, 1)
+OWN = Cause(FIRST, 1, "ValueError", "text", 10)
+ECHO = replace(OWN, name="ConnectionError", echo=4)
+FAILED = Verdict("failed", "max_restarts=0", FIRST, OWN)
+
+
+class Node:
+    """A node's policy, what it was wanted to do last, and what it did."""
+
+    def __init__(self, rules: Rules = RULES, *, leads: bool = False, node: int = 1, **facts: Any) -> None:
+        self.now = 100.0
+        is_replaced = facts.pop("is_replaced", True)
+        me = Status("job", "a" if leads else "b", node, 1.0, **facts)
+        self.it = NodePolicy(rules, me, self.now, leads=leads, is_replaced=is_replaced)
+        self.course = Course(LEADER)
+        self.done: list[act.Action] = []
+
+    def take(self, actions: list[act.Action]) -> list[act.Action]:
+        """What it does, but for what it says in the log."""
+        self.done += actions
+        return [each for each in actions if not isinstance(each, act.Say)]
+
+    def want(self, node_rank: int = 1, leave: str = "", **course: Any) -> list[act.Action]:
+        self.course = replace(self.course, **course)
+        return self.take(self.it.on_want(Want(self.course, node_rank, leave), self.now))
+
+    def run(self, key: Round = FIRST) -> list[act.Action]:
+        """A round begins."""
+        return self.want(round=key, runs=True, size=3, offer={"port": "7"}, books=Books(key, 3), save=None, look=0)
+
+    def stop(self, **course: Any) -> list[act.Action]:
+        """The round is over."""
+        return self.want(runs=False, **course)
+
+    def wait(self, seconds: float) -> list[act.Action]:
+        """Time passes; what it does meanwhile."""
+        actions: list[act.Action] = []
+        for _ in range(round(seconds / 0.5)):
+            self.now += 0.5
+            actions += self.take(self.it.on_tick(self.now))
+        return actions
+
+    def look(
+        self, sign: Sign | None = None, *, is_decided: bool = False, since: float | None = None
+    ) -> list[act.Action]:
+        look = StoreLook(self.now if since is None else since, sign, is_decided)
+        return self.take(self.it.on_look(look, self.now))
+
+    @property
+    def status(self) -> Status:
+        return self.it.status
+
+    @property
+    def log(self) -> list[str]:
+        return [each.text for each in self.done if isinstance(each, act.Say)]
+
+
+def running(rules: Rules = RULES, **facts: Any) -> Node:
+    node = Node(rules, **facts)
+    node.run()
+    assert node.status.phase == "running"
+    return node
+
+
+# --- what is wanted ---------------------------------------------------------------------------------------------------
+def test_ranks_start_once_however_often_that_is_wanted():
+    node = Node()
+    start = act.StartRanks(FIRST, 0, 1, 3, {"port": "7"})
+    assert node.run() == [start]
+    assert (node.status.round, node.status.node_rank, node.status.phase) == (FIRST, 1, "running")
+    assert node.run() == []
+
+
+def test_a_round_that_is_over_is_obeyed_also_where_nothing_was_started():
+    node = Node()
+    assert node.stop(round=FIRST, books=Books(FIRST, 3)) == []
+    assert (node.status.round, node.status.node_rank, node.status.phase) == (FIRST, 1, "idle")
+
+
+def test_the_ranks_of_a_round_start_when_none_of_the_one_before_is_left():
+    node = running()
+    assert node.stop() == [act.EndRanks()]
+    assert node.run(SECOND) == []
+    assert node.status.phase == "ending"
+    assert node.take(node.it.on_quiet((), node.now)) == [act.StartRanks(SECOND, 1, 1, 3, {"port": "7"})]
+
+
+def test_a_later_round_is_a_reason_to_end_the_one_before_as_well():
+    node = running()
+    assert node.run(SECOND) == [act.EndRanks()]
+
+
+def test_what_was_said_of_a_round_is_not_said_of_the_next():
+    node = running()
+    for actions in (node.it.on_listen(100), node.it.on_ask(100), node.it.on_floor(Floor(1, 5), 100)):
+        node.take(actions)
+    node.it.on_save(1, 100)
+    node.it.on_stall(5.0, 100)
+    node.it.on_picture(1, 100)
+    node.stop()
+    node.it.on_quiet((1,), 100)
+    assert node.status.ranks_returned == (1,)
+    node.run(SECOND)
+    fresh = Status("job", "b", 1, 1.0, leader=LEADER, round=SECOND, node_rank=1, phase="running")
+    assert replace(node.status, books=None) == fresh
+
+
+def test_after_ranks_have_returned_the_node_is_idle_again_unless_the_job_has_succeeded():
+    node = running()
+    node.it.on_return((2, 3), node.now)
+    assert (node.status.phase, node.status.ranks_returned) == ("returned", (2, 3))
+    node.want(runs=False, verdict=Verdict("success", round=FIRST))
+    assert node.status.phase == "returned"
+    node.stop(verdict=None)
+    assert node.status.phase == "idle"
+
+
+def test_a_lesser_leader_is_not_obeyed():
+    node = running()
+    node.want(leader=Leader(3, "c"))
+    news = Books(FIRST, 3).noting(Outcome(FIRST, OWN))
+    assert node.stop(leader=Leader(2, "z"), books=news) == [act.DropLink()]
+    assert node.status.phase == "running"
+    assert node.status.books.last.cause == OWN, "but what it knows of a failure is told to the one that is obeyed"
+
+
+def test_a_node_without_a_place_waits_and_says_why():
+    node = Node(machine="m1")
+    node.want(node_rank=-1, round=FIRST, runs=True, books=Books(FIRST, 2))
+    assert (node.status.round, node.status.node_rank) == (FIRST, -1)
+    assert node.log[-1] == "round 0 runs: this node may take part in the next one"
+    out = Books(SECOND, 2, outcomes=(Outcome(FIRST, without="m1"),))
+    node.want(node_rank=-1, round=SECOND, books=out)
+    assert node.log[-1].startswith("this node takes no part any more: its machine is most likely at fault")
+
+
+def test_the_news_of_the_coordinator_are_in_the_log_once():
+    node = Node()
+    node.want(news="waiting for node 2")
+    node.want(news="waiting for node 2", size=9)
+    assert node.log == ["waiting for node 2"]
+
+
+# --- the books --------------------------------------------------------------------------------------------------------
+def test_a_leader_is_told_what_it_does_not_know_and_on_a_new_connection_everything():
+    node = running()
+    assert node.status.books is None, "it is the leader's own"
+    node.take(node.it.on_failure(OWN, node.now))
+    mine = node.status.books
+    assert mine.last.cause == OWN, "said at once, with its text"
+    node.stop(books=mine)
+    assert node.status.books is None
+    node.take(node.it.on_disconnect("reset", node.now))
+    assert node.status.books == mine
+    node.want(leader=Leader(2, "c"), books=Books())
+    assert node.status.books == mine
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+def test_a_failure_of_ones_own_ends_the_ranks_at_once():
+    node = running()
+    assert node.take(node.it.on_failure(OWN, node.now)) == [act.EndRanks()]
+    assert node.status.phase == "ending"
+
+
+def test_what_may_be_an_echo_is_said_and_has_a_moment_for_its_cause():
+    node = running()
+    assert node.take(node.it.on_failure(ECHO, node.now)) == []
+    assert node.status.books.last.cause == ECHO
+    assert node.wait(RULES.settle - 0.5) == []
+    assert node.take(node.it.on_failure(OWN, node.now)) == [act.EndRanks()]
+    assert node.status.books.last.cause == OWN
+    node = running()
+    node.take(node.it.on_failure(ECHO, node.now))
+    assert node.wait(RULES.settle) == [act.EndRanks()]
+
+
+def test_a_cause_that_shows_while_ranks_end_counts_and_one_of_another_round_does_not():
+    node = running()
+    node.take(node.it.on_failure(ECHO, node.now))
+    node.stop()
+    node.take(node.it.on_failure(OWN, node.now))
+    assert node.status.books.last.cause == OWN
+    node.take(node.it.on_failure(replace(OWN, round=SECOND), node.now))
+    assert node.status.books.outcome(SECOND) == Outcome(SECOND)
+    node.take(node.it.on_quiet((), node.now))
+    assert node.status.phase == "idle"
+
+
+def test_where_a_collective_timed_out_the_others_show_where_their_ranks_stand():
+    node = running()
+    cause = replace(ECHO, is_timeout=True)
+    assert node.stop(books=Books(FIRST, 3).noting(Outcome(FIRST, cause))) == [act.EndRanks(shows_stacks=True)]
+
+
+# --- a leader that cannot be heard ------------------------------------------------------------------------------------
+def test_ranks_that_run_are_ended_some_seconds_after_the_leader_was_lost():
+    node = running()
+    node.take(node.it.on_disconnect("reset by peer", node.now))
+    assert node.log[-1] == "node 0 cannot be heard (reset by peer); waiting for it, or for its replacement"
+    assert node.wait(RULES.grace) == []
+    assert node.wait(0.5) == [act.EndRanks()]
+    assert node.status.is_cut
+
+
+def test_a_leader_that_is_heard_again_in_time_finds_them_running():
+    node = running()
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.wait(RULES.grace)
+    node.want()
+    assert [each for each in node.wait(60) if not isinstance(each, act.LookAtStore)] == []
+    assert node.status.phase == "running"
+
+
+def test_who_stood_still_has_its_time_afterwards():
+    node = running()
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.now += 100
+    node.take(node.it.on_tick(node.now))
+    assert node.status.phase == "running"
+
+
+def until_it_gives_up(node: Node, sign: Sign | None, *, beats: bool = False) -> list[act.Action]:
+    actions: list[act.Action] = []
+    for number in range(round(RULES.rendezvous + 70)):
+        actions += node.wait(1)
+        if actions and isinstance(actions[-1], act.LookAtStore):
+            sign = replace(sign, beat=number) if sign is not None and beats else sign
+            actions += node.look(sign)
+    return [each for each in actions if not isinstance(each, act.LookAtStore | act.EndRanks)]
+
+
+@pytest.mark.parametrize("sign", [None, Sign(LEADER, 7)], ids=["no sign", "an old sign"])
+def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
+    node = running()
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.wait(RULES.grace + 0.5)
+    node.take(node.it.on_quiet((), node.now))
+    (upload,) = until_it_gives_up(node, sign)
+    assert upload.verdict.kind == "missing"
+    assert upload.verdict.text == "node 0 was lost, and none took its place within 900 s"
+    assert node.take(node.it.on_upload(is_there=True, now=node.now)) == [
+        act.Exit(0, "this attempt has ended, and its result is uploaded")
+    ]
+
+
+def test_where_the_books_come_to_an_end_it_is_that():
+    node = Node(replace(RULES, max_restarts=0))
+    node.stop(round=FIRST, books=Books(FIRST, 3).noting(Outcome(FIRST, OWN)))
+    node.take(node.it.on_disconnect("reset", node.now))
+    (upload,) = until_it_gives_up(node, None)
+    assert upload.verdict == FAILED
+
+
+@pytest.mark.parametrize("why", ["a fresh sign", "it cannot begin"])
+def test_a_node_that_has_no_say_leaves_undecided(why):
+    node = Node(cannot=replace(OWN, round=NO_ROUND)) if why == "it cannot begin" else Node()
+    sign = Sign(LEADER, 7) if why == "a fresh sign" else None
+    (leaving,) = until_it_gives_up(node, sign, beats=True)
+    assert leaving == act.Exit(UNDECIDED, "the leader of this job cannot be reached from here")
+
+
+def test_nodes_give_up_one_after_the_other_and_find_what_the_first_has_uploaded():
+    first, second = Node(), Node(node=2)
+    assert until_it_gives_up(first, None)
+    second.wait(RULES.rendezvous + 6)
+    assert [each for each in second.look() if isinstance(each, act.Upload)] == []
+    assert second.look(is_decided=True) == [act.Exit(0, "this attempt has ended, and its result is uploaded")]
+
+
+def test_a_store_that_is_away_is_no_sign_of_anything_and_at_last_the_node_leaves():
+    node = Node()
+    actions = node.wait(RULES.rendezvous + RULES.upload)
+    assert {type(each) for each in actions} == {act.LookAtStore}
+    assert node.wait(0.5)[-1] == act.Exit(UNDECIDED, "neither the leader nor the store can be reached from here")
+
+
+def test_a_leader_that_is_there_after_all_takes_back_what_was_not_uploaded_yet():
+    node = Node()
+    (upload,) = until_it_gives_up(node, None)
+    node.take(node.it.on_upload(is_there=False, now=node.now))
+    assert node.run() == [act.StartRanks(FIRST, 0, 1, 3, {"port": "7"})]
+    assert isinstance(upload, act.Upload)
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+def test_who_waits_looks_often_and_whose_ranks_run_looks_seldom_and_the_more_nodes_the_more_seldom():
+    node = Node()
+    assert len(node.wait(60)) in (5, 6)
+    node.run()
+    assert len(node.wait(610)) == 10
+    assert len(running(replace(RULES, min_nodes=4096, max_nodes=4096)).wait(1650)) == 2
+    assert running(leads=True, node=0).wait(600) == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_leader_that_is_not_the_newest_is_dropped(waits):
+    node = Node() if waits else running()
+    node.want()
+    assert node.look(Sign(LEADER, 3)) == []
+    assert node.look(Sign(Leader(2, "z"), 1)) == [act.DropLink()]
+
+
+def test_a_pod_that_comes_when_the_verdict_is_there_leaves():
+    node = Node()
+    assert node.look(is_decided=True) == [act.Exit(0, "this attempt has ended, and its result is uploaded")]
+
+
+def test_a_look_from_before_a_pause_says_nothing():
+    node = Node()
+    since = node.now
+    node.now += 30
+    node.take(node.it.on_tick(node.now))
+    assert node.look(is_decided=True, since=since) == []
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+def leader(**facts: Any) -> Node:
+    node = Node(leads=True, node=0, **facts)
+    node.take(node.it.on_offer(Offer(NO_ROUND, {"port": "7"}), node.now))
+    return node
+
+
+def test_the_leader_uploads_after_a_look_and_leaves_when_its_coordinator_says_so():
+    node = leader()
+    assert node.want(0, verdict=FAILED) == [act.LookAtStore()]
+    assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
+    assert node.look(Sign(LEADER, 4)) == [], "one at a time"
+    assert node.want(0, verdict=replace(FAILED, text="another")) == [], "it has begun"
+    assert node.take(node.it.on_upload(is_there=True, now=node.now)) == []
+    assert node.status.is_uploaded
+    assert isinstance(node.want(0, is_decided=True)[-1], act.Exit)
+
+
+def test_a_leader_that_is_not_the_newest_uploads_nothing():
+    node = leader()
+    node.want(0, verdict=FAILED)
+    assert node.look(Sign(Leader(2, "z"), 1)) == [act.Exit(UNDECIDED, "another process leads this job")]
+
+
+def test_until_the_upload_begins_the_verdict_may_change():
+    node = leader()
+    node.want(0, verdict=Verdict("lost", "gone"))
+    node.want(0, verdict=FAILED)
+    assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
+
+
+def test_an_upload_that_fails_is_tried_again_until_the_store_was_away_for_too_long():
+    node = leader()
+    node.want(0, verdict=FAILED)
+    node.look(Sign(LEADER, 4))
+    node.take(node.it.on_upload(is_there=False, now=node.now))
+    assert act.LookAtStore() in node.wait(RULES.renew / 6 + 1)
+    assert node.look(Sign(LEADER, 5)) == [act.Upload(FAILED)]
+    node.take(node.it.on_upload(is_there=False, now=node.now))
+    left = [each for each in node.wait(RULES.upload) if isinstance(each, act.Exit)]
+    assert left == [act.Exit(UNDECIDED, "the verdict could not be uploaded: the store is away")]
+
+
+def test_the_others_wait_for_the_upload_and_leave_when_no_rank_is_left():
+    node = running()
+    assert node.want(verdict=FAILED, runs=False) == [act.EndRanks()]
+    assert node.want(is_decided=True) == []
+    node.take(node.it.on_quiet((), node.now))
+    assert node.done[-1] == act.Exit(0, "this attempt has ended, and its result is uploaded")
+
+
+def test_who_has_no_part_any_more_leaves_undecided_with_its_ranks_gone():
+    node = running()
+    assert node.want(leave="a new process has taken its place") == [act.EndRanks()]
+    assert node.take(node.it.on_quiet((), node.now)) == [act.Exit(UNDECIDED, "a new process has taken its place")]
+
+
+# --- told to stop -----------------------------------------------------------------------------------------------------
+def test_a_pod_that_is_told_to_stop_stays_for_the_save_by_all_and_then_leaves():
+    node = running()
+    assert node.take(node.it.on_stop("told to stop by SIGTERM", node.now, node.now, stays=True)) == []
+    assert node.status.is_preempted
+    assert node.want(save=Save(1, is_urgent=True)) == [act.CallRanks(1)]
+    assert node.want(size=9) == []
+    node.take(node.it.on_floor(Floor(1, 5), node.now))
+    assert node.want(save=Save(1, is_urgent=True, step=6)) == [act.SaveAt(1, 6, is_urgent=True)]
+    assert node.log[-1] == "a node was told to stop: all ranks save at step 6"
+    node.take(node.it.on_save(1, node.now))
+    assert node.want(save=Save(1, is_urgent=True, step=6, is_done=True)) == [act.EndRanks()]
+    assert node.status.leaving == "told to stop by SIGTERM"
+
+
+@pytest.mark.parametrize("why", ["time", "the round is over", "the leader is lost", "it does not stay"])
+def test_it_does_not_stay_for_a_save_that_cannot_be(why):
+    node = running()
+    node.take(node.it.on_stop("told to stop", node.now - 5, node.now, stays=why != "it does not stay"))
+    if why == "time":
+        assert node.wait(RULES.preemption - 5.5) == [], "it counts from the signal"
+        node.wait(0.5)
+    elif why == "the round is over":
+        node.stop()
+    elif why == "the leader is lost":
+        node.take(node.it.on_disconnect("reset", node.now))
+    assert node.status.leaving == "told to stop"
+    node.take(node.it.on_quiet((), node.now))
+    assert node.done[-1] == act.Exit(UNDECIDED, "told to stop")
+
+
+def test_a_leader_that_has_a_verdict_uploads_it_though_it_is_told_to_stop():
+    node = leader()
+    node.want(0, verdict=FAILED)
+    assert node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True)) == []
+    assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
+
+
+def test_that_the_only_pod_of_a_job_is_told_to_stop_is_the_jobs_end_where_nobody_replaces_it():
+    node = Node(ALONE, leads=True, node=0, is_replaced=False)
+    node.take(node.it.on_offer(Offer(NO_ROUND, {}), node.now))
+    node.want(0, round=FIRST, runs=True, size=1, books=Books(FIRST, 1))
+    ended = node.take(node.it.on_stop("told to stop by SIGTERM", node.now, node.now, stays=False))
+    verdict = Verdict("stopped", "told to stop by SIGTERM", FIRST)
+    assert ended == [act.EndRanks(), act.Upload(verdict)]
+    node.take(node.it.on_upload(is_there=True, now=node.now))
+    node.take(node.it.on_quiet((), node.now))
+    assert node.done[-1] == act.Exit(0, "this attempt has ended, and its result is uploaded")
+
+
+def test_the_only_pod_of_a_job_asks_the_store_nothing_and_uploads_at_once():
+    node = Node(ALONE, leads=True, node=0, is_replaced=False)
+    assert node.want(0, verdict=FAILED)[0] == act.Upload(FAILED)
+    assert node.wait(100) == []
+
+
+# --- what rides on a round --------------------------------------------------------------------------------------------
+def test_the_leader_has_something_ready_for_each_round_and_nobody_else_has():
+    node = Node(leads=True, node=0)
+    assert node.wait(0.5) == [act.MakeOffer(NO_ROUND)]
+    assert node.wait(5) == []
+    node.take(node.it.on_offer(Offer(NO_ROUND, {"port": "7"}), node.now))
+    node.want(0, round=FIRST, runs=True, size=3, offer={"port": "7"}, books=Books(FIRST, 3))
+    node.want(0, runs=False)
+    assert node.take(node.it.on_quiet((), node.now)) == [act.MakeOffer(FIRST)]
+    assert [each for each in Node().wait(5) if isinstance(each, act.MakeOffer)] == []
+
+
+def test_checks_are_done_in_place_of_ranks_and_come_back_with_a_report():
+    node = Node()
+    (start,) = node.want(round=FIRST, runs=True, is_checks=True, size=3, books=Books(FIRST, 3))
+    assert start.is_checks
+    node.take(node.it.on_return((), node.now, "fit"))
+    assert (node.status.phase, node.status.report) == ("returned", "fit")
+
+
+def test_a_rank_that_asks_is_served_by_the_next_call():
+    node = running()
+    node.take(node.it.on_ask(node.now))
+    assert node.status.asks == 1
+    node.want(save=Save(1, is_urgent=False))
+    node.take(node.it.on_ask(node.now))
+    assert node.status.asks == 2
+
+
+def test_a_picture_is_taken_once_for_each_look_and_a_hang_is_told_once():
+    node = running()
+    assert node.want(look=1) == [act.TakePicture(1)]
+    assert node.want(size=9) == []
+    node.take(node.it.on_picture(1, node.now))
+    assert node.status.looked == 1
+    hang = HangNotice(2, "rank 1", 1, "it sleeps")
+    assert node.want(hang=hang) == [act.Blame(hang)]
+    assert node.want(size=3) == []
+
+
+def test_memory_is_said_when_it_comes_near_its_limit_and_what_the_leader_says_of_its_own_is_kept():
+    node = running()
+    for used in (10, 50, 90, 96, 99, 20):
+        node.take(node.it.on_memory(Memory(used, 100), node.now))
+        assert node.status.memory.used == {10: 10, 50: 10, 90: 10, 96: 96, 99: 96, 20: 20}[used]
+    node.want(memory=Memory(99, 100))
+    node.take(node.it.on_disconnect("reset", node.now))
+    assert node.status.leader_memory == Memory(99, 100)

@@ -1,0 +1,839 @@
+"""Every decision of a job's coordinator, event by event; random orders of faults are in :mod:`tests.simulation`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flytekitplugins_safedist.coordinator.books import NO_ROUND, Books, Cause, Leader, Memory, Outcome, Round
+from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice
+from flytekitplugins_safedist.coordinator.sign import Sign
+from tests.unit.coordinator.coordination import FIXED, RANGE, STEP, Job, begun, join, succeeded_by
+
+
+# --- a round comes together -------------------------------------------------------------------------------------------
+def test_a_fixed_round_begins_when_every_node_is_there_each_in_its_own_place():
+    job = Job()
+    job.come("c", "b")
+    assert job.members == set()
+    job.come("a")
+    assert {process: job.wants[process].node_rank for process in job.members} == {"a": 0, "b": 1, "c": 2}
+    assert job.wants["b"].course.size == 3
+    assert job.wants["b"].course.offer == {"port": "-1"}, "what node 0 has ready for this round"
+
+
+@pytest.mark.parametrize("node", [-1, 3])
+def test_a_node_that_the_job_does_not_have_is_turned_away(node):
+    job = Job()
+    job.come("x", node=node)
+    assert job.left("x") == f"the job has 3 nodes, and none is node {node}"
+
+
+def test_who_is_missing_is_said_every_thirty_seconds_and_at_last_ends_the_job():
+    job = Job()
+    job.come("a")
+    job.wait(29)
+    assert job.wants["a"].course.news == ""
+    job.wait(1)
+    assert job.wants["a"].course.news.startswith("waiting for nodes 1, 2 for 30 s, 870 s more at most")
+    job.wait(FIXED.rendezvous - 29)
+    verdict = job.wants["a"].course.verdict
+    assert (verdict.kind, verdict.nodes) == ("missing", ("1", "2"))
+    assert verdict.text == "nodes 1, 2 of 3 did not come within 900 s"
+
+
+def test_a_range_begins_at_once_when_it_is_full_and_its_leader_is_node_0():
+    job = Job(RANGE)
+    job.come("b", "c", "a", "d")
+    assert {process: job.wants[process].node_rank for process in job.members} == {"a": 0, "b": 1, "c": 2, "d": 3}
+
+
+def test_a_range_waits_for_further_nodes_once_the_minimum_is_there_and_not_without_its_leader():
+    job = Job(RANGE)
+    job.come("b", "c")
+    job.wait(RANGE.last_call * 2)
+    assert job.members == set()
+    job.come("a")
+    assert job.members == set("abc")
+    job = Job(RANGE)
+    job.come("a")
+    job.wait(RANGE.last_call * 2)
+    job.come("b")
+    job.wait(RANGE.last_call - STEP)
+    assert job.members == set()
+    job.wait(STEP)
+    assert job.members == {"a", "b"}
+
+
+def test_a_range_goes_on_when_those_who_are_left_are_back_and_it_has_looked_who_leads():
+    job = begun(RANGE, "abcd")
+    job.say("d", leaving="told to stop")
+    job.follow()
+    assert (job.members, job.it.lead.in_doubt) == (set(), True), "they may have gone to another leader"
+    assert job.it.lead.is_due(job.now), "at once"
+    job.look()
+    assert job.members == set("abc")
+
+
+def test_who_comes_to_a_range_that_has_room_begins_a_round_with_it_and_that_costs_nothing():
+    job = begun(RANGE, "ab")
+    job.come("c")
+    job.follow("c")
+    assert job.members == set()
+    assert "a node joins" in job.wants["a"].course.news
+    job.fail("b", "ConnectionError", echo=4)
+    job.follow()
+    assert job.members == set("abc")
+    assert job.costs == (0, 0)
+
+
+@pytest.mark.parametrize("why", ["full", "nearly done", "checked"])
+def test_who_comes_to_a_range_that_has_no_place_now_waits(why):
+    job = begun(replace(RANGE, checks=why == "checked"), "abcd" if why == "full" else "ab")
+    if why == "nearly done":
+        job.say("b", phase="returned")
+    job.come("x")
+    job.follow("x")
+    assert job.wants["a"].course.runs
+    assert not job.wants["x"].runs
+
+
+def test_a_range_stops_for_joining_nodes_only_so_often():
+    job = begun(RANGE, "ab")
+    joins = [Outcome(Round(Leader(0, "z"), number), free="a node joins") for number in range(RANGE.most_free)]
+    job.say("b", books=Books(outcomes=tuple(joins[1:])))
+    job.come("c")
+    job.follow("c")
+    assert not job.wants["a"].course.runs
+    job = begun(RANGE, "ab")
+    job.say("b", books=Books(outcomes=tuple(joins)))
+    job.come("c")
+    job.follow("c")
+    assert job.wants["a"].course.runs
+
+
+# --- who is there -----------------------------------------------------------------------------------------------------
+def test_a_connection_that_comes_back_in_time_costs_nothing_and_ends_no_round():
+    job = begun()
+    job.lose("b")
+    job.wait(FIXED.grace - STEP)
+    job.linked.add("b")
+    job.say("b")
+    job.wait(10)
+    assert job.wants["a"].course.runs
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_node_is_lost_that_does_not_come_back_or_says_nothing(is_silent):
+    job = begun()
+    seconds = FIXED.heartbeat if is_silent else FIXED.grace
+    if is_silent:
+        job.silent.add("b")
+    else:
+        job.lose("b")
+    job.wait(seconds)
+    assert job.wants["a"].course.runs
+    job.wait(STEP)
+    assert not job.wants["a"].course.runs
+    seen = "no sign of life for 20 s" if is_silent else "its connection was lost, and it did not come back within 3 s"
+    assert job.wants["a"].course.news == f"round 0 is over: node 1: {seen}"
+    job.follow("a", "c")
+    assert job.costs == (0, 1)
+    assert not job.it.on_beat("b", job.now), "its connection is closed, so that it says how it is on the next one"
+    job.come("b2", node=1)
+    job.follow("b2")
+    assert job.members == {"a", "b2", "c"}
+
+
+def test_a_coordinator_that_stood_still_hears_the_others_before_it_judges_and_blames_nobody():
+    job = begun()
+    job.silent.add("b")
+    job.wait(FIXED.heartbeat - STEP)
+    job.pause(1000)
+    assert job.wants["a"].course.runs
+    job.fail("c")
+    job.pause(1000)
+    assert job.costs == (1, 0), "known at once"
+    job.lead()
+    job.follow("a", "c")
+    assert job.it.verdict is None
+    assert "b" not in {process for process, want in job.wants.items() if want.leave}
+
+
+@pytest.mark.parametrize("how", ["disconnected", "silent", "they could not hear it"])
+def test_that_node_0_is_cut_off_from_all_others_is_one_loss_however_many_they_are(how):
+    job = begun(replace(FIXED, min_nodes=4, max_nodes=4, max_replacements=1), "abcd")
+    if how == "they could not hear it":
+        for process in "bcd":
+            job.say(process, phase="idle", is_cut=True)
+    else:
+        job.lose(*"bcd") if how == "disconnected" else job.silent.update("bcd")
+        job.wait((FIXED.grace if how == "disconnected" else FIXED.heartbeat) + STEP)
+    job.follow("a")
+    job.silent.clear()
+    job.linked |= set("bcd")
+    for process in "bcd":
+        job.say(process, phase="idle", is_cut=True)
+    job.follow()
+    assert job.costs == (0, 1)
+    assert job.members == set("abcd")
+
+
+def test_where_node_0_itself_stood_still_nobody_is_blamed_for_not_hearing_it():
+    job = begun()
+    job.pause(10)
+    job.lead()
+    job.say("b", phase="idle", is_cut=True)
+    job.fail("c", "ConnectionError", echo=4)
+    job.follow()
+    assert job.members == set("abc")
+    assert job.costs == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("is_linked", "started", "wins"),
+    [(True, 2.0, True), (True, 1.0, True), (True, 0.0, False), (False, 2.0, True), (False, 0.0, True)],
+    ids=["later", "at the same time", "a clock behind", "the older is gone", "the older is gone, a clock behind"],
+)
+def test_of_two_processes_in_one_place_the_newer_one_stays(is_linked, started, wins):
+    job = begun()
+    if not is_linked:
+        job.lose("b")
+    job.come("b2", node=1, started=started)
+    assert bool(job.wants["b"].leave) == wins
+    assert bool(job.wants["b2"].leave) == (not wins)
+    assert job.wants["a"].course.runs == (not wins)
+    if wins:
+        job.follow("a", "b2", "c")
+        assert job.members == {"a", "b2", "c"}
+        assert job.costs == (0, 1)
+        job.say("b", phase="running")
+        assert job.left("b") == "a new process has taken its place", "it never has it again, whatever clocks say"
+
+
+def test_nobody_takes_the_place_of_node_0_from_the_process_that_leads():
+    job = begun()
+    job.come("z", node=0, started=99.0)
+    assert job.left("z") == "node 0 is the process that leads the job"
+    assert job.wants["a"].course.runs
+
+
+def test_who_leaves_is_lost_at_once_and_who_leaves_between_two_rounds_is_not_in_the_next():
+    job = begun()
+    job.say("b", leaving="told to stop by SIGTERM")
+    assert job.wants["a"].course.news == "round 0 is over: node 1: told to stop by SIGTERM"
+    job.come("b2", node=1)
+    job.follow("a", "b2")
+    job.say("b2", leaving="told to stop by SIGTERM")
+    job.follow("a", "c")
+    assert job.members == set()
+    job.come("b3", node=1)
+    job.follow("b3")
+    assert job.members == {"a", "b3", "c"}
+    assert job.costs == (0, 1)
+
+
+def test_nodes_that_are_lost_in_one_round_are_one_replacement():
+    job = begun(replace(FIXED, max_replacements=1))
+    job.lose("b", "c")
+    job.wait(FIXED.grace + STEP)
+    job.come("b2", node=1)
+    job.come("c2", node=2)
+    job.follow()
+    assert job.costs == (0, 1)
+    assert job.members == {"a", "b2", "c2"}
+
+
+def test_more_losses_than_replacements_end_the_job():
+    job = begun(replace(FIXED, max_replacements=1))
+    job.say("b", leaving="told to stop")
+    job.come("b2", node=1)
+    job.follow()
+    job.say("c", leaving="told to stop")
+    job.follow()
+    assert job.it.verdict.kind == "lost"
+    assert job.it.verdict.text == "node 2: told to stop; and max_replacements=1 are used up"
+
+
+def test_a_node_that_is_lost_after_its_ranks_have_returned_costs_nothing_and_the_round_goes_on():
+    job = begun()
+    job.say("b", phase="returned")
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    assert job.wants["a"].course.news == "node 1 was lost after its ranks had returned: the round goes on"
+    job.come("b2", node=1)
+    job.follow("b2")
+    assert job.wants["a"].course.runs
+    for process in "ac":
+        job.say(process, phase="returned")
+    assert job.it.verdict.kind == "success"
+    assert job.costs == (0, 0)
+
+
+def test_where_others_fail_for_the_want_of_a_node_that_had_returned_it_is_its_loss():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.say("b", phase="returned")
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.fail("c", "ConnectionError", echo=4)
+    job.follow("a", "c")
+    assert job.costs == (0, 1)
+    assert job.it.verdict is None
+
+
+def test_a_member_that_never_started_in_a_round_is_waited_for_until_it_has_heard_that_it_is_over():
+    job = Job()
+    job.come("a", "b", "c")
+    job.follow("a", "b")  # c has not heard of the round yet
+    job.fail("b")
+    job.follow("a", "b")
+    job.say("c", host="renamed")
+    assert job.members == set(), "what c says is of no round"
+    job.follow("c")
+    assert job.members == set("abc")
+
+
+def test_what_is_said_of_another_round_counts_for_nothing():
+    job = begun()
+    before = {process: job.statuses[process] for process in "abc"}
+    job.fail("b")
+    job.follow()
+    assert job.number == 1
+    for process in "abc":
+        job.it.on(replace(before[process], phase="returned", asks=1, listens=True), job.now)
+    assert job.it.verdict is None
+    assert job.it.course.save is None
+
+
+def test_a_status_is_answered_with_the_want_and_the_same_one_where_nothing_has_changed():
+    job = begun()
+    first = job.it.on(job.statuses["b"], job.now)
+    again = job.it.on(job.statuses["b"], job.now)
+    assert first == again
+    assert first.keys() == {"b"}
+    assert again["b"].course is first["b"].course
+
+
+# --- what a failure comes to ------------------------------------------------------------------------------------------
+def test_a_failure_stops_the_others_and_all_start_again_when_no_rank_is_left():
+    job = begun()
+    cause = job.fail("b")
+    assert not job.wants["a"].course.runs
+    assert job.wants["a"].course.books.last.cause == cause, "its text travels with it"
+    assert job.wants["c"].course.news == "round 0 is over: rank 1 failed (ValueError) on node b"
+    job.follow("a", "c")
+    assert not job.members
+    job.follow("b")
+    assert job.members == set("abc")
+    assert (job.number, job.costs) == (1, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("failures", "root"),
+    [
+        ([("b", 4, 10), ("c", 0, 20)], "c"),
+        ([("b", 0, 20), ("c", 0, 10)], "c"),
+        ([("b", 3, 20), ("c", 4, 10)], "b"),
+        ([("b", 0, 10), ("c", 0, 10)], "b"),
+    ],
+    ids=["an echo came first", "the earliest", "nearer to a cause", "the lowest rank"],
+)
+def test_the_root_cause_is_the_earliest_failure_that_speaks_for_itself(failures, root):
+    job = begun(replace(FIXED, max_restarts=0))
+    for process, echo, time_ns in failures:
+        job.fail(process, echo=echo, time_ns=time_ns)
+    job.follow()
+    assert job.it.verdict.kind == "failed"
+    assert job.it.verdict.cause.text == f"ValueError on {root}"
+
+
+def test_a_cause_is_known_however_long_its_node_takes_to_end():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.fail("c", "ConnectionError", echo=4)
+    job.follow("a", "c")
+    job.fail("b")
+    job.wait(job.rules.stop + job.rules.kill)
+    assert job.it.verdict is None
+    job.follow("b")
+    assert (job.it.verdict.cause.name, job.it.verdict.text) == ("ValueError", "max_restarts=0")
+    assert job.number == 0, "max_restarts=0 is one round"
+
+
+def test_a_node_that_does_not_end_its_ranks_is_given_up_and_its_cause_counts_all_the_same():
+    job = begun(replace(FIXED, max_restarts=1))
+    job.fail("b")
+    job.follow("a", "c")
+    job.wait(FIXED.patience)
+    assert not job.wants["b"].leave
+    job.wait(2 * STEP)
+    assert job.left("b") == "it did not end its ranks, or did not come back, in time"
+    assert job.costs == (1, 0)
+
+
+def test_a_cause_that_comes_when_its_node_was_given_up_ends_the_round_that_must_not_be():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.come("b2", node=1)
+    job.follow("a", "b2", "c")
+    assert job.number == 1
+    first = Round(job.it.lead.leader, 0)
+    late = Cause(first, 1, "ValueError", "ValueError on b", 1)
+    job.say("b", phase="idle", books=Books(first, 3, outcomes=(Outcome(first, late),)))
+    assert not job.wants["a"].course.runs
+    job.follow("a", "b2", "c")
+    assert (job.it.verdict.kind, job.it.verdict.cause.text) == ("failed", "ValueError on b")
+
+
+def test_until_it_is_uploaded_a_verdict_gives_way_to_a_cause_that_comes_late():
+    job = begun(replace(FIXED, max_restarts=0, max_replacements=0))
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.follow("a", "c")
+    assert job.it.verdict.kind == "lost"
+    late = Cause(job.it.books.round, 1, "ValueError", "ValueError on b", 1)
+    job.say("b", phase="idle", books=job.it.books.noting(Outcome(late.round, late)))
+    assert job.wants["a"].course.verdict.cause == late
+
+
+def test_an_echo_without_anything_that_it_echoes_is_a_failure_and_says_who_had_returned():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.say("a", phase="returned", ranks_returned=(0, 1))
+    job.fail("c", "ConnectionError", echo=4)
+    job.follow()
+    assert job.it.verdict.kind == "failed"
+    assert job.it.verdict.returned == (0, 1)
+
+
+def test_a_verdict_is_wanted_of_all_and_the_upload_of_the_leader_lets_them_go():
+    job = begun()
+    for process in "abc":
+        job.say(process, phase="returned")
+    assert {job.wants[process].course.verdict.kind for process in "abc"} == {"success"}
+    assert not job.wants["b"].course.is_decided
+    job.lose("c")
+    job.wait(100)
+    assert job.it.verdict.kind == "success", "after the end nothing is lost any more"
+    job.say("a", is_uploaded=True)
+    assert job.wants["b"].course.is_decided
+    job.come("c2", node=2)
+    assert job.wants["c2"].course.is_decided
+
+
+# --- nodes that cannot begin ------------------------------------------------------------------------------------------
+CANNOT = Cause(NO_ROUND, -1, "ImportError", "no module named nothing", 1)
+
+
+@pytest.mark.parametrize("rules", [FIXED, RANGE], ids=["fixed", "range"])
+@pytest.mark.parametrize("process", ["a", "b"])
+def test_a_node_that_cannot_begin_ends_a_job_that_has_not_begun(rules, process):
+    job = Job(rules)
+    job.come(process, cannot=CANNOT)
+    if process != "a":
+        job.come("a")
+    assert job.it.verdict.cause == CANNOT
+    assert job.it.verdict.text == "no rank was started"
+
+
+def test_later_it_is_turned_away_and_its_error_is_told_where_nobody_takes_its_place():
+    job = begun()
+    job.say("b", leaving="told to stop")
+    job.follow("a", "c")
+    job.come("b2", node=1, cannot=CANNOT)
+    assert job.left("b2") == "it cannot begin, and the job goes on without it"
+    assert job.it.verdict is None
+    job.linked.discard("b2")
+    job.wait(FIXED.rendezvous + STEP)
+    trouble = "node 1 came, and could not begin (ImportError: no module named nothing)"
+    assert trouble in job.it.verdict.text
+
+
+def test_a_replacement_of_node_0_that_cannot_begin_never_ends_a_job_that_has_begun():
+    before = begun()
+    job = Job(FIXED, "a2", before.sign, leads=False)
+    job.come("a2", node=0, cannot=CANNOT)
+    job.look()
+    assert job.left("a2") == "node 0 cannot begin, and another process has led this job"
+    assert job.sign == before.sign, "it does not sign"
+    job = Job(FIXED, "a2", before.sign)
+    job.come("a2", node=0, cannot=CANNOT)
+    join(job, before, "b")
+    assert job.it.verdict is None
+    assert job.it.is_retired
+
+
+# --- another leader ---------------------------------------------------------------------------------------------------
+def test_a_new_leader_goes_on_with_what_survivors_bring_and_the_loss_of_node_0_is_one_replacement():
+    before = begun()
+    before.fail("b")
+    before.follow()
+    job = succeeded_by(before, "a2")
+    join(job, before, "c")
+    assert job.it.lead.leader == Leader(2, "a2")
+    assert job.wants["c"].course.round == before.it.books.round
+    assert not job.wants["c"].course.runs, "whose ranks run is to end them"
+    join(job, before, "b", phase="idle", is_cut=True)
+    job.follow()
+    assert job.members == {"a2", "b", "c"}
+    assert job.it.books.round == Round(Leader(2, "a2"), 2)
+    assert job.costs == (1, 1)
+
+
+def test_survivors_are_waited_for_as_long_as_the_leader_before_would_have():
+    before = begun()
+    job = succeeded_by(before, "a2")
+    join(job, before, "b", phase="idle", is_cut=True)
+    job.come("c2", node=2)  # somebody else has the place of c
+    job.follow()
+    assert job.members == {"a2", "b", "c2"}
+    job = succeeded_by(before, "a3")
+    join(job, before, "b", phase="idle", is_cut=True)
+    job.wait(FIXED.patience + 2 * STEP)
+    assert job.costs == (0, 1)
+
+
+def test_an_end_that_a_leader_has_decided_and_not_uploaded_is_the_next_ones_too():
+    before = begun(replace(FIXED, max_restarts=0))
+    before.fail("b")
+    before.follow()
+    assert before.it.verdict.kind == "failed"
+    job = succeeded_by(before, "a2")
+    join(job, before, "b")
+    assert job.it.verdict is None, "not before all that may know of a cause have come"
+    job.come("c2", node=2)
+    job.follow()
+    assert (job.it.verdict.text, job.it.verdict.cause.text) == ("max_restarts=0", "ValueError on b")
+
+
+def test_after_a_success_that_was_not_uploaded_the_ranks_run_again():
+    before = begun()
+    for process in "abc":
+        before.say(process, phase="returned")
+    job = succeeded_by(before, "a2")
+    join(job, before, "b", "c")
+    job.follow()
+    assert job.members == {"a2", "b", "c"}
+    assert job.costs == (0, 1)
+
+
+def test_leaders_that_are_lost_before_they_begin_a_round_are_replacements():
+    first = Job(replace(FIXED, max_replacements=1))
+    second = Job(first.rules, "a2", first.sign)
+    third = Job(first.rules, "a3", second.sign)
+    third.come("a3", node=0)
+    assert third.it.verdict is None
+    third.come("b", "c")
+    assert third.it.verdict.kind == "lost"
+    assert "node 0 was lost 2 time(s) before it began a round" in third.it.verdict.text
+
+
+def test_a_new_leader_of_a_range_waits_for_those_that_still_wait_for_the_one_before():
+    before = begun(RANGE, "abc")
+    job = succeeded_by(before, "a2")
+    job.come("d")
+    job.wait(RANGE.last_call + RANGE.heartbeat + RANGE.grace - STEP)
+    assert job.members == set()
+    job.wait(STEP)
+    assert job.members == {"a2", "d"}
+
+
+def test_who_comes_from_a_later_round_of_another_leader_ends_this_one():
+    before = begun(RANGE, "abcd")
+    job = Job(RANGE, "a2")
+    job.come("a2", "y")
+    job.wait(RANGE.last_call + STEP)
+    job.follow()
+    assert job.members == {"a2", "y"}
+    later = replace(before.it.books, round=Round(Leader(9, "z"), 5))
+    job.come("b", round=later.round, node_rank=1, leader=Leader(9, "z"), books=later, phase="running")
+    assert not job.wants["y"].course.runs
+    assert job.it.lead.in_doubt, "somebody has obeyed a greater leader"
+
+
+def test_a_survivor_that_comes_when_others_have_begun_anew_has_lost_its_leader_and_its_echo_is_of_that():
+    before = begun(replace(FIXED, max_restarts=0))
+    job = succeeded_by(before, "a2")
+    job.come("b2", "c2", started=2.0)
+    job.follow()
+    assert job.members == {"a2", "b2", "c2"}
+    before.fail("b", "ConnectionError", echo=4)
+    join(job, before, "b")
+    assert job.left("b") == "a newer process is node 1"
+    assert job.costs == (0, 1)
+    assert job.wants["a2"].course.runs
+
+
+def test_a_leader_that_hears_of_a_greater_one_decides_nothing_until_it_has_read_its_sign_again():
+    job = begun()
+    job.say("b", leader=Leader(5, "z"))
+    job.fail("c")
+    job.follow()
+    assert not job.members
+    job.sign = Sign(Leader(5, "z"), 1)
+    job.look()
+    assert job.it.is_retired
+    assert job.left("a") == "another process leads this job"
+
+
+def test_a_leader_that_stood_still_begins_and_ends_nothing_before_a_new_look():
+    job = begun()
+    since = job.now
+    job.fail("b")
+    job.pause(FIXED.grace + 1)
+    job.follow()
+    job.look(since)
+    job.look(since)
+    assert not job.members, "a look from before says nothing"
+    job.lead()
+    assert job.members == set("abc")
+
+
+def test_a_leader_that_cannot_read_the_store_for_too_long_leaves_undecided():
+    job = begun()
+    job.pause(FIXED.grace + 1)
+    for _ in range(4):
+        job.wait(FIXED.upload / 4)
+    job.wait(2 * STEP)
+    assert job.left("a") == "the store is away, and nobody knows who leads this job"
+
+
+def test_node_0_leaves_and_who_hears_it_ends_its_ranks_at_once():
+    job = begun()
+    job.say("a", leaving="told to stop by SIGTERM")
+    assert job.it.is_retired
+    assert not job.wants["b"].course.runs
+    assert job.wants["b"].course.news == "round 0 is over: told to stop by SIGTERM"
+
+
+def test_a_leader_that_finds_the_verdict_in_the_store_says_so_before_it_has_a_term():
+    job = Job(leads=False)
+    job.is_decided = True
+    job.look()
+    job.come("b")
+    assert job.wants["b"].course.is_decided
+
+
+# --- the only node ----------------------------------------------------------------------------------------------------
+def test_the_only_node_of_a_job_leads_without_a_store():
+    alone = replace(FIXED, min_nodes=1, max_nodes=1)
+    job = Job(alone, leads=False)
+    assert not job.it.lead.in_doubt
+    assert not job.it.lead.is_due(job.now)
+    job.come("a")
+    assert job.members == {"a"}
+
+
+# --- a machine at fault -----------------------------------------------------------------------------------------------
+BROKEN = {"name": "Xid 79", "repeats": True, "is_machines": True}
+
+
+def on_machines(rules=RANGE, **of: str) -> Job:
+    """A job in its first round, its nodes on machines of a cluster."""
+    job = Job(replace(rules, max_restarts=3))
+    for process, machine in of.items():
+        job.come(process, machine=machine)
+    job.wait(rules.last_call + STEP)
+    job.follow()
+    assert job.members == set(of)
+    return job
+
+
+@pytest.mark.parametrize("errors", [[{"name": "KeyError"}, {"name": "OSError"}], [BROKEN]], ids=["errors", "a GPU"])
+def test_a_range_goes_on_without_a_machine_that_is_most_likely_at_fault(errors):
+    job = on_machines(a="m0", b="m1", c="m2")
+    for error in errors:
+        job.fail("c", **error)
+        job.follow()
+    assert job.members == {"a", "b"}, "at once: nobody else is waited for"
+    assert job.it.books.without == {"m2"}
+    assert job.costs == (len(errors), 0)
+    job.lose("c")
+    job.wait(RANGE.grace + 2 * STEP)
+    assert job.members == {"a", "b"}, "its end costs nothing"
+    job.come("c2", machine="m2")
+    job.follow("c2")
+    assert job.members == {"a", "b"}
+    job.come("d", machine="m3")
+    job.follow()
+    assert job.members == {"a", "b", "d"}, "one on another machine is welcome"
+
+
+def test_all_nodes_of_such_a_machine_stay_out_and_the_next_leader_keeps_to_that():
+    job = on_machines(a="m0", b="m1", c="m2", d="m2")
+    job.fail("c", **BROKEN)
+    job.follow()
+    assert job.members == {"a", "b"}
+    after = Job(job.rules, "a2", job.sign)
+    after.come("a2", machine="m2")  # node 0's pod has come to that machine: there is no other
+    join(after, job, "b", "c", "d", phase="idle", is_cut=True)
+    after.follow()
+    after.wait(RANGE.patience + 2 * STEP)
+    after.look()
+    after.follow()
+    assert after.members == {"a2", "b"}
+
+
+def test_what_failed_on_a_machine_that_is_left_out_says_nothing_of_others():
+    job = on_machines(a="m0", b="m1", c="m2", d="m3")
+    for process, name in (("c", "A"), ("c", "B"), ("b", "C")):
+        job.fail(process, name)
+        job.follow()
+    assert job.it.books.without == {"m2"}, "one failure alone is no pattern"
+    assert job.members == {"a", "b", "d"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "of", "who"),
+    [
+        (RANGE, {"a": "m0", "b": "m1"}, "b"),
+        (RANGE, {"a": "m0", "b": "m1", "c": "m2"}, "a"),
+        (FIXED, {"a": "m0", "b": "m1", "c": "m2"}, "c"),
+    ],
+    ids=["too few are left", "node 0's", "a fixed size"],
+)
+def test_where_nobody_can_go_on_without_it_the_error_names_the_machine(rules, of, who):
+    job = on_machines(rules, **of)
+    job.fail(who, **BROKEN)
+    job.follow()
+    assert job.it.verdict.text.startswith("Xid 79 would repeat: a restart cannot help. It was on node ")
+    assert job.it.books.without == frozenset()
+
+
+# --- checks before the first rank -------------------------------------------------------------------------------------
+CHECKED = replace(FIXED, checks=True)
+
+
+def test_checks_are_a_round_of_their_own_and_ranks_start_when_every_node_is_fit():
+    job = begun(CHECKED)
+    assert job.wants["a"].course.is_checks
+    for process in "abc":
+        job.say(process, phase="returned", report="fit")
+    assert job.it.verdict is None
+    assert job.wants["a"].course.news == "preflight: all is well"
+    job.follow()
+    assert job.members == set("abc")
+    assert not job.wants["a"].course.is_checks
+    assert job.number == 0, "ranks count from 0, whatever was before"
+    job.fail("b")
+    job.follow()
+    assert (job.number, job.wants["a"].course.is_checks) == (1, False)
+
+
+def test_a_node_that_is_not_fit_ends_the_job():
+    job = begun(CHECKED)
+    for process in "abc":
+        job.say(process, phase="returned", report="fit" if process != "b" else "no GPU")
+    assert (job.it.verdict.kind, job.it.verdict.code) == ("unfit", "SYSTEM:PreflightGpu")
+    assert job.it.verdict.text == "not fit: node 1 (host-b/1)"
+
+
+def test_where_a_node_is_lost_while_it_is_checked_all_are_checked_anew():
+    job = begun(CHECKED)
+    job.say("a", phase="returned", report="fit")
+    job.say("b", leaving="told to stop")
+    job.come("b2", node=1)
+    job.follow("a", "c", "b2")
+    assert job.members == {"a", "b2", "c"}
+    assert job.wants["a"].course.is_checks
+    for process in ("a", "b2", "c"):
+        job.say(process, phase="returned", report="fit")
+    job.follow("a", "b2", "c")
+    assert (job.number, job.wants["a"].course.is_checks) == (0, False)
+
+
+def test_the_next_leader_does_not_check_again():
+    before = begun(CHECKED)
+    for process in "abc":
+        before.say(process, phase="returned", report="fit")
+    before.follow()
+    job = succeeded_by(before, "a2")
+    join(job, before, "b", "c")
+    job.follow()
+    assert job.members == {"a2", "b", "c"}
+    assert (job.number, job.wants["b"].course.is_checks) == (1, False)
+
+
+# --- saves, hangs, memory: what rides on a round ----------------------------------------------------------------------
+def test_all_ranks_save_at_the_highest_floor_and_the_pod_that_is_told_to_stop_may_go():
+    job = begun()
+    for process in "abc":
+        job.say(process, listens=True)
+    job.say("b", is_preempted=True)
+    save = job.wants["c"].course.save
+    assert (save.call, save.is_urgent, save.step) == (1, True, None)
+    for process, step in zip("abc", (7, 9, 8), strict=True):
+        job.say(process, floor=Floor(1, step))
+    assert job.wants["a"].course.save.step == 9
+    for process in "abc":
+        assert not job.wants["a"].course.save.is_done
+        job.say(process, saved=1)
+    assert job.wants["b"].course.save.is_done
+
+
+def test_a_hang_that_two_pictures_show_is_told_to_all_and_one_picture_is_not():
+    job = begun()
+    job.say("b", stall=30.0)
+    job.wait(STEP)
+    for look in (1, 2):
+        assert job.wants["a"].course.look == look
+        for process in "abc":
+            assert job.it.look_to_judge() == 0
+            job.say(process, looked=look)
+        assert job.it.look_to_judge() == look
+        assert job.wants["a"].course.hang is None
+        job._hear(job.it.on_hang(job.it.books.round, HangNotice(look, "rank 1", 1, "it sleeps"), job.now))
+        job.wait(4)
+    assert job.wants["c"].course.hang == HangNotice(2, "rank 1", 1, "it sleeps")
+
+
+def test_who_is_lost_or_has_returned_holds_up_no_picture_of_the_others():
+    job = begun()
+    job.say("b", phase="returned")
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.say("a", stall=30.0)
+    job.wait(STEP)
+    for process in "ac":
+        job.say(process, looked=1)
+    assert job.it.look_to_judge() == 1
+
+
+def test_a_node_that_is_gone_with_its_memory_full_is_told_so_at_its_first_loss():
+    job = begun(replace(FIXED, max_replacements=0))
+    job.say("b", memory=Memory(99 << 30, 100 << 30))
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    assert "; its memory was full (99.0 GiB of 100.0 GiB in use)" in job.wants["a"].course.news
+    job.follow("a", "c")
+    assert job.it.verdict.kind == "memory"
+
+
+def test_so_is_node_0_by_what_the_others_have_heard():
+    before = begun(replace(FIXED, max_replacements=0))
+    full = Memory(99 << 30, 100 << 30)
+    before.say("a", memory=full)
+    assert before.wants["b"].course.memory == full
+    job = succeeded_by(before, "a2")
+    join(job, before, "b", "c", leader_memory=full)
+    job.follow()
+    assert (job.it.verdict.kind, job.it.verdict.text[:6]) == ("memory", "node 0")
+
+
+@pytest.mark.parametrize("lives", [(100, 10, 10), (100, 1000, 10)], ids=["short", "one long"])
+def test_a_worker_that_dies_in_one_place_again_and_again_is_not_replaced_any_more(lives):
+    job = begun(replace(FIXED, max_replacements=9))
+    worker = "b"
+    for number, life in enumerate(lives):
+        job.wait(life)
+        job.lose(worker)
+        job.wait(FIXED.grace + STEP)
+        job.follow("a", "c")
+        if job.it.verdict is None:
+            worker = f"b{number}"
+            job.come(worker, node=1)
+            job.follow()
+    if 1000 in lives:
+        assert job.it.verdict is None
+    else:
+        assert job.it.verdict.text.startswith("node 1 was lost 3 times, and lived less than 600 s each time")

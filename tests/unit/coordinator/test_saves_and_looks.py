@@ -1,0 +1,191 @@
+"""All ranks save at one step; and a suspicion that they hang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flytekitplugins_safedist.coordinator.inquiry import ANSWER_SECONDS, CONFIRM_SECONDS, Inquiry
+from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice, Save, Status
+from flytekitplugins_safedist.coordinator.saves import RoundSaves
+
+
+class Saves:
+    """The saves of a round of three, whose ranks would save when a pod is told to stop, or would not."""
+
+    def __init__(self, *, listens: bool = True, silent: str = "") -> None:
+        self.it = RoundSaves("abc")
+        self.statuses = {each: Status("job", each, None, 1.0, listens=listens) for each in "abc"}
+        for process in set("abc") - set(silent):
+            self.say(process)
+
+    def say(self, *processes: str, **changes: object) -> None:
+        for process in processes:
+            self.statuses[process] = replace(self.statuses[process], **changes)
+            self.it.on_status(self.statuses[process])
+
+
+def test_nothing_is_called_where_nobody_asks():
+    assert Saves().it.save is None
+
+
+@pytest.mark.parametrize(("floors", "step"), [((3, 9, 5), 9), ((-1, 4, -1), 4), ((-1, -1, -1), -1)])
+def test_a_call_then_the_highest_floor_of_all_then_all_have_saved(floors, step):
+    saves = Saves()
+    saves.say("b", asks=1)
+    assert saves.it.save == Save(1, is_urgent=False)
+    for process, floor in zip("abc", floors, strict=True):
+        assert saves.it.save.step is None
+        saves.say(process, floor=Floor(1, floor))
+    assert saves.it.save == Save(1, is_urgent=False, step=step)
+    for process in "abc":
+        assert not saves.it.save.is_done
+        saves.say(process, saved=1)
+    assert saves.it.save.is_done
+
+
+def test_who_asks_while_a_save_is_made_is_called_after_it_and_who_asked_before_is_served_by_it():
+    saves = Saves()
+    saves.say("b", asks=1)
+    saves.say("c", asks=1)
+    saves.say("a", asks=2)
+    for process in "abc":
+        saves.say(process, floor=Floor(1, 3))
+    for process in "abc":
+        saves.say(process, saved=1)
+    assert saves.it.save == Save(2, is_urgent=False)
+
+
+def test_a_node_that_is_told_to_stop_makes_the_next_save_urgent_and_that_is_the_last():
+    saves = Saves()
+    saves.say("b", asks=1)
+    saves.say("a", is_preempted=True)
+    assert saves.it.save == Save(1, is_urgent=False)
+    for process in "abc":
+        saves.say(process, floor=Floor(1, 3))
+    for process in "abc":
+        saves.say(process, saved=1)
+    assert saves.it.save == Save(2, is_urgent=True)
+    for process in "abc":
+        saves.say(process, floor=Floor(2, 4), asks=3)
+    for process in "abc":
+        saves.say(process, saved=2)
+    assert saves.it.save == Save(2, is_urgent=True, step=4, is_done=True)
+    saves.say("b", is_preempted=True)
+    assert saves.it.save.is_done
+
+
+def test_where_nobody_would_save_a_pod_that_is_told_to_stop_may_go_at_once():
+    saves = Saves(listens=False)
+    saves.say("a", is_preempted=True)
+    assert saves.it.save == Save(1, is_urgent=True, is_done=True)
+
+
+def test_nobody_is_called_before_all_have_begun_in_this_round():
+    saves = Saves(silent="c")
+    saves.say("a", is_preempted=True)
+    assert saves.it.save is None
+    saves.say("c")
+    assert saves.it.save == Save(1, is_urgent=True)
+
+
+@pytest.mark.parametrize("when", ["floors are asked for", "they save"])
+def test_who_is_lost_or_has_returned_is_not_waited_for(when):
+    saves = Saves()
+    saves.say("a", asks=1)
+    saves.say("a", "b", floor=Floor(1, 5))
+    if when == "they save":
+        saves.say("c", floor=Floor(1, 4))
+        saves.say("a", "b", saved=1)
+    saves.it.on_leave("c")
+    assert saves.it.save == Save(1, is_urgent=False, step=5, is_done=when == "they save")
+    saves.say("c", saved=9)  # heard late
+    saves.it.on_leave("a")
+    saves.it.on_leave("b")
+    assert saves.it.save.is_done
+
+
+def test_what_was_said_of_an_earlier_call_answers_no_later_one():
+    saves = Saves()
+    saves.say("a", asks=1)
+    saves.say("a", "b", "c", floor=Floor(1, 5))
+    saves.say("a", "b", "c", saved=1)
+    saves.say("a", asks=2)
+    saves.say("b", floor=Floor(1, 5))
+    assert saves.it.save == Save(2, is_urgent=False)
+
+
+# --- hangs ------------------------------------------------------------------------------------------------------------
+def hang(look: int, key: str = "rank 1") -> HangNotice:
+    return HangNotice(look, key, 1, "it sleeps")
+
+
+class Looks:
+    """The inquiry of a round of two."""
+
+    def __init__(self) -> None:
+        self.it, self.now = Inquiry(), 100.0
+        self.stall(30.0)
+
+    def stall(self, seconds: float) -> None:
+        self.it.on_status(Status("job", "a", None, 1.0, stall=seconds))
+
+    def take(self) -> int:
+        """A picture is taken, where it is due, and is complete."""
+        if self.it.is_due(self.now):
+            self.it.begin("ab", self.now)
+        for process in "ab":
+            if self.it.complete():
+                raise AssertionError("one picture is missing")
+            self.it.on_status(Status("job", process, None, 1.0, stall=30.0, looked=self.it.look))
+        return self.it.complete()
+
+
+def test_a_hang_is_what_two_pictures_show_some_seconds_apart():
+    looks = Looks()
+    assert looks.take() == 1
+    looks.it.on_hang(hang(1), looks.now)
+    assert looks.it.hang is None
+    assert not looks.it.is_due(looks.now + CONFIRM_SECONDS - 1)
+    looks.now += CONFIRM_SECONDS
+    assert looks.take() == 2
+    looks.it.on_hang(hang(2), looks.now)
+    assert looks.it.hang == hang(2)
+    assert not looks.it.is_due(looks.now + 20), "where nothing is done about it, it is not told again so soon"
+
+
+@pytest.mark.parametrize("second", [None, hang(2, "rank 0")])
+def test_two_pictures_that_differ_show_nothing(second):
+    looks = Looks()
+    looks.take()
+    looks.it.on_hang(hang(1), looks.now)
+    looks.now += CONFIRM_SECONDS
+    looks.take()
+    looks.it.on_hang(second, looks.now)
+    assert looks.it.hang is None
+
+
+def test_a_picture_that_is_not_complete_in_time_shows_nothing_and_another_is_taken():
+    looks = Looks()
+    assert looks.it.is_due(looks.now)
+    looks.it.begin("ab", looks.now)
+    looks.it.on_status(Status("job", "a", None, 1.0, stall=30.0, looked=1))
+    assert not looks.it.is_due(looks.now + ANSWER_SECONDS)
+    looks.now += ANSWER_SECONDS + 1
+    assert not looks.it.is_due(looks.now)
+    looks.it.on_status(Status("job", "b", None, 1.0, looked=1))
+    assert looks.it.complete() == 0
+    looks.now += CONFIRM_SECONDS
+    assert looks.take() == 2
+
+
+def test_nothing_is_looked_at_while_the_one_before_is_judged_or_where_nobody_waits_any_more():
+    looks = Looks()
+    looks.take()
+    assert not looks.it.is_due(looks.now + 100)
+    looks.it.on_hang(None, looks.now)
+    assert looks.it.is_due(looks.now + 100)
+    looks.stall(0.0)
+    looks.it.on_leave("b")
+    assert not looks.it.is_due(looks.now + 100)
