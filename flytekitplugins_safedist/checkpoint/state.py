@@ -197,7 +197,8 @@ def _model_tree(model: torch.nn.Module) -> dict[str, Any]:
     """A model's tensors by name. A collective for FSDP1."""
     torch_inside.reshard(model)  # FSDP2 keeps the root's parameters whole after a forward alone
     if _is_fsdp1(model):
-        return dict(torchs.get_model_state_dict(model))
+        with torch_inside.sharded_tensors_without_a_part():
+            return dict(torchs.get_model_state_dict(model))
     names = _names(model)
     return {names[key]: value for key, value in model.state_dict().items()}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from .. import envvars
@@ -54,6 +56,25 @@ def reshard(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+@contextlib.contextmanager
+def sharded_tensors_without_a_part() -> Iterator[None]:
+    """Inside, a sharded tensor of which this rank holds nothing says that it is not on the meta device. torch 2.5's
+    ``get_model_state_dict`` asks that at its end, and it raised on such ranks alone: the others waited for them."""
+    import torch
+    from torch.distributed._shard.sharded_tensor import api
+
+    operations = lookup(api, "_SHARDED_OPS", of="torch")
+    key = torch.Tensor.is_meta.__get__  # as torch registers it
+    before = operations[key]
+    operations[key] = lambda _types, arguments, _kwargs, _group: any(
+        shard.tensor.is_meta for shard in arguments[0].local_shards()
+    )
+    try:
+        yield
+    finally:
+        operations[key] = before
 
 
 def has_worker_server() -> bool:
