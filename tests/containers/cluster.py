@@ -361,7 +361,8 @@ class Cluster:
         Args:
             task: the function's name.
             directory: for the pods' emptyDirs.
-            environment: variables that a platform would add.
+            environment: variables that a platform would add; and ``TEST_HEARTBEAT`` and ``TEST_UPLOAD``, seconds, in
+                the place of the task's own timeouts.
             options: further ones for every pod's container.
             after: the attempt before this one.
             inputs: of the task.
@@ -378,8 +379,19 @@ class Cluster:
         manifest = executed(job_manifest(self.templates[task]), files, name=name, attempt=job.attempt)
         calm = {"HOROVOD_CYCLE_TIME": os.environ["HOROVOD_CYCLE_TIME"]}  # tests/conftest.py says why
         given = Options({**self.s3.environment, **calm, **(environment or {})}) + options
-        job.pods += [Pod(self.docker, spec, self.network, given, directory / "volumes") for spec in pods(manifest)]
+        for spec in pods(manifest):
+            _set_timeouts(spec, environment or {})
+            job.pods.append(Pod(self.docker, spec, self.network, given, directory / "volumes"))
         return job
+
+
+def _set_timeouts(spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    names = {"TEST_HEARTBEAT": "heartbeat", "TEST_UPLOAD": "upload"}
+    own = {names[name]: float(value) for name, value in environment.items() if name in names}
+    for variable in spec["spec"]["containers"][0]["env"]:
+        if variable["name"] == "SAFEDIST_JOB":
+            registered = json.loads(variable["value"])
+            variable["value"] = json.dumps({**registered, "timeouts": {**registered["timeouts"], **own}})
 
 
 def _literals(inputs: Mapping[str, int]) -> bytes:

@@ -13,13 +13,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import Hangs, Preflight, SafeHorovod, SafeTorch, Timeouts, current_rank
 
-TIMEOUTS = Timeouts(
-    stop=1,
-    exit=10,
-    heartbeat=float(os.environ.get("TEST_HEARTBEAT", "60")),
-    rendezvous=float(os.environ.get("TEST_RENDEZVOUS", "900")),
-    upload=float(os.environ.get("TEST_UPLOAD", "900")),
-)
+TIMEOUTS = Timeouts(stop=1, exit=10, upload=900)
 STEPS = 20
 LEARNING_RATE = 0.5
 BY_HAND = os.environ.get("TEST_TRAINED", "by hand") == "by hand"
