@@ -24,6 +24,9 @@ from flytekitplugins_safedist.failures import (
 from flytekitplugins_safedist.rank import recording
 from flytekitplugins_safedist.rank.outcome import Raised
 
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup, ExceptionGroup  # which pytest brings there
+
 LOST, LATE, MISTAKE, OWN = Failure.PEER_LOST, Failure.TIMED_OUT, Failure.MISTAKE, None
 REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
 USAGE = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
@@ -333,11 +336,10 @@ def test_an_emergency_save_that_fails_after_a_peer_was_lost_is_an_echo() -> None
     assert not of(while_handling(RuntimeError(PEER), ImportError("of the handler"))).repeats
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
 def test_a_lost_peer_in_a_group_is_an_echo() -> None:
-    group = BaseExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("more", [RuntimeError(PEER)])])  # noqa: F821
+    group = BaseExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("more", [RuntimeError(PEER)])])
     assert of(group).failure is Failure.PEER_LOST
-    assert of(ExceptionGroup("tasks", [ValueError("x")])).failure is Failure.OWN  # noqa: F821
+    assert of(ExceptionGroup("tasks", [ValueError("x")])).failure is Failure.OWN
 
 
 def test_what_was_said_first_counts() -> None:
