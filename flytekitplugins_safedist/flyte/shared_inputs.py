@@ -4,6 +4,9 @@ Each rank then has names of its own for the same files: a download of its own wo
 whole has its name by one rename, so nobody takes a part for the whole, and a rank that is killed as it fetches leaves
 its draft in its own scratch, which goes with its round. The lock only saves work, and the kernel drops it with its
 holder.
+
+One file in all ranks must stay as it was fetched. It is read-only, which does not stop a process that runs as root: so
+its size and time of change are noted with it, and compared before a rank gets it and when a rank has done its work.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -23,13 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import PayloadError
 from ..fs.atomic import discard
 from ..texts import human, public
 from .patience import in_thread
 
 logger = logging.getLogger(__name__)
 
-_CONTENT = "content"
+_CONTENT, _AS_FETCHED = "content", "as_fetched.json"
 
 
 class SharedInputs:
@@ -65,6 +70,7 @@ class SharedInputs:
             is_directory: whether that is one.
 
         Raises:
+            PayloadError: it is there, and a rank has changed it.
             Exception: what ``fetch`` raises. The next rank that comes tries for itself.
         """
         key = hashlib.sha256(os.fsencode(f"{'directory' if is_directory else 'file'} {address}")).hexdigest()
@@ -72,7 +78,17 @@ class SharedInputs:
         async with _alone(self._directory / f"{key}.lock", self._waiting):
             if not entry.exists():
                 await self._fetch(address, entry, fetch, is_directory=is_directory)
+        await asyncio.wrap_future(in_thread(partial(_see_it_unchanged, entry)))
         await asyncio.wrap_future(in_thread(partial(_give_names, entry / _CONTENT, Path(to))))
+
+    def see_all_unchanged(self) -> None:
+        """Compare everything that ranks of this node share with what was fetched.
+
+        Raises:
+            PayloadError: a rank has changed it: what others have read since is not their input.
+        """
+        for facts in sorted(self._directory.glob(f"*/{_AS_FETCHED}")):
+            _see_it_unchanged(facts.parent)
 
     async def _fetch(
         self, address: str, entry: Path, fetch: Callable[[str], Awaitable[Any]], *, is_directory: bool
@@ -84,7 +100,7 @@ class SharedInputs:
             if is_directory:
                 content.mkdir()
             await fetch(str(content))
-            files, size = await asyncio.wrap_future(in_thread(partial(_protect, content)))
+            files, size = await asyncio.wrap_future(in_thread(partial(_protect, draft, address)))
             _publish(draft, entry)
         finally:
             discard(draft)  # where it has no other name
@@ -133,14 +149,31 @@ def _files(content: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names)
 
 
-def _protect(content: Path) -> tuple[int, int]:
-    """Make all files read-only, as they are to have several names; how many there are, and their bytes."""
-    count, size = 0, 0
-    for count, file in enumerate(_files(content), 1):  # noqa: B007
+def _protect(entry: Path, address: str) -> tuple[int, int]:
+    """Make all files read-only, as they are to have several names, and note what they are; how many there are, and
+    their bytes."""
+    content, facts = entry / _CONTENT, {}
+    for file in _files(content):
         found = file.stat()
         file.chmod(found.st_mode & 0o555)
-        size += found.st_size
-    return count, size
+        facts[str(file.relative_to(content))] = [found.st_size, found.st_mtime_ns]
+    (entry / _AS_FETCHED).write_text(json.dumps({"address": public(address), "files": facts}))
+    return len(facts), sum(size for size, _ in facts.values())
+
+
+def _see_it_unchanged(entry: Path) -> None:
+    noted, content = json.loads((entry / _AS_FETCHED).read_text()), entry / _CONTENT
+    for name, was in noted["files"].items():
+        found = (content / name).stat()
+        if [found.st_size, found.st_mtime_ns] != was:
+            raise PayloadError(
+                "a rank has changed a file of an input in place, which all ranks of its node share",
+                where={"input": noted["address"], "file": name},
+                seen=f"{found.st_size} bytes, changed at {found.st_mtime_ns / 1e9:.3f}",
+                expected=f"{was[0]} bytes, as fetched",
+                hint="copy a file before you write to it (shutil.copyfile); or have each rank fetch its own: "
+                "Scratch(share_inputs=False)",
+            )
 
 
 def _give_names(content: Path, to: Path) -> None:

@@ -266,6 +266,8 @@ def _work(
             flytekit_inside.no_warning_is_an_error()
             # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
             context.finish()
+        if transfers.inputs is not None:
+            transfers.inputs.see_all_unchanged()
         phase_ended("function")
         if order.context.rank == 0:
             with users_code.without_children():

@@ -11,8 +11,9 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
+from tests.harness import needs
 from tests.harness.job import Job, ended
-from tests.harness.procs import uploaded_output
+from tests.harness.procs import uploaded_error, uploaded_output
 from tests.harness.registered import OPTIONS
 from tests.jobs.job_inputs import Settings, reads
 
@@ -72,3 +73,15 @@ def test_each_input_is_fetched_once_per_node_and_each_rank_has_names_of_its_own(
     assert set(gets(s3, tmp_path.name).values()) == {NODES if shared else NODES * PER_NODE}
     told = first.out.count("fetched in") + second.out.count("fetched in")
     assert told == (NODES * (1 + len(FILES)) if shared else 0), first.out
+
+
+def test_a_rank_that_writes_to_its_input_in_place_does_not_change_that_of_others_in_silence(warm, tmp_path, s3):
+    needs.root("write to a file that is read-only")
+    made, arguments = job(warm, tmp_path, s3, "writes in place")
+    waiting = made.start(1, arguments=arguments)
+    first, _ = ended(made.start(0, arguments=arguments), waiting)
+    assert first.uploaded == ["error.pb"]
+    message = uploaded_error(first).message
+    assert "a rank has changed a file of an input in place" in message
+    assert "file=deep/b.txt" in message
+    assert "Scratch(share_inputs=False)" in message

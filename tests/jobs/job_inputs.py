@@ -51,6 +51,8 @@ def reads(
     }
     (own / f"rank-{me.rank}").touch()  # in this rank's own directory
     (own / "a.txt").unlink()
+    if os.environ["TEST_HOW"] == "writes in place" and me.rank == 1:
+        (own / "deep" / "b.txt").write_text("B")  # as root, whom no mode stops
     dist.barrier()
     found["own"] = sorted(each.name for each in own.iterdir())
     found["node"] = sorted(each.name for each in me.node_dir.iterdir())

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.flyte import shared_inputs
 from flytekitplugins_safedist.flyte.shared_inputs import SharedInputs
+from tests.harness import needs
 
 Fetch = Callable[[str], Awaitable[Any]]
 
@@ -142,3 +144,27 @@ def test_of_two_that_fetch_at_once_where_locks_do_nothing_one_is_kept_whole(tmp_
 
     assert bring(rank(tmp_path, 0), overtaken).read_text() == "theirs"
     assert [each.name for each in (tmp_path / "rank-0").iterdir()] == ["inputs"]
+
+
+def test_who_comes_later_is_not_given_what_a_rank_has_changed(tmp_path: Path) -> None:
+    needs.root("write to a file that is read-only")
+    calls: list[str] = []
+    first, second = rank(tmp_path, 0), rank(tmp_path, 1)
+    own = bring(first, fetches("model", calls))
+    first.see_all_unchanged()
+    own.write_text("other")
+    with pytest.raises(PayloadError, match="has changed a file of an input in place"):
+        bring(second, fetches("model", calls))
+    with pytest.raises(PayloadError, match="s3://b/model"):
+        second.see_all_unchanged()
+    own.unlink()
+    assert len(calls) == 1
+
+
+def test_a_file_that_is_written_anew_under_its_name_is_the_ranks_own(tmp_path: Path) -> None:
+    first, second = rank(tmp_path, 0), rank(tmp_path, 1)
+    own = bring(first, fetches("model", []))
+    own.unlink()
+    own.write_text("mine")
+    assert bring(second, fetches("model", [])).read_text() == "model"
+    first.see_all_unchanged()
