@@ -266,16 +266,17 @@ def publish(wheel: Path, facts: Mapping[str, object], entry: Path) -> Path:
         for path in ready.iterdir():
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())  # a power cut must not leave a renamed entry with empty files
-        if cached_wheel(entry) is None:
-            shutil.rmtree(entry, ignore_errors=True)  # a damaged one
         try:
             ready.rename(entry)
         except OSError:
             # Another build published first. Same key, same content: take theirs, drop ours.
             theirs = cached_wheel(entry)
-            if theirs is None:
+            if theirs is not None:
+                return theirs
+            if not entry.exists():
                 raise
-            return theirs
+            entry.rename(Path(aside) / "damaged")  # never taken apart in its place, where another may come meanwhile
+            ready.rename(entry)
     return entry / wheel.name
 
 

@@ -372,6 +372,28 @@ class TestCache:
         build.publish(tmp_path / "aside" / "horovod-0.28.1-test.whl", {"horovod": "0.28.1"}, entry)
         assert build.cached_wheel(entry) == entry / "horovod-0.28.1-test.whl"
 
+    def test_what_another_build_publishes_meanwhile_is_never_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wheels = [tmp_path / name / "horovod-0.28.1-test.whl" for name in ("ours", "theirs")]
+        for wheel in wheels:
+            wheel.parent.mkdir()
+            wheel.write_bytes(wheel.parent.name.encode())
+        looks, entry = build.cached_wheel, tmp_path / "cache" / "key"
+
+        def looks_just_before_the_other_is_done(at: Path) -> Path | None:
+            found = looks(at)
+            monkeypatch.setattr(build, "cached_wheel", looks)
+            build.publish(wheels[1], {"horovod": "0.28.1"}, entry)
+            return found
+
+        monkeypatch.setattr(build, "cached_wheel", looks_just_before_the_other_is_done)
+        removed: list[object] = []
+        monkeypatch.setattr(build.shutil, "rmtree", lambda path, **_: removed.append(path))
+        build.publish(wheels[0], {"horovod": "0.28.1"}, entry)
+        assert entry not in removed
+        assert looks(entry) is not None
+
     def test_two_builds_that_finish_together_publish_one_entry_and_both_get_it(self, tmp_path: Path) -> None:
         context = multiprocessing.get_context("fork")
         for attempt in range(20):
