@@ -147,7 +147,7 @@ def test_a_function_fits_a_screen() -> None:
 def test_no_two_public_classes_have_one_name() -> None:
     sources = {str(path.relative_to(SOURCE)): path.read_text() for path in MODULES}
     twice = told_twice(sources)
-    # job/ goes when agent/ stands on coordinator/, and with it these second meanings; "Status" is how a rank ended, too.
+    # job/ goes when agent/ stands on coordinator/, and these second meanings with it. "Status": how a rank ended, too.
     next_ones = {
         name for name, homes in twice.items() if {home.partition("/")[0] for home in homes} == {"coordinator", "job"}
     }
