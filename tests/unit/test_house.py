@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,6 +153,12 @@ def test_no_two_public_classes_have_one_name() -> None:
         name for name, homes in twice.items() if {home.partition("/")[0] for home in homes} == {"coordinator", "job"}
     }
     assert twice.keys() - next_ones == {"Status"}
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by it: where two have one, a run of both collects the first only, a run of either passes."""
+    names = Counter(path.name for path in (SOURCE.parent / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_docstring_does_not_count_and_code_does() -> None:

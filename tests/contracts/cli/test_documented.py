@@ -33,6 +33,7 @@ HERE = {
     "safedist doctor --store s3://bucket/prefix/": (None, "s3://code/prefix/"),
     "safedist doctor --path /mnt/shared --store s3://bucket/prefix/": (None, "/shared"),
     "python -m tests.unit.job.simulation 200000": (0, "'done': "),
+    "python -m tests.simulation 200000": (0, "'success': "),
 }
 """What is run as it is written but for the names of :func:`here`, in a directory of a user's; the exit status, where it
 does not depend on the machine, and what the command must say."""
@@ -82,6 +83,8 @@ NOT_HERE = {
     "make coverage": "the tests once more, twice as slowly",
     "make matrix": "hours; its oldest and newest are make corners, which .ci/run runs",
     "make mutants": "hours",
+    "make simulation": "a night",
+    "python -m tests.simulation.mutants": "a quarter of an hour",
     'make mutants MUTANTS="job ranks --sample 40 --seed 7"': "hours",
     "pip install '.[gpu,prometheus,otlp]'": "make's pip installs the same",
     "pip install '.[torch,kubeflow]'": "a CUDA build of torch is gigabytes; make's pip installs the same",
