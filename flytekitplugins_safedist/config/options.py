@@ -125,19 +125,19 @@ class Scratch:
     """Where ranks keep their private files, and for how long.
 
     Attributes:
-        path: directory under which the job's scratch is made, where the pod has one of its own for it; then nothing is
-            mounted for scratch. Default: the volume; outside a pod ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
-        keep: ``"never"``, ``"on_failure"`` (look at what a failed rank left behind) or ``"always"``.
-        size_limit: for all ranks of a node together, logs included, in bytes or as a Kubernetes quantity (``"20Gi"``);
-            None: the pod's limit of ephemeral storage, less a part for the rest of the pod, where scratch counts in it;
-            else the disk. The volume has it as well: beyond it the kubelet evicts the pod.
-        shared_caches: names of compile caches (docs/configuration.md#compile-caches) that ranks share on purpose,
-            because the library locks them well enough for the user's file system.
-        share_inputs: whether the ranks of a node download an input of the task (``FlyteFile``, ``FlyteDirectory``) once
-            for all of them (docs/fs.md#inputs). They may not write to its files then. False: each rank has a copy.
+        path: a directory of the pod under which the job's scratch is made; no volume is mounted for it then. None: the
+            volume; outside a pod ``$SAFEDIST_SCRATCH_ROOT``, then ``$TMPDIR``.
+        keep: ``"never"``, ``"on_failure"`` (to look at what a failed rank left) or ``"always"``.
+        size_limit: for all ranks of a node together, logs included: bytes, or a Kubernetes quantity (``"20Gi"``). The
+            volume has the same limit: above it the kubelet evicts the pod. None: most of the pod's limit of ephemeral
+            storage where scratch counts in it, else the disk.
+        shared_caches: names of compile caches that the ranks of a node share (docs/configuration.md#compile-caches).
+            The library must lock them well enough for your file system.
+        share_inputs: whether the ranks of a node download an input (``FlyteFile``, ``FlyteDirectory``) once for all of
+            them (docs/fs.md#inputs). They may not write to its files then. False: each rank has a copy.
         volume: what is mounted in a pod: ``"disk"`` of the node, or ``"memory"``, which counts against the container's
-            memory limit; None: nothing, scratch lives in the container's file system.
-        claim: name of a PersistentVolumeClaim to mount instead; all pods of the job mount the same one.
+            memory limit. None: nothing; scratch is in the container's file system.
+        claim: name of a PersistentVolumeClaim to mount instead. All pods of the job mount the same one.
     """
 
     path: Directory | None = None
@@ -155,16 +155,15 @@ class Timeouts:
     waited for.
 
     Attributes:
-        code: for the code archive: for the store, and for another process of the node that fetches it.
-        start: for the libraries to be imported for all ranks of a node, and then for all of them to begin the task's
-            function, with the imports of the user's module that they wait for.
-        rendezvous: for all nodes of the job to arrive.
-        stop: between SIGTERM and SIGKILL when ranks are torn down.
-        exit: for a rank that has reported its outcome to end, and for the pod's process that has its verdict: threads
-            and ``atexit`` handlers that a module left have that long.
-        heartbeat: without a word from a node, before it counts as lost (frozen, partitioned, or gone).
-        preemption: for ranks to save their work after the pod is told to stop, before they are ended. The pod's grace
-            period allows for it.
+        code: to get the code archive, from the store or from another process of the node that fetches it.
+        start: to import the libraries of a node's ranks; then as long again until all ranks are in the task's function,
+            imports of your module included.
+        rendezvous: until all nodes of the job have arrived.
+        stop: between SIGTERM and SIGKILL when ranks are ended.
+        exit: for a rank to end after it has reported its result, and for the pod's process after the verdict. Threads
+            and ``atexit`` handlers have that long.
+        heartbeat: without a message from a node, until it counts as lost (frozen, cut off, or gone).
+        preemption: for ranks to save after their pod is told to stop. The pod's grace period allows for it.
         upload: for node 0 to upload the outputs, while the other nodes wait. When the store fails, node 0 tries again
             for half of it, at most 600 s.
     """
@@ -184,9 +183,9 @@ class Logs:
     """What of the ranks' output reaches the node's log.
 
     Attributes:
-        show: ranks whose lines are shown; None: all. Every rank's output is in its own file all the same, the last
-            16 MiB of it.
-        tail_lines: lines of the failing rank's output that go into the error.
+        show: ranks whose lines are shown. None: all. Every rank's output is also in a file of its own, the last 16 MiB
+            of it.
+        tail_lines: lines of the failed rank's output that go into the error.
         prefix: text before each line; ``{rank}``, ``{local_rank}`` and ``{node_rank}`` are filled in.
     """
 
@@ -199,21 +198,17 @@ class Logs:
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs:
-    """When ranks that wait in a collective, or whose steps do not end, count as hung, and what is done about it.
+    """When a wait in a collective, or a step, counts as a hang, and what follows.
 
     Attributes:
-        action: once two looks at all ranks have shown the same: ``"restart"``: the job fails for it as for a rank's
-            exception, so that ``max_restarts`` apply; ``"fail"``: it fails without a restart; ``"report"``: the nodes'
-            logs say so, and it goes on.
-        floor: seconds that a wait lasts at least before it is too long, and five times as long as the longest one of
-            the round that ended; a step of a job that tells them (``current_rank().progress``) is the same as a wait.
-            None: only what a library gives up by itself, after its own timeout
-            (``init_process_group(timeout=...)``), is ended, half a minute before it would, and not for a rank that
-            works. Whatever else lasts long is told in the logs: what nobody gives up, as under Horovod, after ten
-            minutes; a step after ``ceiling``.
-        ceiling: seconds after which, with a floor, a wait is too long whatever there was before; and after which also a
-            rank that computes, reads or writes is no longer waited for: a long evaluation and an endless loop look
-            alike.
+        action: what follows when two looks at all ranks have shown the same hang. ``"restart"``: the job fails as for a
+            rank's exception, so ``max_restarts`` apply. ``"fail"``: it fails without a restart. ``"report"``: only the
+            logs say so.
+        floor: seconds that a wait, or a step (``current_rank().progress``), lasts at least before it is too long. Too
+            long is five times the longest one of the round that has ended, between ``floor`` and ``ceiling``. None:
+            only what a library is about to give up by itself is ended; the rest is logged.
+        ceiling: with ``floor``: seconds after which every wait is too long, also one for a rank that computes, reads or
+            writes (a long evaluation and an endless loop look alike). Without: after which a step is logged.
     """
 
     action: Literal["restart", "fail", "report"] = "restart"
@@ -223,11 +218,11 @@ class Hangs:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Where each node tells of the run while it goes on (docs/metrics.md).
+    """Where each node shows its metrics while the job runs (docs/metrics.md).
 
     Attributes:
-        prometheus: port of the pod, of every address, at which Prometheus may ask; None: at none.
-        otlp: whether they are sent to an OpenTelemetry collector. The ``OTEL_*`` variables of the pod say which.
+        prometheus: port of the pod, on every address, which Prometheus may ask. None: no port.
+        otlp: whether metrics are sent to an OpenTelemetry collector. The pod's ``OTEL_*`` variables say which.
     """
 
     prometheus: Port | None = None
@@ -236,14 +231,14 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """Checks of all nodes, when they have met and before the first rank starts: scratch, /dev/shm, names, a connection
-    to each other node, clocks, GPUs, a small matrix product on each, and an all-reduce between neighbours.
+    """Checks of all nodes before the first rank starts (docs/preflight.md). They look at scratch, /dev/shm, names, the
+    connections between nodes, clocks, GPUs, a small matrix product, and an all-reduce between neighbours.
 
     Attributes:
-        action: where a node is not fit, or far slower than the others: ``"fail"``: the job ends with
-            ``SYSTEM:Preflight...``, which costs none of ``retries``; ``"report"``: the log says so.
+        action: what follows where a node is not fit, or far slower than the others. ``"fail"``: the job ends with
+            ``SYSTEM:Preflight...``, which costs none of ``retries``. ``"report"``: only the log says so.
         slow: the part of the median of all nodes (of all GPUs) below which a figure is far off.
-        timeout: for all of it.
+        timeout: seconds for all of it.
     """
 
     action: Literal["fail", "report"] = "fail"
@@ -253,12 +248,11 @@ class Preflight:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Steps that torch.profiler looks into, for the trace of the run (docs/record.md). A rank tells its steps by
-    ``current_rank().progress``.
+    """Steps that torch.profiler looks into (docs/record.md). A rank tells its steps by ``current_rank().progress``.
 
     Attributes:
         steps: the first and the last of them.
-        ranks: which ones do; None: all.
+        ranks: the ranks that are profiled. None: all.
     """
 
     steps: Annotated[
@@ -298,31 +292,30 @@ class SafeDistributed:
     ``RestartPolicy``), it is that one, from ``flytekitplugins.kfpytorch``.
 
     Attributes:
-        nnodes: pods of the job (docs/kubeflow.md): ``1`` runs anywhere, ``N`` is a job of fixed size, ``"2:4"`` an
-            elastic range.
-        nproc_per_node: ranks per node; default: the number of GPUs the task requests, else 1.
-        max_restarts: how often the ranks of the whole job may be relaunched together within one Flyte attempt.
-        max_replacements: how often nodes of a job may be lost (drained, preempted, out of memory, their machine gone)
-            and come back within one Flyte attempt; a budget beside ``max_restarts``. The default is one less than
-            ``run_policy.backoff_limit`` where that is lower: the operator counts some of the same losses.
-        start_method: ``"preload"`` forks ranks from a process that has imported libraries once for all of them, and
-            none of the task's code, which each rank imports itself; it falls back to ``"spawn"`` with a warning when
-            that is not safe. ``"spawn"`` starts a fresh interpreter per rank.
+        nnodes: pods of the job: ``1``, a fixed number, or a range such as ``"2:4"`` (docs/kubeflow.md).
+        nproc_per_node: ranks per node; None: one for each GPU that the task requests, else 1.
+        max_restarts: how often all ranks may start again together in one Flyte attempt.
+        max_replacements: how often nodes may be lost and come back in one Flyte attempt. A node is lost when its pod is
+            drained, preempted, out of memory, or its machine is gone. This budget is separate from
+            ``max_restarts``. Where ``run_policy.backoff_limit`` is not above the default, the default is one less than
+            that limit, since the operator counts some of the same losses.
+        start_method: ``"preload"`` imports libraries once per node and forks ranks; ``"spawn"`` starts interpreters
+            (docs/configuration.md#start-methods). With both, each rank imports your own code itself. Where a fork is
+            not safe, the ranks are fresh interpreters, and a line of the log says why.
         scratch: see :class:`Scratch`.
         timeouts: see :class:`Timeouts`.
         logs: see :class:`Logs`.
         hangs: see :class:`Hangs` (docs/hangs.md).
         metrics: see :class:`Metrics`.
-        preflight: see :class:`Preflight` (docs/preflight.md); None: nothing is checked.
-        profile: see :class:`Profile`; on Flyte with ``enable_deck=True`` of ``@task``.
-        master: image, resources and restart policy of node 0 of a job of fixed size. The restart policy of every role
-            is OnFailure unless it names another: a pod that is lost comes back.
-        worker: the same for the other nodes; for every node of an elastic range.
-        run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are cleaned up at the end, and
-            the backoff limit is above the job's budget for lost nodes (``max_replacements``).
-        queue: Kueue's LocalQueue, in the execution's namespace, which starts all pods of the job or none: its label on
-            the job (docs/platform.md#kueue-secrets). Kueue must have its integration of PyTorchJobs switched on (of
-            pods, for ``nnodes=1``).
+        preflight: see :class:`Preflight`. None: nothing is checked.
+        profile: see :class:`Profile`. On Flyte it needs ``enable_deck=True`` of ``@task``.
+        master: image, resources and restart policy of node 0 of a job of fixed size. A role without a restart policy
+            has OnFailure: a pod that is lost comes back.
+        worker: the same for the other nodes. In a range: for every node.
+        run_policy: clean-up, deadline, time to live, backoff limit. Unset, running pods are removed at the end, and the
+            backoff limit is above the job's own budget for lost nodes (``max_replacements``).
+        queue: Kueue's LocalQueue, which starts all pods of the job or none (docs/platform.md#kueue-secrets). It is in
+            the execution's namespace. Kueue needs its integration of PyTorchJobs (for ``nnodes=1``: of pods).
     """
 
     nnodes: Nodes = 1

@@ -57,7 +57,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_a_newcomer_reads_the_readme_in_ten_minutes() -> None:
-    assert len(README.split()) <= 2300
+    assert len(README.split()) <= 1500
 
 
 def test_what_a_failure_costs_is_what_the_table_of_failures_says() -> None:

@@ -20,7 +20,7 @@ PAGES += [ROOT / "horovod_build" / "README.md"]
 PROGRAMS = {"make", "nox", "pip", "python", "pyflyte", "safedist", "kubectl", "flytectl", "torchrun"}
 
 HERE = {
-    "pyflyte run workflow.py main": (0, ""),
+    "pyflyte run workflow.py main": (0, "end: succeeded"),
     "python -m flytekitplugins_safedist.run --nproc-per-node 4 train.py": (0, "[rank 3] trained with 1.0"),
     "python -m flytekitplugins_safedist.run --nproc-per-node 4 --max-restarts 1 train.py --lr 3": (
         0,
@@ -98,7 +98,7 @@ from flytekit import Resources, task, workflow
 from flytekitplugins_safedist import SafeTorch, current_rank
 
 @task(
-    task_config=SafeTorch(nnodes=NNODES, nproc_per_node=2, max_restarts=1),
+    task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_restarts=1),
     requests=Resources(cpu="8", mem="16Gi"), limits=Resources(cpu="8", mem="16Gi"),
     container_image="registry.example/train:1",
 )
@@ -109,6 +109,9 @@ def train(epochs: int) -> float:
 def main(epochs: int = 20) -> float:
     return train(epochs=epochs)
 """
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[:1]
+"""What the README begins with, as it stands."""
+
 SCRIPT = """
 if __name__ == "__main__":
     import argparse
@@ -217,9 +220,9 @@ def test_what_the_pages_send_to_a_file_is_yaml_and_nothing_else(line: str, tmp_p
 
 def here(command: str, place: Path) -> list[str]:
     """The command's words, with places of the test's own, in a directory with the files that the pages name."""
-    nnodes = "1" if command.startswith("pyflyte") else "2"
-    for name, text in {"workflow.py": WORKFLOW, "train.py": WORKFLOW + SCRIPT}.items():
-        (place / name).write_text(text.replace("NNODES", nnodes))
+    workflow = EXAMPLE if command.startswith("pyflyte") else WORKFLOW
+    for name, text in {"workflow.py": workflow, "train.py": WORKFLOW + SCRIPT}.items():
+        (place / name).write_text(text)
     (place / "shared").mkdir()
     swapped = {"/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/"}
     swapped |= {"200000": "200", " examples/": f" {ROOT}/examples/"}

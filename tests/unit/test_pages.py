@@ -1,0 +1,29 @@
+"""Pages of the repository lead to files and headings that are there. (Links within docs/ are mkdocs' to check.)"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness.procs import ROOT
+
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s:]*)(?:#([\w-]+))?\)|(?:src|href)=\"([^\":]+)\"")
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs name them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_leads_to_what_is_there(page: str) -> None:
+    place = ROOT / page
+    lost = []
+    for name, anchor, source in LINK.findall(place.read_text()):
+        there = place.parent / (name or source) if name or source else place
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in headings(there.read_text())):
+            lost.append((name or source, anchor))
+    assert lost == []
