@@ -149,6 +149,6 @@ def warning_of(outputs: bytes, address: str) -> str:
     return (
         f"outputs.pb has {len(outputs):,} bytes ({names}): Flyte reads {USUAL_LIMIT:,} at most unless the cluster says "
         "otherwise (storage.limits.maxDownloadMBs, max-output-size-bytes), and fails the execution with "
-        f"OutputSizeExceeded where that is less. The values stay at {address} in any case (docs/outputs.md). Return "
+        f"OutputSizeExceeded where that is less. The values stay at {address} in any case (docs/tasks.md). Return "
         "large ones as FlyteFile, FlyteDirectory or a data frame"
     )

@@ -26,6 +26,7 @@ HERE = {
         0,
         "[rank 3] trained with 3.0",
     ),
+    "pyflyte run train.py main --steps 200 --where /tmp/run-1": (0, "nothing to resume from; saves go to"),
     "pyflyte run examples/failures/bad_data.py train": (1, "ValueError: sample 13 is cut short"),
     "safedist render workflow.py train": (0, "kind: PyTorchJob"),
     "safedist render train.py train": (0, "kind: PyTorchJob"),
@@ -58,6 +59,10 @@ ELSEWHERE = {
     "pyflyte run examples/failures/lost_rank.py train --where /tmp/run-1": (
         "tests/agents/test_failing_examples.py",
         '"job_failures:lost_rank"',
+    ),
+    "pyflyte run train.py main --steps 400 --where /tmp/run-1": (
+        "tests/contracts/cli/test_documented.py",
+        "def test_the_quick_start_goes_on_from_its_last_save",
     ),
     "python examples/fs_races.py": ("Makefile", "python examples/fs_races.py"),
     "safedist why EXECUTION": ("tests/contracts/cli/test_why.py", '"why", name'),
@@ -109,8 +114,11 @@ def train(epochs: int) -> float:
 def main(epochs: int = 20) -> float:
     return train(epochs=epochs)
 """
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[:1]
-"""What the README begins with, as it stands."""
+EXAMPLE, TRAIN = (
+    re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
+    for page in ("README.md", "docs/index.md")
+)
+"""What the README and the quick start begin with, as they stand."""
 
 SCRIPT = """
 if __name__ == "__main__":
@@ -198,6 +206,15 @@ def test_a_command_of_the_pages_does_what_they_say(command: str, tmp_path: Path,
 
 
 @pytest.mark.processes
+def test_the_quick_start_goes_on_from_its_last_save(tmp_path: Path) -> None:
+    first, second = (command for command in commands(ROOT / "docs" / "index.md") if "--where" in command)
+    assert run(here(first, tmp_path), tmp_path).stdout.endswith("\n0\n")
+    done = run(here(second, tmp_path), tmp_path)
+    assert done.stdout.endswith("\n200\n"), done.stderr
+    assert "resumed from" in done.stdout
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "line", sorted({line.strip() for page in PAGES for line in lines(page) if "> job.yaml" in line})
 )
@@ -220,11 +237,11 @@ def test_what_the_pages_send_to_a_file_is_yaml_and_nothing_else(line: str, tmp_p
 
 def here(command: str, place: Path) -> list[str]:
     """The command's words, with places of the test's own, in a directory with the files that the pages name."""
-    workflow = EXAMPLE if command.startswith("pyflyte") else WORKFLOW
-    for name, text in {"workflow.py": workflow, "train.py": WORKFLOW + SCRIPT}.items():
+    workflow, train = (EXAMPLE, TRAIN) if command.startswith("pyflyte") else (WORKFLOW, WORKFLOW + SCRIPT)
+    for name, text in {"workflow.py": workflow, "train.py": train}.items():
         (place / name).write_text(text)
-    (place / "shared").mkdir()
-    swapped = {"/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/"}
+    (place / "shared").mkdir(exist_ok=True)
+    swapped = {"/mnt/shared": f"{place}/shared", "s3://bucket/": "s3://code/", "/tmp/run-1": f"{place}/run-1"}
     swapped |= {"200000": "200", " examples/": f" {ROOT}/examples/"}
     for name, mine in swapped.items():
         command = command.replace(name, mine)
