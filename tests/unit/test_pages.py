@@ -27,3 +27,19 @@ def test_a_page_leads_to_what_is_there(page: str) -> None:
         if not there.exists() or (anchor and there.suffix == ".md" and anchor not in headings(there.read_text())):
             lost.append((name or source, anchor))
     assert lost == []
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+PACKAGE = ROOT / "flytekitplugins_safedist"
+
+
+def test_contributing_has_a_row_for_each_room() -> None:
+    table = CONTRIBUTING.partition("| Room |")[2].partition("\n\n")[0]
+    rooms = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
+    assert sorted(rooms) == sorted(init.parent.name for init in PACKAGE.glob("*/__init__.py"))
+
+
+def test_the_files_that_contributing_names_are_there() -> None:
+    named = re.findall(r"`([\w./]+/[\w./]*|[\w/]+\.(?:py|toml|cfg|md|yml))`", CONTRIBUTING)
+    assert len(named) > 60
+    assert [one for one in named if not (ROOT / one).exists() and not (PACKAGE / one).exists()] == []
