@@ -3,7 +3,7 @@
 A signal is never an ordinary exception: whatever catches everything (an import that may fail, a task's own ``except
 BaseException``) would go on as if nothing had been said, with half-imported modules, and its next error would pass for
 the user's. So the process ends at once where nothing needs to be cleared up (imports, above all), and elsewhere it
-unwinds for a moment, and then ends whether or not somebody swallowed the exception.
+unwinds for a moment, and then ends whether or not somebody swallowed the exception: see :class:`Phase`.
 
 As a container's first process it would not even be ended by a signal that it has no handler for (pid_namespaces(7)).
 Before :func:`listen` nothing can be done about that; this module imports little, so that it comes early.
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import NoReturn
 
 from . import termination
@@ -39,8 +40,31 @@ no rank server. Flyte takes it of a lone pod for the platform's, and starts anot
 0 takes one of the task's ``retries`` (v1.16, ``flytek8s/pod_helper.go``, DemystifyFailure). Nobody else who reads it
 tells it from another that is not 0 (docs/kubeflow.md)."""
 
+EXIT_FAILED = 1
+"""Of one that ends by what no other start would change, and could not upload that: one of the task's ``retries``."""
+
 end_now = os._exit
 """Kept from before any module of the user's is imported, where ``os._exit`` is an error."""
+
+
+class Phase(Enum):
+    """What this process is at, and so what SIGTERM does to it.
+
+    ===================  =============================================  ===============================================
+    phase                what is under way                              SIGTERM
+    ===================  =============================================  ===============================================
+    NOTHING_HALF_MADE    imports, questions; or all is done             ends the process at once
+    HALF_MADE            code is staged; a task runs                    unwinds the main thread; after
+                                                                        :data:`UNWIND_SECONDS` the process ends
+    VERDICT              the attempt's verdict is uploaded              lets that be finished, within the grace period
+    ===================  =============================================  ===============================================
+
+    The exit status is that of the verdict once there is one (:func:`decided`), else :data:`EXIT_UNDECIDED`.
+    """
+
+    NOTHING_HALF_MADE = 1
+    HALF_MADE = 2
+    VERDICT = 3
 
 
 class _State:
@@ -49,8 +73,7 @@ class _State:
     listening = False
     requested_at: float | None = None
     grace = GRACE_SECONDS
-    unwinds = False
-    finishing = False
+    phase = Phase.NOTHING_HALF_MADE
     ends_at: float | None = None
     leaving: float | None = None
     verdict: int | None = None
@@ -99,7 +122,7 @@ def within_grace(seconds: float, *, then: float) -> float:
 def stop_requested() -> bool:
     """Whether this process was told to stop: then nothing new is begun, and above all nothing uploaded, unless what is
     to be uploaded is the verdict (:func:`finish`)."""
-    return _PROCESS.requested_at is not None and not _PROCESS.finishing
+    return _PROCESS.requested_at is not None and _PROCESS.phase is not Phase.VERDICT
 
 
 def note(*, within: float) -> None:
@@ -111,7 +134,7 @@ def note(*, within: float) -> None:
 def finish() -> None:
     """What is uploaded from here on is the attempt's verdict: it is finished also when this process is told to stop,
     or was, as long as the grace period lasts."""
-    _PROCESS.finishing = True
+    _PROCESS.phase = Phase.VERDICT
     if _PROCESS.requested_at is not None:
         _end_at(_PROCESS.requested_at + _PROCESS.grace - MARGIN_SECONDS)
 
@@ -123,12 +146,18 @@ def decided(code: int) -> None:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Inside, SIGTERM unwinds the main thread first, because something half made must go."""
-    before, _PROCESS.unwinds = _PROCESS.unwinds, True
+    """Inside, something half made must go first, unless it is the verdict that is to be finished."""
+    before = _PROCESS.phase
+    _enter(Phase.HALF_MADE)
     try:
         yield
     finally:
-        _PROCESS.unwinds = before
+        _enter(before)
+
+
+def _enter(phase: Phase) -> None:
+    if _PROCESS.phase is not Phase.VERDICT:  # which is the last
+        _PROCESS.phase = phase
 
 
 def end_within(seconds: float) -> None:
@@ -192,15 +221,16 @@ def handlers_run() -> bool:
 def _on_sigterm(number: int, _frame: object) -> None:
     again = _PROCESS.requested_at is not None
     _note()
-    if again and (_PROCESS.unwinds or _PROCESS.finishing) and _PROCESS.verdict is None:
+    phase = _PROCESS.phase if _PROCESS.verdict is None else Phase.NOTHING_HALF_MADE
+    if again and phase is not Phase.NOTHING_HALF_MADE:
         return  # its end is near
     name = signal.Signals(number).name
-    if _PROCESS.finishing and _PROCESS.verdict is None:
+    if phase is Phase.VERDICT:
         _say(f"told to stop by {name}: the upload is finished first")
         finish()
         return
     _say(f"told to stop by {name}")
-    if not _PROCESS.unwinds or _PROCESS.verdict is not None:
+    if phase is Phase.NOTHING_HALF_MADE:
         end()
     end_within(UNWIND_SECONDS)
     raise StopRequested(EXIT_UNDECIDED)

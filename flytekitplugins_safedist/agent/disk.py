@@ -19,8 +19,8 @@ from .. import envvars
 from ..config.options import SCRATCH_MOUNT
 from ..config.registered import Registered
 from ..errors import ScratchError
-from ..flyte.patience import in_thread
 from ..rank.places import JobScratch
+from ..store.patience import in_thread
 from ..texts import human
 from . import scratch
 

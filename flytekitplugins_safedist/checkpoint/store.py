@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
-from ..flyte.storage_errors import Outlook, Retry, judge, one_line
 from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
 from ..fs.paths import refresh
+from ..store.errors import Outlook, Retry, judge, one_line
 
 crc32: Callable[..., int] = zlib.crc32
 with contextlib.suppress(ImportError):  # not on every machine

@@ -25,10 +25,9 @@ from ..config.options import Preflight, Timeouts
 from ..config.registered import Registered
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..failures import Failure
-from ..flyte import task_context
-from ..flyte.storage_errors import Retry, one_line
-from ..rank import recording
+from ..rank import recording, task_context
 from ..rank.outcome import NO_RANK, RankOutcome, Status
+from ..store.errors import Retry, one_line
 from ..texts import ask, human, named, public
 from ..topology import Topology
 from . import ending, reports

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .. import stopping
-from ..flyte.storage_errors import one_line
+from ..store.errors import one_line
 
 LOOK_SECONDS = 10.0
 """Between two looks while this node waits for the others."""

@@ -25,9 +25,9 @@ from ..errors import (
     RendezvousTimeoutError,
     SafedistError,
 )
-from ..flyte.storage_errors import one_line
 from ..handoff import Slot
 from ..rank.outcome import RankOutcome
+from ..store.errors import one_line
 from .facts import End
 from .link import GivenUp, LinkLost
 from .messages import Go, Hello, Leave, Refused, TheEnd, Uploaded, Welcome

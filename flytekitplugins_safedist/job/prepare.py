@@ -20,9 +20,8 @@ from ..agent.disk import DiskLimit
 from ..config.options import SCRATCH_MOUNT, Scratch
 from ..config.registered import Registered
 from ..errors import ScratchError, TopologyError
-from ..flyte import task_context
 from ..hangs.gpus import GpuWatch
-from ..rank import backends, literals
+from ..rank import backends, literals, task_context
 from ..rank.order import JobOrder, TaskSource
 from ..rank.places import JobScratch
 from ..rank_server.cleanup import remove

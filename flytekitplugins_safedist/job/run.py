@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
 from ..errors import JobInterruptedError, LaunchError, SafedistError
-from ..flyte import run_page
 from ..rank import literals
+from ..record import run_page
 from . import arrival, comeback, ending, prepare
 from .agent import NodeAgent
 from .arrival import Attempt

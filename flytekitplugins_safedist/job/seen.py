@@ -15,17 +15,16 @@ from pathlib import Path
 
 from ..agent.rank_set import Ranks
 from ..errors import FsTimeoutError
-from ..flyte import run_page
-from ..flyte.run_page import ConsoleDeck, Kept
-from ..flyte.storage_errors import one_line
 from ..fs.store import bounded
 from ..hangs.gpus import LOOK_SECONDS as GPU_SECONDS
 from ..rank.outcome import RankOutcome
 from ..rank.outcome_text import how
-from ..record import findings, node, page, trace
+from ..record import findings, node, page, run_page, trace
 from ..record.events import GpuPart
 from ..record.node import EARLIER, NodeRecorder, RankEnd, text_of
+from ..record.run_page import ConsoleDeck, Kept
 from ..scrub import scrubber
+from ..store.errors import one_line
 from .live import RunLive
 from .membership import Membership
 from .messages import Go

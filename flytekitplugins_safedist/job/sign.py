@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..flyte.put_new import path_of
-from ..flyte.storage_errors import one_line
 from ..fs.atomic import atomic_write
+from ..store.errors import one_line
+from ..store.put_new import path_of
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider

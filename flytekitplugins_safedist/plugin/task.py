@@ -26,12 +26,12 @@ from .. import lastwords
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import RankFailedError, SafedistError, TopologyError
-from ..flyte import run_page
 from ..job import run
 from ..job.ending import Undecided
 from ..job.prepare import TaskCall
 from ..job.verdict import Kind, Origin, Verdict
 from ..rank import literals, task
+from ..record import run_page
 from . import overrides
 from .jobspec import registered_as
 from .serialization import SerializesToKubeflow, plan_task

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flytekit import FlyteContext
     from flytekit.models.literals import Literal, LiteralMap
 
-    from ..flyte.transfers import Transfers
+    from ..store.transfers import Transfers
 
 MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""

@@ -26,12 +26,11 @@ from .. import envvars, log, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..failures import Failure
-from ..flyte import task_context
 from ..hangs.evidence import Evidence
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
-from . import context, debugger, literals, recording, replicas, shared_page, task, users_code
+from . import context, debugger, literals, recording, replicas, shared_page, task, task_context, users_code
 from .backends.torch import open_store_early
 from .fork import Reads, as_fresh, die_with_parent
 from .order import JobOrder, RankOrder
@@ -39,7 +38,7 @@ from .outcome import Raised, RankOutcome, Status
 from .shared_page import RankPage
 
 if TYPE_CHECKING:
-    from ..flyte.transfers import Transfers
+    from .shared_inputs import RankTransfers
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +196,7 @@ def _become(order: RankOrder, shared: RankPage, sets: Mapping[str, str]) -> Evid
     return evidence
 
 
-def _imported(job: JobOrder, order: RankOrder, transfers: Transfers, held: ExitStack) -> tuple[Any, Any]:
+def _imported(job: JobOrder, order: RankOrder, transfers: RankTransfers, held: ExitStack) -> tuple[Any, Any]:
     """The task, and flytekit's context, which *held* leaves."""
     os.chdir(job.cwd)
     sys.path[:] = job.sys_path
@@ -229,17 +228,17 @@ def _start_again(job: JobOrder, order: RankOrder, server: int, why: str) -> NoRe
     _become_fresh(job, order, server)
 
 
-def _transfers(job: JobOrder, order: RankOrder) -> Transfers:
-    from ..flyte.shared_inputs import SharedInputs
-    from ..flyte.transfers import Transfers, patience_of  # and fsspec, which a rank server need not have
+def _transfers(job: JobOrder, order: RankOrder) -> RankTransfers:
+    from ..store.transfers import patience_of  # and fsspec, which a rank server need not have
+    from .shared_inputs import RankTransfers, SharedInputs
 
     me, inputs = order.context, None
     if job.shared_inputs is not None and me.local_world_size > 1:
         inputs = SharedInputs(job.shared_inputs, me.scratch / "flyte", context.page().fetched_for)
-    return Transfers(patience_of(job.upload_timeout), tells=me.local_rank == 0, inputs=inputs)
+    return RankTransfers(patience_of(job.upload_timeout), tells=me.local_rank == 0, inputs=inputs)
 
 
-def _inputs(job: JobOrder, entity: Any, ctx: Any, transfers: Transfers) -> dict[str, Any]:
+def _inputs(job: JobOrder, entity: Any, ctx: Any, transfers: RankTransfers) -> dict[str, Any]:
     if transfers.inputs is None:
         return literals.native_inputs(job.inputs, entity, ctx)
     with task_context.downloading_to(transfers.inputs.sandbox, ctx) as inside:
@@ -251,7 +250,7 @@ def _work(
     order: RankOrder,
     entity: Any,
     ctx: Any,
-    transfers: Transfers,
+    transfers: RankTransfers,
     *,
     phase_ended: Callable[[str], object],
 ) -> None:

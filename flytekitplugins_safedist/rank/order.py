@@ -10,9 +10,9 @@ from typing import TypeVar
 from mashumaro.config import BaseConfig
 from mashumaro.mixins.dict import DataClassDictMixin
 
-from ..flyte.task_context import FlyteSnapshot
 from .context import RankContext
 from .places import RankFiles
+from .task_context import FlyteSnapshot
 
 R = TypeVar("R", bound="Record")
 

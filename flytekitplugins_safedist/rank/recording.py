@@ -10,7 +10,7 @@ from types import TracebackType
 from .. import failures
 from ..errors import HangError, SafedistError
 from ..failures import ChainLink, Failure
-from ..flyte.storage_errors import failed_by_itself
+from ..store.errors import failed_by_itself
 from ..texts import ask, chain, said
 from .outcome import Raised
 from .users_code import imported

@@ -13,6 +13,7 @@ import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.harness.job import Job, ended
+from tests.harness.objectstore import ObjectStore
 from tests.harness.procs import KILL, ROOT, Ended, Warm, until, uploaded_error, uploaded_output
 from tests.harness.registered import registered
 
@@ -89,8 +90,8 @@ def no_inputs(by: Ended) -> str:
     return error.message
 
 
-@pytest.mark.end("one node cannot import your code, cannot fetch the inputs, or has no scratch")
-@pytest.mark.end("storage stays down for a rank, or a node cannot fetch the inputs", "SYSTEM:Storage")
+@pytest.mark.end("one node cannot import your code, cannot fetch it or the inputs, or has no scratch")
+@pytest.mark.end("storage stays down for a rank, or a node cannot fetch the code or the inputs", "SYSTEM:Storage")
 @pytest.mark.parametrize("node", [0, 1])
 def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node, as_promised):
     job = Unloadable(warm, tmp_path, "fixed")
@@ -100,6 +101,36 @@ def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(war
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     as_promised(first)
     assert (f"node 1 ({socket.gethostname()}) cannot begin" in no_inputs(first)) is (node == 1)
+
+
+@pytest.fixture
+def refusing():
+    with ObjectStore(b"") as store:
+        store.fault = lambda *_: 403
+        yield store.url
+
+
+@pytest.mark.end("storage stays down for a rank, or a node cannot fetch the code or the inputs", "SYSTEM:Storage")
+@pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)], ids=["node 0", "node 1", "both"])
+def test_code_that_a_node_may_not_fetch_ends_the_job_once(warm, tmp_path, refusing, nodes, as_promised):
+    job = Unloadable(warm, tmp_path, "fixed")
+    first, second = ended(*(job.start(node, {"TEST_CODE": refusing} if node in nodes else None) for node in (0, 1)))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    as_promised(first)
+    error = uploaded_error(first)
+    assert (error.code, error.kind, error.origin) == ("SYSTEM:Storage", RECOVERABLE, SYSTEM)
+    assert "The store refused access to the task's code archive" in error.message
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_code_that_one_node_does_not_find_ends_the_job_for_good(warm, tmp_path, node):
+    job = Unloadable(warm, tmp_path, "fixed")
+    gone = {"TEST_CODE": str(tmp_path / "gone.tar.gz")}
+    first, second = ended(*(job.start(each, gone if each == node else None) for each in (0, 1)))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    assert (uploaded_error(first).code, uploaded_error(first).kind) == ("USER:CodeNotFoundError", 0)
 
 
 def test_in_a_range_the_node_that_leads_the_job_uploads_what_another_cannot_fetch(warm, tmp_path):

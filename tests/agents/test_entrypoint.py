@@ -10,8 +10,7 @@ import sys
 import pytest
 from flyteidl.core import errors_pb2
 
-from flytekitplugins_safedist.errors import ConfigError, StagingError
-from tests.harness.job import operators_variables
+from flytekitplugins_safedist.errors import ConfigError
 from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
 from tests.harness.procs import ignored_signals
@@ -175,17 +174,6 @@ def loaded() -> str:
     assert pod.output() is True
 
 
-def test_a_pod_that_comes_after_its_jobs_verdict_fetches_nothing(pod):
-    pod.environment |= {**registered(nodes="2"), **operators_variables(1, nodes="2", nproc_per_node=1, port=1)}
-    pod.outputs.mkdir()
-    (pod.outputs / "outputs.pb").touch()
-    done = pod.fast("report")
-    assert done.code == 0, done.err
-    assert "its result is uploaded" in done.err
-    assert pod.uploaded() == ["outputs.pb"]
-    assert list(pod.cwd.iterdir()) == []
-
-
 def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
     assert pod.fast("fails").code == 0
     error = pod.error()
@@ -239,15 +227,6 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize(("node", "code"), [("0", 0), ("1", 1)])
-def test_of_several_nodes_node_0_uploads_it_and_the_others_come_back(pod, node, code):
-    pod.archive.unlink()
-    pod.environment |= {**NODES, "PET_NODE_RANK": node, "RANK": node}
-    done = pod.fast("report")
-    assert done.code == code, done.err
-    assert pod.outputs.exists() == (code == 0)
-
-
 PLACES = {
     "node 0": {**NODES, "PET_NODE_RANK": "0", "RANK": "0"},
     "node 1": {**NODES, "PET_NODE_RANK": "1", "RANK": "1"},
@@ -271,21 +250,21 @@ def test_a_pod_that_another_version_of_the_package_registered_says_so_as_the_ver
 
 @pytest.mark.parametrize("verdict", ["outputs.pb", "error.pb"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_pod_that_starts_after_the_verdict_fetches_no_code_and_leaves_with_0(pod, place, verdict):
+def test_a_pod_that_starts_after_the_verdict_leaves_with_0_also_where_the_code_is_gone(pod, place, verdict):
     pod.outputs.mkdir()
     (pod.outputs / verdict).write_bytes(b"what it came to")
     pod.environment |= PLACES[place]
+    pod.archive.unlink()
     done = pod.fast("report")
     assert done.code == 0, done.err
     assert "this attempt has ended, and its result is uploaded" in done.err
-    assert "[safedist] code" not in done.err
-    assert (os.listdir(pod.cwd), (pod.root / "store").exists()) == ([], False)
+    assert done.err.count("CodeNotFoundError") == 1
     assert [(one.name, one.read_bytes()) for one in pod.outputs.iterdir()] == [(verdict, b"what it came to")]
 
 
 def test_a_pod_whose_attempt_cannot_be_looked_at_goes_on(pod):
     """The store is down for the look: whether it stays so is for what comes next to show."""
-    pod.environment |= PLACES["node 1"]
+    pod.environment |= {**PLACES["node 1"], **registered(nodes="2", timeouts={"rendezvous": 1})}
     pod.archive.unlink()
     command = pod.command("report")
     command[command.index("--output-prefix") + 1] = "nosuchprotocol://outputs"
@@ -430,10 +409,12 @@ def test_sigterm_while_staging_leaves_nothing_half_made(pod):
     assert os.listdir(pod.cwd) == []
 
 
-def test_unfilled_placeholders_say_what_was_forgotten():
-    arguments = ["--additional-distribution", "{{ .remote_package_path }}", "--dest-dir", "{{ .dest_dir }}", "--", "x"]
-    with pytest.raises(StagingError, match="flytectl register files"):
-        parse(arguments)
+def test_unfilled_placeholders_say_what_was_forgotten(pod):
+    arguments = ["--additional-distribution", "{{ .remote_package_path }}", "--dest-dir", "{{ .dest_dir }}"]
+    done = pod.run(*arguments, "--", *pod.command("report"))
+    assert done.code == 0, done.err
+    assert pod.error().code == "USER:CodeNotFoundError"
+    assert "flytectl register files" in pod.error().message
 
 
 def test_dynamic_workflows_get_the_distribution_before_the_resolver():
@@ -477,7 +458,7 @@ def test_an_option_is_not_guessed_from_its_beginning(capsys):
 
 
 def test_a_working_directory_that_was_removed_is_named(pod):
-    program = "import os; os.rmdir(os.getcwd()); from flytekitplugins_safedist.container.start import main; main()"
+    program = "import os; os.rmdir(os.getcwd()); from flytekitplugins_safedist.pod.start import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "--", "pyflyte-execute"],
         cwd=pod.cwd,
@@ -525,7 +506,7 @@ def test_nothing_is_imported_before_the_rank_server_is_started():
     """It has the most to import, so it is first."""
     program = """
 import subprocess, sys
-from flytekitplugins_safedist.container import start
+from flytekitplugins_safedist.pod import start
 class Popen:
     def __init__(self, *_, **__):
         ours = sorted(name for name in sys.modules if name.startswith("flytekitplugins_safedist."))

@@ -18,7 +18,7 @@ from tests.harness.registered import registered
 from tests.harness.tarballs import project
 
 JOBS = Path(__file__).parents[1] / "jobs"
-COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.container.start import main; main()"]
+COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.pod.start import main; main()"]
 
 
 def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:

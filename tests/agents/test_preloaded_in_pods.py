@@ -41,7 +41,7 @@ def in_a_pod(task: str, directory: Path, **further: str) -> tuple[dict[str, Any]
     (container,) = getattr(job_preloaded, task).get_k8s_pod(SETTINGS).pod_spec["containers"]
     registered = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     registered.pop(envvars.SCRATCH_ROOT, None)  # a volume of the pod's
-    program = "from flytekitplugins_safedist.container.start import main; main()"
+    program = "from flytekitplugins_safedist.pod.start import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "--", *command],
         cwd=directory,

@@ -306,7 +306,7 @@ def test_a_destination_below_what_one_may_not_enter_is_one_error(place, actors, 
 AS_NOBODY = f"""
 import os, sys
 import fsspec.implementations.local  # before: they may lie where that user cannot read
-from flytekitplugins_safedist.container import entrypoint, task_command
+from flytekitplugins_safedist.pod import entrypoint, task_command
 from flytekitplugins_safedist.pod import staging
 os.setgroups([])
 os.setgid({NOBODY})

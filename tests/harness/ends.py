@@ -47,7 +47,8 @@ BEGINS = {
     "SYSTEM:Storage": (
         RANK_1 + "raised FlyteUploadD",
         RANK_0 + "raised StorageError:",
-        "the task's inputs cannot be fetched from /nowhere/inputs.pb: ",
+        "the task's inputs cannot be fetched from /nowhere/inputs.pb (seen: ",
+        "The store refused access to the task's code archive [uri=",
         f"node 1 ({HOST}) cannot begin: ",
     ),
     "SYSTEM:RanksNotStarted": (

@@ -19,7 +19,7 @@ RESOLVER = ["--resolver", "flytekit.core.python_auto_container.default_task_reso
 
 PROGRAM = """
 from flytekitplugins_safedist import termination
-from flytekitplugins_safedist.container import start
+from flytekitplugins_safedist.pod import start
 termination.PATH = {message!r}
 start.main()
 """

@@ -63,7 +63,7 @@ class Walker:
 def main(arguments: list[str]) -> None:
     walker = Walker(int(arguments[0]))
     from flytekitplugins_safedist import stopping
-    from flytekitplugins_safedist.container import start
+    from flytekitplugins_safedist.pod import start
 
     stopping.listen()  # as start.main does, before anything else
     sys.addaudithook(walker.look)

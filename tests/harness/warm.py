@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
-from flytekitplugins_safedist.container import entrypoint
 from flytekitplugins_safedist.job import prepare
+from flytekitplugins_safedist.pod import entrypoint
 from flytekitplugins_safedist.rank_server.launch import Launched
 from flytekitplugins_safedist.rank_server.libraries import Libraries
 from flytekitplugins_safedist.rank_server.server import ForkServer
@@ -45,7 +45,7 @@ LIBRARIES = (
     "flytekit",
     "flytekit.bin.entrypoint",
     "flytekitplugins_safedist.plugin.task",
-    "flytekitplugins_safedist.container.job_task",
+    "flytekitplugins_safedist.pod.job_task",
     "torch._dynamo",
 )
 MODULES = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
@@ -260,7 +260,9 @@ def _pyflyte_execute(module: str, name: str, files: Path, further: list[str], la
     arguments = ["--inputs", str(inputs), "--output-prefix", str(files / "outputs")]
     arguments += ["--raw-output-data-prefix", str(files / "raw"), "--resolver", resolver, *further, "--"]
     command = ["--", "pyflyte-execute", *arguments, "task-module", module, "task-name", name]
-    entrypoint.main(command, launched=launched)
+    code = os.environ.get("TEST_CODE")  # the address of an archive to be fetched first
+    own = ["--additional-distribution", code, "--dest-dir", str(files / "code")] if code else []
+    entrypoint.main([*own, *command], launched=launched)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ STATE = {
 """Modules that hold state, and why; every other one is the same after a call as before it."""
 
 ENVIRONMENT = {
-    "container.entrypoint": "where code lies and temporary files go, for the task's command",
-    "container.task_command": "takes out what Flyte says to this command alone",
+    "pod.entrypoint": "where code lies, for the task's command",
+    "pod.scratch": "where temporary files go, for the task's command",
+    "pod.task_command": "takes out what Flyte says to this command alone",
     "rank.fork": "takes out what a library sets that this package imports",
     "rank.main": "a rank's whole environment, before anything of the user's runs",
     "rank_server.libraries": "what libraries read as they are imported for all ranks; put back",

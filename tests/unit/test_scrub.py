@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.flyte.storage_errors import one_line
 from flytekitplugins_safedist.scrub import scrubber
+from flytekitplugins_safedist.store.errors import one_line
 from flytekitplugins_safedist.texts import public
 
 ENVIRONMENT = {

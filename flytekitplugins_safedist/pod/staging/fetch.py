@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CodeNotFoundError, MissingDependencyError, SafedistError, StagingError
-from ...flyte.patience import Patience, Request, in_thread
-from ...flyte.storage_errors import Outlook, decisive, judge, one_line
+from ...store.errors import Outlook, decisive, judge, one_line
+from ...store.patience import Patience, Request, in_thread
 from ...texts import how_far
 
 _VALIDATORS = {

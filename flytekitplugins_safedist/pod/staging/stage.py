@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...errors import ArchiveError, FsError, PathBlockedError, SafedistError
-from ...flyte.patience import Patience
 from ...fs import ensure_dir
+from ...store.patience import Patience
 from ...texts import public
 from . import points
 from .disk import disk_failed

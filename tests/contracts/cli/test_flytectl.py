@@ -143,7 +143,7 @@ def run(
     }
     for name in ("home", "scratch"):
         (root / name).mkdir()
-    program = "from flytekitplugins_safedist.container.start import main; main()"  # the console script, by its module
+    program = "from flytekitplugins_safedist.pod.start import main; main()"  # the console script, by its module
     return subprocess.run(
         [sys.executable, "-c", program, *(filled.get(one, one) for one in container["args"][1:])],
         env={

@@ -48,7 +48,7 @@ def test_the_command_of_the_shown_pod_uploads_the_output(
 
     pod = executed(job_manifest(template), files)
     container = pod["spec"]["containers"][0]
-    program = "from flytekitplugins_safedist.container.start import main; main()"  # the console script, by its module
+    program = "from flytekitplugins_safedist.pod.start import main; main()"  # the console script, by its module
     # what the kubelet would fill in (the pod's limits) is not known here, as without a limit
     variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     done = subprocess.run(

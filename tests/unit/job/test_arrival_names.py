@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from flytekitplugins_safedist import Timeouts, lastwords, texts
-from flytekitplugins_safedist.flyte.task_context import IN_POD
 from flytekitplugins_safedist.job import arrival
 from flytekitplugins_safedist.job.arrival import run_id
+from flytekitplugins_safedist.rank.task_context import IN_POD
 from tests.unit.rank.test_order import SNAPSHOT
 
 

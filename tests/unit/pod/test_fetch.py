@@ -19,10 +19,10 @@ from flytekit.core.data_persistence import FileAccessProvider
 from fsspec.implementations.local import LocalFileSystem
 
 from flytekitplugins_safedist.errors import CodeNotFoundError, MissingDependencyError, StagingError
-from flytekitplugins_safedist.flyte import patience
-from flytekitplugins_safedist.flyte.storage_errors import Outlook, judge
 from flytekitplugins_safedist.pod.staging import Options, points, stage
 from flytekitplugins_safedist.pod.staging.fetch import Download
+from flytekitplugins_safedist.store import patience
+from flytekitplugins_safedist.store.errors import Outlook, judge
 from tests.harness.objectstore import ObjectStore
 from tests.harness.tarballs import project
 

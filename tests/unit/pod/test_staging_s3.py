@@ -65,7 +65,7 @@ def test_a_task_runs_from_s3_to_s3(tmp_path, s3):
     }
     (tmp_path / "workdir").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", "from flytekitplugins_safedist.container.start import main; main()", *arguments],
+        [sys.executable, "-c", "from flytekitplugins_safedist.pod.start import main; main()", *arguments],
         cwd=tmp_path / "workdir",
         env=environment,
         capture_output=True,

@@ -19,11 +19,11 @@ from flytekit.core.data_persistence import FileAccessProvider
 
 from flytekitplugins_safedist import lastwords
 from flytekitplugins_safedist.errors import StorageError
-from flytekitplugins_safedist.flyte import patience, transfers
-from flytekitplugins_safedist.flyte.transfers import Transfers, patience_of
-from flytekitplugins_safedist.pod.store import verdict
-from flytekitplugins_safedist.pod.store.error_document import SystemFailure, document
-from flytekitplugins_safedist.pod.store.verdict import Verdicts, is_there, warning_of
+from flytekitplugins_safedist.job.verdict import Kind, Origin, Verdict
+from flytekitplugins_safedist.pod import verdict
+from flytekitplugins_safedist.pod.verdict import Verdicts, document, is_there, warning_of
+from flytekitplugins_safedist.store import patience, transfers
+from flytekitplugins_safedist.store.transfers import Transfers, patience_of
 from tests.harness.objectstore import ObjectStore
 
 PASSES = ConnectionRefusedError("the store is away")
@@ -271,7 +271,7 @@ def test_a_pod_that_is_alone_uploads_as_flytekit_does(prefix: Path) -> None:
 
 KILLED_WHILE_IT_WRITES = """
 import resource, signal, sys
-from flytekitplugins_safedist.pod.store.verdict import Verdicts
+from flytekitplugins_safedist.pod.verdict import Verdicts
 outputs, engine, sandbox = sys.argv[1:]
 verdicts = Verdicts()
 verdicts.prefix, verdicts.is_shared = outputs, True
@@ -353,8 +353,7 @@ def test_flytekits_entrypoint_makes_its_provider_by_the_name_that_is_replaced() 
 def test_what_would_move_a_terminals_cursor_is_spelled_out_wherever_the_error_is_read() -> None:
     said = "the store says:\n\tno \x1b[2J\r\x07, of caf\udce9"
     shown = "the store says:\n\tno \\x1b[2J\\x0d\\x07, of caf\\udce9"
-    failure = SystemFailure("SYSTEM:\x1bStorage", said, 1)
-    assert document(failure).error.message == shown
-    assert document(failure).error.code == "SYSTEM:\\x1bStorage"
+    error = document(Verdict(Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:\x1bStorage", StorageError(said), 1)).error
+    assert (error.message, error.code) == (shown, "SYSTEM:\\x1bStorage")
     lastwords.keep(said.replace("\n\t", " "))
     assert lastwords.take() == lastwords.FAILED + shown.replace("\n\t", " ")

@@ -15,11 +15,11 @@ from flytekit.models.literals import LiteralMap
 from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist.errors import PayloadError
-from flytekitplugins_safedist.flyte import task_context
-from flytekitplugins_safedist.flyte.transfers import Transfers
 from flytekitplugins_safedist.plugin.task import SafeTorch
 from flytekitplugins_safedist.rank import literals as moved
+from flytekitplugins_safedist.rank import task_context
 from flytekitplugins_safedist.rank.places import RankFiles
+from flytekitplugins_safedist.store.transfers import Transfers
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ..errors import SafedistError
-from .storage_errors import Retry, decisive, one_line
+from .errors import Retry, decisive, one_line
 
 logger = logging.getLogger(__name__)
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
+
+logger = logging.getLogger(__name__)
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """An interpreter ignores these (Python/pylifecycle.c: init_signals), and what is ignored stays so across exec."""
+
+
+EXIT_USAGE = 2
+"""Where it cannot be run: Flyte takes one of the task's ``retries``."""
+
+
+def run(command: Sequence[str]) -> int:
+    """Run the command in the place of this process, or, where that is a container's first one, below it; its exit
+    code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        if os.getpid() == 1:
+            return run_as_init(command)
+        take_place(command)
+    except OSError as error:
+        logger.error(f"cannot run {command[0]}: {error.strerror}")
+        return EXIT_USAGE
 
 
 def take_place(command: Sequence[str]) -> NoReturn:

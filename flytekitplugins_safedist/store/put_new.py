@@ -14,7 +14,7 @@ from typing import Any
 
 from ..fs.atomic import aside, atomic_write, fsync_dir
 from ..texts import chain
-from .storage_errors import codes, one_line
+from .errors import codes, one_line
 
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What link(2) says where there are no hard links, or not enough of them."""

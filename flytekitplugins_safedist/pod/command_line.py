@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CodeNotFoundError, StagingError
-
-_WITH_VALUE = ("--additional-distribution", "--dest-dir")
+from ..errors import StagingError
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def parse(arguments: list[str]) -> Invocation:
     """Take the command line apart.
 
     Raises:
-        CodeNotFoundError: placeholders that registration was to fill in are still there.
+        StagingError: the destination cannot be told from its name.
         SystemExit: the usage is wrong (argparse says how).
     """
     parser = argparse.ArgumentParser(
@@ -45,17 +43,13 @@ def parse(arguments: list[str]) -> Invocation:
     )
     parser.add_argument("--additional-distribution", metavar="URI", help="the code archive of fast registration")
     parser.add_argument("--dest-dir", metavar="DIR", help="where its files go (default: the working directory)")
-    own, command = _split(arguments)
-    parsed = parser.parse_args(own)
+    # From the first ``--`` on, or from the first word that is no option of ours: click, which the stock command uses,
+    # takes both.
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parsed = parser.parse_args(arguments)
+    command = parsed.command[parsed.command[:1] == ["--"] :]
     if not command or not command[0]:
         parser.error("no command is given after --")
-    for value in (parsed.additional_distribution, parsed.dest_dir):
-        if value is not None and value.startswith("{{"):
-            raise CodeNotFoundError(
-                "The task was registered with a placeholder in the place of its code archive",
-                where={"argument": value},
-                hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
-            )
     dest = _absolute(parsed.dest_dir or ".")
     dest_argument = parsed.dest_dir or str(dest)
     return Invocation(
@@ -80,20 +74,14 @@ def _absolute(path: str) -> Path:
         ) from error
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """At the first ``--``, or at the first word that is no option of ours: click, which the stock command uses, takes
-    both."""
-    value = False
-    for at, argument in enumerate(arguments):
-        if value:
-            value = False
-        elif argument == "--":
-            return arguments[:at], arguments[at + 1 :]
-        elif not argument.startswith("-"):
-            return arguments[:at], arguments[at:]
-        else:
-            value = argument in _WITH_VALUE
-    return arguments, []
+def program_of(command: Sequence[str]) -> str:
+    """The program that a command runs, without its directory."""
+    return os.path.basename(command[0])  # noqa: PTH119
+
+
+def is_flytekits(command: Sequence[str]) -> bool:
+    """Whether the command is one of flytekit's for a task, which runs in this process."""
+    return program_of(command) in ("pyflyte-execute", "pyflyte-map-execute")
 
 
 def resolver_of(command: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:

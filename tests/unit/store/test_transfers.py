@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
-from flytekitplugins_safedist.flyte import transfers
-from flytekitplugins_safedist.flyte.transfers import Transfer, Transfers
+from flytekitplugins_safedist.store import transfers
+from flytekitplugins_safedist.store.transfers import Transfer, Transfers
 from flytekitplugins_safedist.texts import public
 from tests.harness.moto_s3 import BUCKET, S3
 

@@ -1,4 +1,4 @@
-"""The upload of an attempt's verdict: its outputs, or its one error.
+"""The upload of an attempt's verdict, its outputs or its one error, and the exit status that it gives.
 
 Several pods may upload one (node 0, cut off from the others, and those who gave it up): the first stays, nothing goes
 over an ``outputs.pb`` or ``error.pb`` that is there. And it is the last thing that is there: whoever finds it finds all
@@ -10,16 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...flyte import task_context
-from ...flyte.patience import Patience, Request, in_thread
-from ...flyte.put_new import NoConditionError, path_of, put_new
-from ...flyte.transfers import LONGEST_SECONDS, Transfers
+from .. import lastwords, stopping
+from ..compat import flytekit as flytekit_inside
+from ..errors import SafedistError
+from ..job.verdict import Kind, Origin, Verdict
+from ..rank import task_context
+from ..store.errors import Outlook, judge, one_line
+from ..store.patience import Patience, Request, in_thread
+from ..store.put_new import NoConditionError, path_of, put_new
+from ..store.transfers import LONGEST_SECONDS, Transfers
+from ..texts import encodable
 
 if TYPE_CHECKING:
+    from flyteidl.core.errors_pb2 import ErrorDocument
     from flytekit.core.data_persistence import FileAccessProvider
     from fsspec.callbacks import Callback
 
@@ -36,6 +44,73 @@ ANSWER_SECONDS = 60.0
 USUAL_LIMIT = 2 * 1024**2
 """Bytes of ``outputs.pb`` that Flyte's propeller reads where nothing else is configured
 (``storage.limits.maxDownloadMBs`` and ``propeller.max-output-size-bytes``, which no pod sees; its charts set 10 MB)."""
+
+
+class Decided(SystemExit):
+    """Leaves a task whose attempt has ended with an error that flytekit could not tell: it knows one way to say
+    ``origin SYSTEM``, an exception of its own from outside the task's function. Not an ``Exception``, which flytekit
+    would call the user's.
+
+    Where nobody takes it (a command of the user's own around ``pyflyte-execute``) the process ends non-zero, and
+    nothing is uploaded.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(stopping.EXIT_FAILED if verdict.kind is Kind.NON_RECOVERABLE else stopping.EXIT_UNDECIDED)
+        self.verdict = verdict
+
+
+def on(error: SafedistError) -> Verdict:
+    """The verdict on what ends an attempt outside its task: the platform's, or one that every start would meet."""
+    kind, origin = (Kind.RECOVERABLE, Origin.SYSTEM) if error.platforms else (Kind.NON_RECOVERABLE, Origin.USER)
+    return Verdict(kind, origin, error.error_code, error, time.time_ns())
+
+
+def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
+    """End the attempt with this error, where it has no verdict yet; the exit status then. From here on nothing else is
+    to come of this process.
+
+    Args:
+        verdict: what is uploaded.
+        access: the way to the store, of :meth:`Verdicts.access`, which tries again where that may help.
+        prefix: the directory of the attempt's outputs.
+    """
+    from flytekit.core.constants import ERROR_FILE_NAME
+
+    stopping.finish()
+    lastwords.keep(str(verdict.error))
+    text = document(verdict, flytekit_inside.worker_name()).SerializeToString()
+    try:
+        with tempfile.TemporaryDirectory(prefix="safedist-error-") as directory:
+            (Path(directory) / ERROR_FILE_NAME).write_bytes(text)
+            access.put_data(directory, prefix, is_multipart=True)
+    except Exception as trouble:  # whatever the store's client raises
+        logger.error(f"the verdict cannot be uploaded: {one_line(trouble)}")
+        # What the image lacks for this store no start has.
+        return stopping.EXIT_FAILED if judge(trouble) is Outlook.UNSUPPORTED else stopping.EXIT_UNDECIDED
+    stopping.decided(0)
+    return 0
+
+
+def document(verdict: Verdict, worker: str = "") -> ErrorDocument:
+    """As Flyte reads it. Pure.
+
+    Args:
+        verdict: what to say.
+        worker: the name of this pod, where the backend gave it one.
+    """
+    from flyteidl.core import errors_pb2, execution_pb2
+
+    kinds, origins = errors_pb2.ContainerError, execution_pb2.ExecutionError
+    error = errors_pb2.ContainerError(
+        code=encodable(verdict.code),
+        message=encodable(str(verdict.error)),
+        kind=kinds.RECOVERABLE if verdict.kind is Kind.RECOVERABLE else kinds.NON_RECOVERABLE,
+        origin=origins.SYSTEM if verdict.origin is Origin.SYSTEM else origins.USER,
+        worker=worker,
+    )
+    error.timestamp.FromNanoseconds(verdict.time_ns)
+    return errors_pb2.ErrorDocument(error=error)
 
 
 class Verdicts(Transfers):

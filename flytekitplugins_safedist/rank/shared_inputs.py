@@ -25,12 +25,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import PayloadError
 from ..fs.atomic import discard
+from ..store.patience import in_thread
+from ..store.transfers import LONGEST_SECONDS, Transfer, Transfers
 from ..texts import human, public
-from .patience import in_thread
+
+if TYPE_CHECKING:
+    from fsspec.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +111,41 @@ class SharedInputs:
         seconds = time.monotonic() - began
         what = f"{public(address)}, {files} file{'s' * (files != 1)}, {human(size)}"
         logger.info(f"{what}, fetched in {seconds:.1f} s for all ranks of this node")
+
+
+class RankTransfers(Transfers):
+    """How a rank moves data to and from the store.
+
+    Args:
+        seconds, tells: as of all.
+        inputs: what the ranks of the node share; None: each downloads for itself.
+
+    Attributes:
+        inputs: see there.
+    """
+
+    def __init__(
+        self, seconds: float = LONGEST_SECONDS, *, tells: bool = True, inputs: SharedInputs | None = None
+    ) -> None:
+        super().__init__(seconds, tells=tells)
+        self.inputs = inputs
+
+    async def download(
+        self, address: str, to: str, once: Callable[[str, Callback], Awaitable[Any]], *, is_directory: bool
+    ) -> Any:
+        """As every download; an input may be what another rank of the node has downloaded.
+
+        Args:
+            address: what is downloaded.
+            to: where.
+            once: downloads it to a path, and tells how far it is.
+            is_directory: whether it is one, and not a file.
+        """
+        if self.inputs is None or not self.inputs.has(to):
+            return await super().download(address, to, once, is_directory=is_directory)
+        transfer = Transfer(f"download of {public(address)}")  # whichever rank it is, it is the only one that knows
+        await self.inputs.bring(address, to, lambda path: once(path, transfer), is_directory=is_directory)
+        return to
 
 
 def _publish(draft: Path, entry: Path) -> None:

@@ -1,12 +1,11 @@
-"""The command behind ``--``: flytekit's in this very process, every other in a process of its own kind."""
+"""flytekit's command for a task, in this very process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -16,50 +15,47 @@ from .. import envvars, lastwords, stopping, topology
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError
-from ..flyte.patience import Patience, Request, in_thread
-from ..flyte.storage_errors import decisive, one_line
-from ..pod.store import error_document
 from ..rank.task import source_by
+from ..store.errors import decisive, one_line
+from ..store.patience import Patience, Request, in_thread
+from ..store.transfers import LONGEST_SECONDS, patience_of
 from ..texts import public
-from . import other_command
-from .invocation import resolver_of, without_users_resolver
+from . import verdict
+from .command_line import program_of, resolver_of, without_users_resolver
 
 if TYPE_CHECKING:
+    from flytekit.core.data_persistence import FileAccessProvider
+
     from ..config.registered import Registered
     from ..rank.order import TaskSource
     from ..rank_server.client import RankServer
-
-if TYPE_CHECKING:
-    from ..pod.store.verdict import Verdicts
+    from .verdict import Verdicts
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-"""Exit codes of the user's own failures where nothing can be uploaded: Flyte takes one of the task's ``retries``."""
-
-IN_PROCESS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
-"""Commands whose click command of flytekit.bin.entrypoint runs in this process."""
+_FUNCTIONS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
+"""The click commands of flytekit.bin.entrypoint."""
 
 
-def is_flytekits(command: Sequence[str]) -> bool:
-    """Whether the command is run in this process."""
-    return os.path.basename(command[0]) in IN_PROCESS  # noqa: PTH119
-
-
-def execute_and_leave(command: list[str], registered: Registered | None, server: RankServer | None) -> int:
+def execute_and_leave(
+    command: list[str], registered: Registered | None, server: RankServer | None, trouble: SafedistError | None
+) -> int:
     """Run the task; if this is node 0 of several, let the others leave when the upload is done, or is not to come.
 
     Args:
-        command: whose click command of flytekit runs in this process; another one takes this process's place.
+        command: flytekit's.
         registered: the job that the task is; None for a task that is none of ours.
         server: of the job.
+        trouble: what keeps this pod from beginning: the attempt is to end with it, once.
+
+    Returns:
+        The exit code.
     """
     from ..job import ending
 
     uploaded = False
     try:
-        code = execute(command, registered, server)
+        code = _execute(command, registered, server, trouble)
         uploaded = code == 0
         if uploaded:
             stopping.decided(code)
@@ -68,15 +64,9 @@ def execute_and_leave(command: list[str], registered: Registered | None, server:
         ending.leave(uploaded=uploaded)
 
 
-def execute(command: list[str], registered: Registered | None = None, server: RankServer | None = None) -> int:
-    """Run the task; see :func:`execute_and_leave`.
-
-    Returns:
-        The exit code. After the upload: flytekit returns only then.
-    """
-    function = IN_PROCESS.get(os.path.basename(command[0]))  # noqa: PTH119
-    if function is None:
-        return _replace_process(command)
+def _execute(
+    command: list[str], registered: Registered | None, server: RankServer | None, trouble: SafedistError | None
+) -> int:
     import click
     from flytekit.bin import entrypoint as flytekit_entrypoint
 
@@ -85,25 +75,24 @@ def execute(command: list[str], registered: Registered | None = None, server: Ra
             "%s is not followed: a pod whose verdict is uploaded exits 0, and only then is it read",
             envvars.FLYTE_FAIL_ON_ERROR,
         )
-    sys.argv = list(command)
-    from ..flyte.transfers import LONGEST_SECONDS, patience_of  # and fsspec, for which no fork waits
-    from ..pod.store.verdict import Verdicts
-
-    verdicts = Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
-    dispatch, given = partial(_stoppable, verdicts), command
-    resolver = resolver_of(command)
+    sys.argv, function = list(command), _FUNCTIONS[program_of(command)]
+    verdicts = verdict.Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
+    job, given, resolver = None, command, resolver_of(command)
     if registered is not None and server is not None and resolver is not None:
         source = source_by(*resolver, mapped=function == "map_execute_task_cmd")
-        dispatch = partial(_stoppable, verdicts, job=partial(_job_task, source, registered, server))
-        given = without_users_resolver(command)
-    flytekit_inside.adapt_entrypoint(access=verdicts.access(), traceback=cause_first, dispatch=dispatch)
+        job, given = partial(_job_task, source, registered, server), without_users_resolver(command)
+    flytekit_inside.adapt_entrypoint(
+        access=verdicts.access(),
+        traceback=cause_first,
+        dispatch=partial(_around, verdicts=verdicts, trouble=trouble, job=job),
+    )
     try:
         getattr(flytekit_entrypoint, function).main(args=given[1:], prog_name=command[0], standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except click.exceptions.Abort:
-        return EXIT_FAILED
+        return stopping.EXIT_FAILED
     if stopping.stop_requested():  # and somebody swallowed it
         stopping.end()
     return 0
@@ -136,15 +125,19 @@ def _job_task(source: TaskSource, registered: Registered, server: RankServer, ct
     return JobTask(ctx, source, registered, server)
 
 
-def _stoppable(
-    verdicts: Verdicts, dispatch: Callable[..., None], job: Callable[[Any], Any] | None = None
+def _around(
+    dispatch: Callable[..., None],
+    verdicts: Verdicts,
+    trouble: SafedistError | None,
+    job: Callable[[Any], Any] | None,
 ) -> Callable[..., None]:
     """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while a task is loaded, and unwinds the task
-    itself. Where the platform has ended the attempt, that is what is uploaded.
+    itself. Where something else than the task has ended the attempt, that is what is uploaded.
 
     Args:
-        verdicts: are uploaded by it.
         dispatch: flytekit's own.
+        verdicts: are uploaded by it.
+        trouble: what keeps this pod from beginning.
         job: makes what stands for the task, from flytekit's context; None: the task itself is loaded here.
     """
 
@@ -163,62 +156,67 @@ def _stoppable(
 
             try:
                 with stopping.unwinding():
-                    inputs = _fetched(inputs_path, ctx)
+                    inputs = _inputs(inputs_path, ctx, verdicts, trouble)
                 # flytekit would look for a mapped task's types in another place than ours has them.
                 dispatch(ctx, load, inputs, output_prefix, **(options if job is None else {}))
-            except error_document.Decided as ended:
-                failure = ended.failure
+            except verdict.Decided as ended:
+                end = ended.verdict
             except stopping.StopRequested:
-                if not topology.is_alone(os.environ):
+                if verdicts.is_shared:
                     raise
-                failure = _stopped()
+                what = "this pod was told to stop by SIGTERM; no rank was running. Nothing is wrong with the task"
+                end = verdict.on(JobInterruptedError(what))
             else:
                 return
-            stopping.finish()
-            error_document.upload(failure, ctx.file_access, output_prefix)
+            code = verdict.end_with(end, ctx.file_access, output_prefix)
+            if code:
+                raise SystemExit(code)
 
     return dispatch_execute
 
 
-def _stopped() -> error_document.SystemFailure:
-    """The verdict on a pod that nobody replaces, told to stop where it has no ranks."""
-    text = "this pod was told to stop by SIGTERM; no rank was running. Nothing is wrong with the task"
-    return error_document.SystemFailure(JobInterruptedError.platforms, text, time.time_ns())
-
-
-def _fetched(inputs_path: str, ctx: Any) -> str:
-    """The task's inputs, fetched: where that fails, flytekit would upload its own error, on every node.
+def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError | None) -> str:
+    """The task's inputs, fetched, where there is still something to do, and this pod can.
 
     Raises:
-        Decided: they cannot be fetched, and it is this node that uploads it.
-        SystemExit: the same, and another node has (code 0), or nobody (code 1).
+        Decided: it cannot, and it is this node that uploads that.
+        SystemExit: there is nothing to do, or another node has uploaded it (code 0); or nobody has, and this pod is to
+            be started again.
     """
-    from flytekit.exceptions.system import FlyteDownloadDataException
+    from ..job import arrival, comeback
 
-    from ..job import arrival
+    def is_over() -> bool:
+        return verdict.is_there(str(verdicts.prefix), ctx.file_access)
 
-    directory = ctx.execution_state.working_dir
+    if verdicts.is_shared and comeback.is_decided(is_over, logger.info):
+        logger.info(comeback.LEAVES)
+        stopping.decided(0)
+        raise SystemExit(0)
+    try:
+        if trouble is not None:
+            raise trouble
+        return _fetched(address, ctx.file_access, ctx.execution_state.working_dir)
+    except SafedistError as error:
+        # flytekit would upload its own error, on every node. A node that waits for the others to tell them finds out
+        # when one of them has uploaded what they all meet.
+        with comeback.leaving_when_decided(is_over, logger.info, begun=bool):
+            arrival.of_no_task(error, os.environ)
+        raise verdict.Decided(verdict.on(error)) from error
+
+
+def _fetched(address: str, access: FileAccessProvider, directory: str) -> str:
+    """A file of the task's inputs.
+
+    Raises:
+        StorageError: they cannot be fetched.
+    """
 
     def fetch(attempt: int) -> Future[str]:
         here = os.path.join(directory, f"fetched-inputs-{attempt}.pb")  # noqa: PTH118
-        return in_thread(lambda: (ctx.file_access.get_data(inputs_path, here), here)[1])
+        return in_thread(lambda: (access.get_data(address, here), here)[1])
 
     try:
-        return Request(Patience(f"the task's inputs, {public(inputs_path)}"), fetch).result()
+        return Request(Patience(f"the task's inputs, {public(address)}"), fetch).result()
     except Exception as error:  # whatever the store's client raises
-        text = f"the task's inputs cannot be fetched from {public(inputs_path)}: {one_line(decisive(error))}"
-        failure = error_document.SystemFailure(StorageError.platforms, text, time.time_ns())
-        arrival.of_no_task(FlyteDownloadDataException(text), os.environ)
-        raise error_document.Decided(failure) from error
-
-
-def _replace_process(command: list[str]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        if os.getpid() == 1:
-            return other_command.run_as_init(command)
-        other_command.take_place(command)
-    except OSError as error:
-        logger.error(f"cannot run {command[0]}: {error.strerror}")
-        return EXIT_USAGE
+        what = f"the task's inputs cannot be fetched from {public(address)}"
+        raise StorageError(what, seen=one_line(decisive(error))) from error

@@ -15,7 +15,7 @@ from tests.harness.procs import ignored_signals
 INIT = """
 import sys
 from flytekitplugins_safedist.rank_server import cleanup
-from flytekitplugins_safedist.container import other_command
+from flytekitplugins_safedist.pod import other_command
 cleanup.adopt_orphans()  # as the kernel does it for a container's first process
 sys.exit(other_command.run_as_init(sys.argv[1:]))
 """
@@ -40,7 +40,7 @@ def test_no_signal_is_ignored_in_the_command(way):
     program = f"""
 import sys
 from flytekitplugins_safedist import stopping
-from flytekitplugins_safedist.container import other_command
+from flytekitplugins_safedist.pod import other_command
 stopping.listen()
 sys.exit({way}(sys.argv[1:]))
 """
@@ -86,7 +86,7 @@ def test_a_command_that_does_not_exist_is_an_error_of_the_system():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_containers_first_process_stays_for_the_orphans_and_any_other_becomes_the_command(first):
     needs.root("make a process namespace")
-    program = "from flytekitplugins_safedist.container.start import main; main()"
+    program = "from flytekitplugins_safedist.pod.start import main; main()"
     here = ["unshare", "--pid", "--fork", "--"] if first else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [*here, sys.executable, "-c", program, "--", "sh", "-c", "echo $$ $PPID"]

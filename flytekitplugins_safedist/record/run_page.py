@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..compat import flytekit as flytekit_inside
 from ..fs.atomic import atomic_write
-from .put_new import path_of
+from ..store.put_new import path_of
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider

@@ -1,5 +1,4 @@
-"""flytekit's way to the store: uploads are tried again, a long transfer says how far it is, and the ranks of a node
-download an input of the task once for all of them.
+"""flytekit's way to the store: uploads are tried again, and a long transfer says how far it is.
 
 flytekit tries once. After hours of training that is too little: what is to be uploaded is still on this node's disk,
 whole, and putting it again overwrites what a broken try left.
@@ -18,9 +17,8 @@ from fsspec.callbacks import Callback
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from ..texts import how_far, public
+from .errors import Retry, outlasting
 from .patience import Patience, Request, in_thread
-from .shared_inputs import SharedInputs
-from .storage_errors import Retry, outlasting
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
@@ -51,17 +49,13 @@ class Transfers:
     Args:
         seconds: for which an upload is tried again after its first failure.
         tells: whether it says how far it is. One rank of a node says it for all, which take the same.
-        inputs: what the ranks of the node share; None: each downloads for itself.
 
     Attributes:
         seconds: see there; 0 within :meth:`outlast`.
-        inputs: see there.
     """
 
-    def __init__(
-        self, seconds: float = LONGEST_SECONDS, *, tells: bool = True, inputs: SharedInputs | None = None
-    ) -> None:
-        self.seconds, self.inputs = seconds, inputs
+    def __init__(self, seconds: float = LONGEST_SECONDS, *, tells: bool = True) -> None:
+        self.seconds = seconds
         self._tells = tells
 
     def access(self) -> type[FileAccessProvider]:
@@ -93,7 +87,7 @@ class Transfers:
     async def download(
         self, address: str, to: str, once: Callable[[str, Callback], Awaitable[Any]], *, is_directory: bool
     ) -> Any:
-        """Do *once*, or take what another rank of the node has downloaded.
+        """Do *once*.
 
         Args:
             address: what is downloaded.
@@ -101,11 +95,7 @@ class Transfers:
             once: downloads it to a path, and tells how far it is.
             is_directory: whether it is one, and not a file.
         """
-        if self.inputs is None or not self.inputs.has(to):
-            return await once(to, self._followed("download of", address))
-        transfer = Transfer(f"download of {public(address)}")  # whichever rank it is, it is the only one that knows
-        await self.inputs.bring(address, to, lambda path: once(path, transfer), is_directory=is_directory)
-        return to
+        return await once(to, self._followed("download of", address))
 
     def outlast(self, what: str, action: Callable[[], T]) -> T:
         """What *action* returns, which moves data to or from the store by whatever client: it is done again as a whole

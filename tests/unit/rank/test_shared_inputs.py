@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.errors import PayloadError
-from flytekitplugins_safedist.flyte import shared_inputs
-from flytekitplugins_safedist.flyte.shared_inputs import SharedInputs
+from flytekitplugins_safedist.rank import shared_inputs
+from flytekitplugins_safedist.rank.shared_inputs import SharedInputs
 from tests.harness import needs
 
 Fetch = Callable[[str], Awaitable[Any]]

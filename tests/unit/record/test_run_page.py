@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flytekitplugins_safedist.flyte.run_page import ConsoleDeck
+from flytekitplugins_safedist.record.run_page import ConsoleDeck
 
 
 def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:

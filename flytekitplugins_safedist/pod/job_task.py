@@ -18,16 +18,16 @@ from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import SafedistError
-from ..flyte import run_page
-from ..flyte.storage_errors import one_line
 from ..job import run
 from ..job.prepare import TaskCall
 from ..job.verdict import Origin, Verdict, of_error
 from ..plugin.task import raised_by
-from ..pod.store import error_document
 from ..rank import literals
 from ..rank.order import TaskSource
 from ..rank_server.client import RankServer
+from ..record import run_page
+from ..store.errors import one_line
+from .verdict import Decided
 
 if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
@@ -112,5 +112,4 @@ def _upload_decks(ctx: FlyteContext) -> None:
 def _leave_for_retry(verdict: Verdict, cause: BaseException | None = None) -> NoReturn:
     """The platform's doing: uploaded as such, so that another attempt costs none of the task's retries."""
     run.say(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
-    failure = error_document.SystemFailure(verdict.code, str(verdict.error), verdict.time_ns)
-    raise error_document.Decided(failure) from cause
+    raise Decided(verdict) from cause

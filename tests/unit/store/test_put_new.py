@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.flyte import put_new as module
-from flytekitplugins_safedist.flyte.put_new import NoConditionError, put_new
-from flytekitplugins_safedist.flyte.storage_errors import Outlook, judge
+from flytekitplugins_safedist.store import put_new as module
+from flytekitplugins_safedist.store.errors import Outlook, judge
+from flytekitplugins_safedist.store.put_new import NoConditionError, put_new
 from tests.harness.moto_s3 import BUCKET, S3
 
 

@@ -13,29 +13,26 @@ import logging
 import os
 import sys
 import sysconfig
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
 from ..config.registered import Registered, grace_pinned
-from ..errors import ConfigError, LaunchError, Problem, SafedistError
+from ..errors import CodeNotFoundError, ConfigError, LaunchError, Problem, SafedistError
 from ..rank import backends
 from ..rank_server.client import RankServer
 from ..record.node import EARLIER
 from ..texts import public
-from . import early, readonly
-from .invocation import Invocation, command_line, parse
-from .task_command import EXIT_FAILED, execute_and_leave, is_flytekits
+from . import other_command, scratch
+from .command_line import command_line, is_flytekits, parse
 
 if TYPE_CHECKING:
-    from ..pod.staging import Options
     from ..rank_server.launch import Launched
+    from .staging import Options
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +56,14 @@ def main(arguments: Sequence[str] | None = None, *, launched: Launched | LaunchE
     except SafedistError as error:
         if not stopping.stop_requested():  # else it is what unwinding looked like to somebody
             logger.error(f"{type(error).__name__}: {error}")
-        given = sys.argv[1:] if arguments is None else arguments
-        code = stopping.EXIT_UNDECIDED if stopping.stop_requested() else early.settle(error, given)
+        is_open = stopping.stop_requested() or error.platforms
+        code = stopping.EXIT_UNDECIDED if is_open else stopping.EXIT_FAILED
         termination.say(lastwords.text_of(error))
     except BaseException as error:
         # From flytekit: what a task raises is uploaded there and never comes here, but the upload itself can fail.
         if not stopping.stop_requested():
             _show_infrastructure(error)
-        code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else EXIT_FAILED
+        code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else stopping.EXIT_FAILED
     _say_last_words()
     stopping.leave(code)
 
@@ -87,7 +84,7 @@ def _exit_code(leaving: SystemExit) -> int:
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     print(leaving.code, file=sys.stderr, flush=True)  # noqa: T201
-    return EXIT_FAILED
+    return stopping.EXIT_FAILED
 
 
 def _show_infrastructure(error: BaseException) -> None:
@@ -112,42 +109,74 @@ def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
         server = None if launched is None else own.enter_context(RankServer(launched))
         invocation = parse(arguments)
         stopping.reckon_with(grace_pinned(os.environ))
-        registered = Registered.from_env(os.environ)
-        options = options_from(os.environ, registered)
-        made = readonly.temporary_directory(os.environ, own)
-        if made is not None:  # flytekit and every rank ask for it
-            os.environ[envvars.TMPDIR] = str(made)
-            tempfile.tempdir = None  # asked for again
-        if registered is not None:
-            stopping.leave_within(registered.timeouts.exit)
-        is_task = is_flytekits(invocation.command)
-        if server is not None and not (is_task and registered is not None):
-            server.close()
-        elif server is not None and registered is not None and registered.start_method == "preload":
-            libraries = backends.create(registered.backend).libraries
-            server.take_needed(libraries, backends.inherited(registered, os.environ))
-        placed = with_place(invocation, own) if invocation.distribution is not None else invocation
-        with stopping.unwinding():
-            arrival = arrive(placed, options)
-        if arrival.is_over:
-            stopping.decided(0)
-            return 0
-        if arrival.staged is not None:
-            EARLIER.value = {"staging": arrival.staged}
-            make_importable(placed.dest, invocation.dest)
-        return execute_and_leave(command_line(invocation), registered, server)
+        scratch.have_temporary_files(own)
+        registered = trouble = None
+        try:
+            registered = Registered.from_env(os.environ)
+            _tell(server, registered if is_flytekits(invocation.command) else None)
+            if registered is not None:
+                stopping.leave_within(registered.timeouts.exit)
+            if invocation.distribution is not None:
+                _bring_code(invocation.distribution, invocation.dest, registered, own)
+        except SafedistError as error:
+            if stopping.stop_requested():  # what unwinding looked like to somebody
+                raise
+            trouble = error
+            if is_flytekits(invocation.command):
+                logger.error(f"{type(error).__name__}: {error}")
+        command = command_line(invocation)
+        if is_flytekits(command):
+            from .task_command import execute_and_leave  # and fsspec, for which nobody waits before
+
+            return execute_and_leave(command, registered, server, trouble)
+        if trouble is not None:
+            raise trouble
+        return other_command.run(command)
 
 
-def with_place(invocation: Invocation, own: ExitStack) -> Invocation:
-    """The invocation with a destination that can be written; the task starts there, where it would have started in the
-    other."""
-    dest = readonly.destination(invocation.dest, os.environ, own)
-    if dest == invocation.dest:
-        return invocation
-    logger.info(f"{invocation.dest} cannot be written: the code is in {dest}, and the task starts there")
-    if Path.cwd() == invocation.dest:
-        os.chdir(dest)
-    return replace(invocation, dest=dest)
+def _tell(server: RankServer | None, registered: Registered | None) -> None:
+    """Tell the rank server what the job needs; where there is none, it ends."""
+    if server is None:
+        return
+    if registered is None:
+        server.close()
+    elif registered.start_method == "preload":
+        libraries = backends.create(registered.backend).libraries
+        server.take_needed(libraries, backends.inherited(registered, os.environ))
+
+
+def _bring_code(distribution: str, asked: Path, registered: Registered | None, own: ExitStack) -> None:
+    """Fetch the code, verify, unpack and put it in place; say so in one line.
+
+    Raises:
+        SafedistError: it is not there, whole.
+    """
+    from .staging import stage
+
+    if distribution.startswith("{{"):
+        raise CodeNotFoundError(
+            "The task was registered with a placeholder in the place of its code archive",
+            where={"argument": distribution},
+            hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
+        )
+    options = options_from(os.environ, registered)
+    dest = scratch.place_for_code(asked, own)
+    started = time.monotonic()
+    with stopping.unwinding():
+        code = stage(distribution, dest, options)
+    seconds = time.monotonic() - started
+    how = "fetched" if code.new else "fetched, nothing to change"
+    logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
+    EARLIER.value = {"staging": (started, seconds)}
+    make_importable(dest, asked)
+
+
+_LIMITS: dict[str, tuple[str, type]] = {
+    "max_bytes": (envvars.CODE_MAX_BYTES, int),
+    "max_files": (envvars.CODE_MAX_FILES, int),
+    "max_ratio": (envvars.CODE_MAX_RATIO, float),
+    "deadline": (envvars.CODE_TIMEOUT, float),
+}
 
 
 def options_from(environment: Mapping[str, str], registered: Registered | None = None) -> Options:
@@ -156,59 +185,22 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
     Raises:
         ConfigError: values that are not positive numbers, all of them.
     """
-    from ..pod.staging import Limits, Options
+    from .staging import Limits, Options
 
-    names = {
-        "max_bytes": (envvars.CODE_MAX_BYTES, int),
-        "max_files": (envvars.CODE_MAX_FILES, int),
-        "max_ratio": (envvars.CODE_MAX_RATIO, float),
-        "deadline": (envvars.CODE_TIMEOUT, float),
-    }
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {} if registered is None else {"deadline": registered.timeouts.code}
     problems = []
-    for field, (name, kind) in names.items():
+    for field, (name, kind) in _LIMITS.items():
         if name not in environment:
             continue
+        values[field] = 0
         with suppress(ValueError):
             values[field] = kind(environment[name])
-        if not values.get(field, 0) > 0:
+        if not values[field] > 0:
             problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
     if problems:
         raise ConfigError(problems)
     own = {name: values.pop(name) for name in ("deadline",) if name in values}
-    if registered is not None:
-        own.setdefault("deadline", registered.timeouts.code)
     return Options(limits=Limits(**values), **own)
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """What a pod finds out, or does, before its task.
-
-    Attributes:
-        is_over: the verdict of its attempt is in the store: it comes too late.
-        staged: when staging began, by the monotonic clock, and its seconds; None where there was nothing to stage.
-    """
-
-    is_over: bool = False
-    staged: tuple[float, float] | None = None
-
-
-def arrive(invocation: Invocation, options: Options) -> Arrival:
-    """Look whether there is anything to do; then fetch the code, verify, unpack and put it in place; say so in one
-    line."""
-    if early.is_over(invocation.command, os.environ):
-        return Arrival(is_over=True)
-    if invocation.distribution is None:
-        return Arrival()
-    from ..pod.staging import stage
-
-    started = time.monotonic()
-    code = stage(invocation.distribution, invocation.dest, options)
-    how = "fetched" if code.new else "fetched, nothing to change"
-    seconds = time.monotonic() - started
-    logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
-    return Arrival(staged=(started, seconds))
 
 
 def make_importable(dest: Path, of_image: Path) -> None:

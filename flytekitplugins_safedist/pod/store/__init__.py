@@ -1,1 +1,0 @@
-"""What becomes of an attempt, in the store: outputs, or one error."""
