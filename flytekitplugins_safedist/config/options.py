@@ -296,9 +296,8 @@ class SafeDistributed:
         nproc_per_node: ranks per node; None: one for each GPU that the task requests, else 1.
         max_restarts: how often all ranks may start again together in one Flyte attempt.
         max_replacements: how often nodes may be lost and come back in one Flyte attempt. A node is lost when its pod is
-            drained, preempted, out of memory, or its machine is gone. This budget is separate from
-            ``max_restarts``. Where ``run_policy.backoff_limit`` is not above the default, the default is one less than
-            that limit, since the operator counts some of the same losses.
+            drained, preempted, out of memory, or its machine is gone. ``max_restarts`` do not pay for that. The default
+            is lower under a ``run_policy.backoff_limit`` of 10 or less: one less than that.
         start_method: ``"preload"`` imports libraries once per node and forks ranks; ``"spawn"`` starts interpreters
             (docs/configuration.md#start-methods). With both, each rank imports your own code itself. Where a fork is
             not safe, the ranks are fresh interpreters, and a line of the log says why.
