@@ -75,6 +75,7 @@ def of_readme() -> str:
     """The first of them, one sentence for each field, whose links are those of a page one level up."""
     rows = [re.sub(r"\. .* \|$", " |", row) for row in table(options.SafeDistributed)]
     rows = [re.sub(r"`(\w+\(\)|None)` \| \[`\w+`\](\(#\w+\)): ", r"[`\1`]\2 | ", row) for row in rows]
+    rows = [re.sub(r"(\]\(#.*) \(\[.*\)\) \|$", r"\1 |", row) for row in rows]  # one link is enough
     text = re.sub(r"\]\((\w+\.md)", r"](docs/\1", "\n".join(rows))
     return text.replace("](#", "](docs/configuration.md#")
 

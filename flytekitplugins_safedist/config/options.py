@@ -198,7 +198,7 @@ class Logs:
 
 @dataclass(frozen=True, kw_only=True)
 class Hangs:
-    """When a wait in a collective, or a step, counts as a hang, and what follows.
+    """When a wait or a step counts as a hang, and what follows.
 
     Attributes:
         action: what follows when two looks at all ranks have shown the same hang. ``"restart"``: the job fails as for a
