@@ -232,7 +232,7 @@ def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no
         pytest.param("SIGTERM", marks=pytest.mark.end("a rank is killed from outside", "SYSTEM:SIGTERM")),
         pytest.param(
             "system",
-            marks=pytest.mark.end("storage stays down for a rank, or a node cannot fetch the inputs", "SYSTEM:Storage"),
+            marks=pytest.mark.end("storage stays down for a rank, or a node lacks code or inputs", "SYSTEM:Storage"),
         ),
         pytest.param(
             "EIO", marks=pytest.mark.end("a node's disk or file server fails (EIO, ESTALE)", "SYSTEM:NodeDisk")
